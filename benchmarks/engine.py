@@ -1,0 +1,395 @@
+"""Is Headgate's engine as fast as llama.cpp's own server, and are its gaps smaller?
+
+Both run on the same weights, slots and threads, one at a time and alternately, and are asked over
+HTTP by the same client. README.md beside this file says what each figure means.
+"""
+
+import argparse
+import asyncio
+import datetime
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+from benchmarks.peers import ROOT, Client, Setup, Unusable, bundled_model, child_json, running, servers
+
+import headgate
+
+SHORT, LONG = 40, 1500
+PREFIX, PREFIXED = 900, 1000
+RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
+
+Samples = dict[str, list[float]]
+"""All raw values of a figure, by `server.figure`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    rounds: int
+    repeats: int
+    """Measurements of a figure within a round."""
+    decode_tokens: int
+    figures: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
+# -- prompts --------------------------------------------------------------------------------------
+
+WORDS = """amber anchor autumn basket beacon border bridge candle canyon castle cedar chapel cloud copper
+cotton crystal desert diamond doctor dragon ember engine evening falcon farmer feather forest fountain garden
+glacier granite hammer harbor harvest hunter island jacket journey kettle ladder lantern letter marble market
+meadow mirror mountain needle ocean orchard palace pepper planet rabbit railway river sailor shadow silver
+soldier station summer temple thunder timber tower tunnel valley village walnut winter"""
+
+
+class Prompts:
+    """Exact numbers of token ids of made-up prose. The same seed gives the same prompts, in order; no two
+    begin alike, so nobody's prefix cache helps by accident."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        self._client = client
+        self._rng = random.Random(seed)
+        self._words = WORDS.split()
+
+    async def of(self, tokens: int) -> list[int]:
+        text = " ".join(self._sentence() for _ in range(tokens // 8 + 4))
+        return (await self._client.tokenize(text))[:tokens]
+
+    def _sentence(self) -> str:
+        a, b, c, d = self._rng.sample(self._words, 4)
+        verb = self._rng.choice(("finds", "follows", "leaves", "remembers", "builds", "watches"))
+        return f"{a.capitalize()} {b} {verb} the {c} of the {d}."
+
+
+# -- measurements ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    client: Client
+    prompts: Prompts
+    plan: Plan
+    server: str
+    samples: Samples
+
+    def add(self, figure: str, value: float) -> None:
+        self.samples[f"{self.server}.{figure}"].append(value)
+
+
+async def warm_up(bench: Bench) -> None:
+    await bench.client.complete(await bench.prompts.of(600), 8)
+    prompts = [await bench.prompts.of(SHORT) for _ in range(8)]
+    await asyncio.gather(*(bench.client.complete(prompt, 16) for prompt in prompts))
+
+
+async def measure_gap(bench: Bench) -> None:
+    """A stream is decoding when a long prompt arrives."""
+    short, long = await bench.prompts.of(SHORT), await bench.prompts.of(LONG)
+    decoding = await bench.client.start(short, 3000)  # more than it can say before it is cut
+    await decoding.more(24)
+    arrived = await bench.client.complete(long, 4)
+    await decoding.more(8)
+    stamps = decoding.cut()
+    if stamps[-1] < arrived.stamps[-1]:
+        raise Unusable("the running stream ended before the long prompt was served")
+    gaps = [later - earlier for earlier, later in pairwise(stamps) if later > arrived.sent_at]
+    bench.add("gap_ms", 1e3 * max(gaps))
+    bench.add("beside_ms", 1e3 * arrived.ttft_s)
+    await asyncio.sleep(1)  # for the server to see that the stream was cut
+    if bench.server != "llama":
+        await measure_long(bench)
+
+
+async def measure_long(bench: Bench) -> None:
+    """The long prompt with the server to itself."""
+    alone = await bench.client.complete(await bench.prompts.of(LONG), 4)
+    bench.add("idle_ms", 1e3 * alone.ttft_s)
+
+
+async def measure_decode(bench: Bench, streams: int) -> None:
+    tokens = bench.plan.decode_tokens
+    prompts = [await bench.prompts.of(SHORT) for _ in range(streams)]
+    done = await asyncio.gather(*(bench.client.complete(prompt, tokens) for prompt in prompts))
+    first = min(stream.stamps[0] for stream in done)
+    last = max(stream.stamps[-1] for stream in done)
+    bench.add(f"decode{streams}", (streams * tokens - 1) / (last - first))
+    sent = min(stream.sent_at for stream in done)
+    bench.add(f"total{streams}", streams * tokens / (last - sent))
+    events = sum(len(stream.stamps) for stream in done)
+    bench.add(f"event_tokens{streams}", streams * tokens / events)
+
+
+async def measure_decode1(bench: Bench) -> None:
+    for _ in range(2 * bench.plan.repeats):
+        await measure_decode(bench, 1)
+
+
+async def measure_decode8(bench: Bench) -> None:
+    for _ in range(bench.plan.repeats):
+        await measure_decode(bench, 8)
+
+
+async def measure_overhead(bench: Bench) -> None:
+    """Eight streams, and what the engine counted meanwhile."""
+    before = await step_seconds(bench)
+    await measure_decode8(bench)
+    whole, inside = (b - a for a, b in zip(before, await step_seconds(bench), strict=True))
+    bench.add("step_overhead", (whole - inside) / whole)
+
+
+async def step_seconds(bench: Bench) -> tuple[float, float]:
+    """Seconds in whole steps and inside the model library so far."""
+    _, body = await bench.client.ask("GET", "/metrics")
+    found = dict(re.findall(r"^headgate_engine_(step|run)_seconds_sum (\S+)", body.decode(), re.MULTILINE))
+    if len(found) != 2:
+        raise Unusable("/metrics lacks headgate_engine_step_seconds_sum or headgate_engine_run_seconds_sum")
+    return float(found["step"]), float(found["run"])
+
+
+async def measure_prefix(bench: Bench) -> None:
+    for _ in range(bench.plan.repeats):
+        cold = await bench.prompts.of(PREFIXED)
+        other = await bench.prompts.of(PREFIXED - PREFIX)
+        first = await bench.client.complete(cold, 4)
+        second = await bench.client.complete(cold[:PREFIX] + other, 4)
+        bench.add("cold_ms", 1e3 * first.ttft_s)
+        bench.add("warm_ms", 1e3 * second.ttft_s)
+
+
+Measurement = Callable[[Bench], Awaitable[None]]
+FIGURES: dict[str, Measurement] = {
+    "gap": measure_gap,
+    "decode1": measure_decode1,
+    "decode8": measure_decode8,
+    "prefix": measure_prefix,
+}
+SWAP = "swap"  # on the runner itself, in a child process, not through a server
+MEASURED: dict[str, dict[str, Measurement]] = {
+    "llama": FIGURES,
+    "headgate": FIGURES | {"decode8": measure_overhead},
+    "unchunked": {"gap": measure_long},
+}
+
+# -- the rounds -----------------------------------------------------------------------------------
+
+
+async def measure(plan: Plan, setup: Setup, console: Console) -> Samples:
+    """One server alive at a time, alternately, so that drift of the machine meets both."""
+    samples: Samples = defaultdict(list)
+    for index in range(plan.rounds):
+        for server in plan.servers:
+            console.rule(f"round {index + 1} of {plan.rounds}: {server}", align="left")
+            await measure_server(plan, setup, server, index, samples, console)
+            if server == "headgate" and SWAP in plan.figures:
+                console.print("swap …")
+                await measure_swap(setup, samples)
+            console.print(summary(samples, server), style="dim", highlight=False)
+    return dict(samples)
+
+
+async def measure_server(plan: Plan, setup: Setup, name: str, index: int, samples: Samples, console: Console) -> None:
+    wanted = {figure: run for figure, run in MEASURED[name].items() if figure in plan.figures}
+    if not wanted:
+        return
+    console.print("start and warm-up …")  # lines, not a spinner: its thread would take turns with the stamps
+    async with running(servers(setup)[name]) as client:
+        bench = Bench(client, Prompts(client, seed=index), plan, name, samples)
+        await warm_up(bench)
+        for figure, run in wanted.items():
+            console.print(f"{figure} …")
+            await run(bench)
+
+
+async def measure_swap(setup: Setup, samples: Samples) -> None:
+    flags = ("--model", str(setup.model), "--threads", str(setup.threads))
+    for figure, value in (await child_json("swap", *flags)).items():
+        samples[f"headgate.{figure}"].append(value)
+
+
+def summary(samples: Samples, server: str) -> str:
+    mine = {key.split(".")[1]: values[-1] for key, values in samples.items() if key.startswith(f"{server}.")}
+    return ", ".join(f"{figure} {number(value)}" for figure, value in mine.items())
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    label: str
+    value: str
+    against: str | None
+    """Judged is the ratio of the two medians; without this, the median itself."""
+    sense: Literal["≤", "≥"] = "≤"
+    limit: float | None = None
+    """None: printed, not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    label: str
+    median: float | None
+    against: float | None
+    bound: str
+    passed: bool | None = None
+    """None: no bound, or not measured in this run."""
+
+
+ROWS = (
+    Row("gap beside a 1 500-token prompt, ms, over llama.cpp", "headgate.gap_ms", "llama.gap_ms", "≤", 0.15),
+    Row("the same gap, ms", "headgate.gap_ms", None, "≤", 400),
+    Row("that prompt's TTFT, ms, over unchunked", "headgate.beside_ms", "unchunked.idle_ms", "≤", 2.5),
+    Row("its TTFT on an idle engine, ms, over unchunked", "headgate.idle_ms", "unchunked.idle_ms"),
+    Row("that prompt's TTFT, ms, over llama.cpp", "headgate.beside_ms", "llama.beside_ms"),
+    Row("tokens/s, 1 stream, decode", "headgate.decode1", "llama.decode1", "≥", 0.95),
+    Row("tokens/s, 1 stream, in all", "headgate.total1", "llama.total1", "≥", 0.95),
+    Row("tokens/s, 8 streams, decode", "headgate.decode8", "llama.decode8", "≥", 0.95),
+    Row("tokens/s, 8 streams, in all", "headgate.total8", "llama.total8", "≥", 0.95),
+    Row("tokens per event, 1 stream: above 1, drafts were right", "headgate.event_tokens1", None),
+    Row("our Python's share of a step, 8 streams", "headgate.step_overhead", None, "≤", 0.05),
+    Row("TTFT, 900 of 1 000 tokens seen, ms, over cold", "headgate.warm_ms", "headgate.cold_ms", "≤", 0.25),
+    Row("the same on llama.cpp, ms", "llama.warm_ms", "llama.cold_ms"),
+    Row("swap of 1 000 tokens, ms, over recompute", "headgate.swap_ms", "headgate.recompute_ms"),
+)
+
+
+def judge(row: Row, samples: Samples) -> Verdict:
+    bound = "" if row.limit is None else f"{row.sense} {row.limit:g}{'×' if row.against else ''}"
+    median = statistics.median(samples[row.value]) if row.value in samples else None
+    against = statistics.median(samples[row.against]) if row.against in samples else None
+    if median is None or row.limit is None or (row.against and against is None):
+        return Verdict(row.label, median, against, bound)
+    judged = median / against if against else median
+    passed = judged <= row.limit if row.sense == "≤" else judged >= row.limit
+    return Verdict(row.label, median, against, bound, passed)
+
+
+HEADINGS = ("figure", "median", "against", "ratio", "bound", "verdict")
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    word = {True: "pass", False: "FAIL", None: "–" if verdict.bound else ""}[verdict.passed]
+    ratio = f"{number(verdict.median / verdict.against)}×" if verdict.median and verdict.against else ""
+    return (verdict.label, number(verdict.median), number(verdict.against), ratio, verdict.bound, word)
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
+
+
+def as_table(verdicts: list[Verdict]) -> Table:
+    table = Table(title="Headgate's engine and llama.cpp's server")
+    for index, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if index == 0 else "right")
+    for verdict in verdicts:
+        style = {True: "green", False: "bold red", None: ""}[verdict.passed]
+        table.add_row(*cells(verdict), style=style)
+    return table
+
+
+def as_markdown(verdicts: list[Verdict], facts: dict[str, object]) -> str:
+    lines = ["# Headgate's engine and llama.cpp's server", "", "Written by `benchmarks/engine.py`.", ""]
+    lines += [f"- {name.replace('_', ' ')}: {fact}" for name, fact in facts.items()]
+    lines += ["", "| " + " | ".join(HEADINGS) + " |", "|---" + "|--:" * (len(HEADINGS) - 1) + "|"]
+    lines += ["| " + " | ".join(cells(verdict)) + " |" for verdict in verdicts]
+    return "\n".join(lines) + "\n"
+
+
+def machine(setup: Setup, plan: Plan) -> dict[str, object]:
+    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "xllamacpp": importlib.metadata.version("xllamacpp"),
+        "headgate": headgate.__version__,
+        "model": setup.model.name,
+        "threads": setup.threads,
+        "slots": f"{setup.slots} of {setup.context} tokens",
+        "rounds": plan.rounds,
+    }
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round with fewer tokens")
+    parser.add_argument("--only", choices=(*FIGURES, SWAP), help="measure one figure")
+    parser.add_argument("--server", choices=tuple(MEASURED), help="measure one server")
+    parser.add_argument("--model", type=Path, help="a GGUF; the bundled weights without it")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, help="a JSON file; a whole run is kept in benchmarks/results")
+    return parser.parse_args()
+
+
+async def run(args: argparse.Namespace, console: Console) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that servers end too
+    setup = Setup(model=args.model or bundled_model(), threads=args.threads)
+    plan = Plan(
+        rounds=1 if args.quick else args.rounds,
+        repeats=1 if args.quick else 2,
+        decode_tokens=48 if args.quick else 128,
+        figures=(args.only,) if args.only else (*FIGURES, SWAP),
+        servers=(args.server,) if args.server else tuple(MEASURED),
+    )
+    facts = machine(setup, plan)
+    samples = await measure(plan, setup, console)
+    whole = not (args.quick or args.only or args.server)
+    verdicts = [judge(row, samples) for row in ROWS if whole or row.value in samples or row.against in samples]
+    console.print(as_table(verdicts))
+    if out := args.out or (RESULTS if whole else None):
+        keep(out, verdicts, facts, samples)
+        console.print(f"written: {out} and {out.with_suffix('.md').name}", highlight=False)
+    return all(verdict.passed is not False for verdict in verdicts)
+
+
+def keep(out: Path, verdicts: list[Verdict], facts: dict[str, object], samples: Samples) -> None:
+    rounded = {figure: [round(value, 4) for value in values] for figure, values in samples.items()}
+    result = {"facts": facts, "rows": [asdict(verdict) for verdict in verdicts], "samples": rounded}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    out.with_suffix(".md").write_text(as_markdown(verdicts, facts))
+
+
+def main() -> int:
+    gc.disable()  # a collection here would be read as a gap there; the process is short
+    console = Console()
+    try:
+        return 0 if uvloop.run(run(arguments(), console)) else 1
+    except Unusable as error:
+        console.print(f"no result: {error}", style="red", markup=False)
+        return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

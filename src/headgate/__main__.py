@@ -1,0 +1,154 @@
+"""The command line: arguments become a config, the config is run, trouble becomes one line."""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Group, Parameter, validators
+
+from headgate import __version__
+from headgate.model.clock import monotonic
+from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
+from headgate.model.errors import StartupError
+from headgate.progress import Progress
+
+app = App(
+    name="headgate",
+    version=__version__,
+    help="Serve language models with a predictable latency distribution: P95 and P99 stay put.",
+    help_epilogue="Start with `headgate serve`, then open http://127.0.0.1:8000/.",
+)
+
+positive = Parameter(validator=validators.Number(gte=1))
+MODEL = Group("Model")
+MEMORY = Group("Memory and batching")
+LISTEN = Group("Where it listens")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EngineFlags:
+    model: Annotated[Path | None, Parameter(group=MODEL)] = None
+    """GGUF file to serve. Default: the bundled SmolLM2-135M-Instruct."""
+    model_name: Annotated[str | None, Parameter(group=MODEL)] = None
+    """Name clients use. Default: the file's name."""
+    lora: Annotated[tuple[Path, ...], Parameter(group=MODEL, negative="")] = ()
+    """LoRA adapter (GGUF) to apply; may be given several times."""
+    system_prompt: Annotated[tuple[str, ...], Parameter(group=MODEL, negative="")] = ()
+    """System prompt to prefill and keep in the prefix cache for good; may be given several times."""
+    max_tokens: Annotated[int, positive, Parameter(group=MODEL)] = EngineConfig.default_max_tokens
+    """Output limit of a request that names none."""
+    truncate: Annotated[bool, Parameter(group=MODEL, negative="")] = False
+    """Cut an over-long prompt from the left instead of refusing it."""
+    slots: Annotated[int, positive, Parameter(group=MEMORY)] = EngineConfig.slots
+    """Sequences in KV memory at once."""
+    context: Annotated[int, positive, Parameter(group=MEMORY)] = EngineConfig.context
+    """Tokens each slot holds: the longest prompt plus its output."""
+    kv_tokens: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
+    """KV memory to hand out, in tokens. Default: slots × context."""
+    host_tokens: Annotated[int | None, Parameter(group=MEMORY)] = None
+    """Host memory for swapped and cached KV, in tokens. Default: half of slots × context."""
+    threads: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
+    """Threads that compute. Default: one per core."""
+    gap_target_ms: Annotated[float | None, positive, Parameter(group=MEMORY)] = None
+    """Longest gap between two tokens of a running stream to aim for. Default: its lane's, 200 ms."""
+    step_limit_ms: Annotated[float, positive, Parameter(group=MEMORY)] = BatchConfig.step_limit_s * 1e3
+    """Longest step to aim for while nobody is decoding."""
+    longest_shared: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
+    """Sequences longer than this don't share a batch with shorter ones. Default: any may."""
+    draft_batch: Annotated[int, Parameter(group=MEMORY)] = BatchConfig.draft_batch
+    """Speculative decoding while at most this many sequences decode; 0 turns it off."""
+
+    def config(self) -> EngineConfig:
+        from headgate.wiring import BUNDLED_NAME, bundled_model
+
+        model = self.model or bundled_model()
+        bundled = self.model is None
+        return EngineConfig(
+            model=model,
+            model_name=self.model_name or (BUNDLED_NAME if bundled else model.stem),
+            slots=self.slots,
+            context=self.context,
+            threads=self.threads or len(os.sched_getaffinity(0)),
+            kv_tokens=self.kv_tokens,
+            host_tokens=self.host_tokens,
+            default_max_tokens=self.max_tokens,
+            truncate=self.truncate,
+            loras=self.lora,
+            system_prompts=self.system_prompt,
+            gap_target_s=None if self.gap_target_ms is None else self.gap_target_ms / 1e3,
+            batch=BatchConfig(
+                step_limit_s=self.step_limit_ms / 1e3,
+                longest_shared=self.longest_shared,
+                draft_batch=self.draft_batch,
+            ),
+        )
+
+
+DEFAULTS = EngineFlags()
+
+
+@app.command
+def serve(
+    *,
+    host: Annotated[str, Parameter(group=LISTEN)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=LISTEN)] = 8000,
+    flags: EngineFlags = DEFAULTS,
+) -> None:
+    """Serve a model on an OpenAI-compatible API, ready to use.
+
+    Parameters
+    ----------
+    host
+        Address to listen on.
+    port
+        Port to listen on; 0 takes a free one.
+    """
+    _run(flags, ListenConfig(host=host, port=port))
+
+
+@app.command
+def engine(
+    *,
+    host: Annotated[str, Parameter(group=LISTEN)] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=LISTEN)] = 8001,
+    uds: Annotated[Path | None, Parameter(group=LISTEN)] = None,
+    flags: EngineFlags = DEFAULTS,
+) -> None:
+    """Run one engine replica by itself.
+
+    Parameters
+    ----------
+    host
+        Address to listen on.
+    port
+        Port to listen on; 0 takes a free one.
+    uds
+        Unix socket to listen on instead of host and port.
+    """
+    _run(flags, ListenConfig(host=host, port=port, uds=uds))
+
+
+def _run(flags: EngineFlags, listen: ListenConfig) -> None:
+    config = flags.config()
+    from headgate.wiring import run_engine
+
+    progress = Progress(monotonic)
+    progress.title()
+    run_engine(config, listen, progress)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except StartupError as error:
+        print(f"headgate: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Runs a model around the Batcher, on a thread of its own.
+
+The event loop hands over sequences and cancels through one inbox and gets back, once per step, what every
+sequence said. Choices are the Batcher's, computing is the Runner's; this file carries one to the other and turns
+tokens into text.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from headgate.engine.text import TextStream
+from headgate.model.clock import Clock
+from headgate.model.errors import EngineFailed, QueueFull, ServeError
+from headgate.model.sampling import Sampled, TokenLogprob
+from headgate.model.sequence import Finish, Sequence
+from headgate.model.step import Step
+from headgate.policy.batch import Batcher, Refuse
+
+
+class Runner(Protocol):
+    """Whatever computes a step: a real model, a scripted one, a step-time model."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def slot_tokens(self) -> int:
+        """Tokens a slot can hold."""
+
+    @property
+    def model_s(self) -> float:
+        """Seconds spent inside the model library so far."""
+
+    def open(self, sequence: Sequence) -> None:
+        """Prepare to sample for a sequence; raises InvalidRequest when its settings make no sense."""
+
+    def close(self, sequence_id: int) -> None: ...
+    def run(self, step: Step) -> list[Sampled]:
+        """Carry out the moves, compute the rows, draw a token for every row that samples."""
+
+    def shutdown(self) -> None: ...
+
+
+class Vocabulary(Protocol):
+    def piece(self, token: int) -> bytes: ...
+    @property
+    def eog(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the server hands over."""
+
+    sequence: Sequence
+    stops: tuple[str, ...] = ()
+    pin: bool = False
+    """Keep its prompt in the prefix cache for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Where one sequence's milliseconds went. Tokenizing happens before, in the server."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    detokenize_ms: float
+    cached_tokens: int
+    prefill_chunks: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one sequence has to tell after a step."""
+
+    sequence_id: int
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    timings: Timings | None = None
+    """With the last one only."""
+    error: ServeError | None = None
+    """It ended by this; nothing follows."""
+
+
+Sink = Callable[[list[Said]], None]
+
+
+@dataclass(slots=True)
+class _Life:
+    """What the engine knows of a sequence beside the Batcher's facts."""
+
+    ask: Ask
+    text: TextStream
+    detokenize_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    sequence_id: int
+
+
+class _Stop: ...
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of the engine thread while it had work."""
+
+    step_s: float = 0.0
+    """Whole steps: choosing, moving, computing, sampling, detokenizing, handing over."""
+    longest_step_s: float = 0.0
+    cancels: int = 0
+    lives: int = 0
+    """Sequences taken in so far."""
+
+
+class Engine:
+    def __init__(self, runner: Runner, vocabulary: Vocabulary, batcher: Batcher, clock: Clock, sink: Sink) -> None:
+        self.runner = runner
+        self.batcher = batcher
+        self.spent = Spent()
+        self.failed: ServeError | None = None
+        self._vocabulary = vocabulary
+        self._clock = clock
+        self._sink = sink
+        self._inbox: SimpleQueue[Ask | _Cancel | _Stop] = SimpleQueue()
+        self._lives: dict[int, _Life] = {}
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+
+    # -- from any thread ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, ask: Ask) -> None:
+        self._inbox.put(ask)
+
+    def cancel(self, sequence_id: int) -> None:
+        """It and its memory are gone by the next step, and the sink hears no more of it."""
+        self._inbox.put(_Cancel(sequence_id))
+
+    def stop(self) -> None:
+        """End the thread after the current step. Open sequences end with an error."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- the engine thread ----------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while self._take_mail():
+                began = self._clock()
+                step = self.batcher.plan(began)
+                if step is not None:
+                    self._run(step)
+                    took = self._clock() - began
+                    self.spent.step_s += took
+                    self.spent.longest_step_s = max(self.spent.longest_step_s, took)
+        except Exception as error:  # a model library's failure leaves its memory in doubt: nothing may run on it
+            self.failed = error if isinstance(error, ServeError) else EngineFailed(f"the engine failed: {error!r}")
+        else:
+            self.failed = EngineFailed("the engine was stopped")
+        gone, self._lives = self._lives, {}
+        self._sink([Said(sequence_id, "", error=self.failed) for sequence_id in gone])
+        self.runner.shutdown()
+
+    def _take_mail(self) -> bool:
+        """Everything that has come in; waits for something when there is nothing to do. False: stop."""
+        idle = not self.batcher.running and not self.batcher.waiting
+        try:
+            while True:
+                match self._inbox.get(block=idle):
+                    case Ask() as ask:
+                        self._open(ask)
+                    case _Cancel(sequence_id):
+                        self._cancel(sequence_id)
+                    case _:
+                        return False
+                idle = False
+        except Empty:
+            return True
+
+    def _open(self, ask: Ask) -> None:
+        sequence = ask.sequence
+        try:
+            self.runner.open(sequence)
+        except ServeError as error:
+            self._sink([Said(sequence.id, "", error=error)])
+            return
+        refused = self.batcher.add(sequence)
+        if isinstance(refused, Refuse):
+            self.runner.close(sequence.id)
+            self._sink([Said(sequence.id, "", error=QueueFull(refused.reason))])
+            return
+        self._lives[sequence.id] = _Life(ask, TextStream(ask.stops))
+        self.spent.lives += 1
+
+    def _cancel(self, sequence_id: int) -> None:
+        if self.batcher.cancel(sequence_id, self._clock()) is not None:
+            self._close(sequence_id)
+            self.spent.cancels += 1
+
+    def _close(self, sequence_id: int) -> None:
+        self.runner.close(sequence_id)
+        del self._lives[sequence_id]
+
+    def _run(self, step: Step) -> None:
+        began = self._clock()
+        sampled = self.runner.run(step)
+        now = self._clock()
+        said: list[Said] = []
+        kept: list[Sampled] = []
+        stopped: list[int] = []
+        for one in sampled:
+            life, spoke = self._lives[one.sequence_id], self._clock()
+            tokens, text, stop = self._speak(life, one)
+            life.detokenize_s += self._clock() - spoke
+            if stop:
+                stopped.append(one.sequence_id)
+            kept.append(Sampled(one.sequence_id, tokens))
+            said.append(Said(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
+        slots = {row.sequence.id: row.slot for row in step.rows}
+        ended = {s.id: s for s in self.batcher.done(step, kept, frozenset(stopped), now, now - began)}
+        for index, one_said in enumerate(said):
+            if (sequence := ended.get(one_said.sequence_id)) is not None:
+                said[index] = self._last(sequence, one_said, slots[sequence.id], now)
+        if said:
+            self._sink(said)
+
+    def _speak(self, life: _Life, one: Sampled) -> tuple[tuple[int, ...], str, bool]:
+        """The tokens up to a stop, what may be said of them, and whether there was a stop."""
+        text = ""
+        for index, token in enumerate(one.tokens):
+            if token in self._vocabulary.eog and not life.ask.sequence.sampling.ignore_eos:
+                return one.tokens[: index + 1], text, True
+            text += life.text.push(self._vocabulary.piece(token))
+            if life.text.stopped is not None:
+                return one.tokens[: index + 1], text, True
+        return one.tokens, text, False
+
+    def _last(self, sequence: Sequence, said: Said, slot: int, now: float) -> Said:
+        life = self._lives[sequence.id]
+        text = said.text + life.text.finish()
+        if life.ask.pin:
+            self.batcher.pin(slot, now)
+        self._close(sequence.id)
+        return Said(said.sequence_id, text, said.tokens, said.logprobs, sequence.finish, timings(sequence, life, now))
+
+
+def timings(sequence: Sequence, life: _Life, now: float) -> Timings:
+    admitted = sequence.arrived if sequence.admitted_at is None else sequence.admitted_at
+    first = admitted if sequence.first_token_at is None else sequence.first_token_at
+    return Timings(
+        queue_ms=(admitted - sequence.arrived) * 1e3,
+        prefill_ms=(first - admitted) * 1e3,
+        decode_ms=(now - first) * 1e3,
+        detokenize_ms=life.detokenize_s * 1e3,
+        cached_tokens=sequence.cached,
+        prefill_chunks=sequence.chunks,
+        preemptions=sequence.preemptions,
+    )

@@ -1,0 +1,143 @@
+"""From a parsed body to sequences: prompts become tokens, wishes become settings, limits are kept."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headgate.engine import grammar
+from headgate.engine.openai import (
+    MOST_CHOICES,
+    ChatBody,
+    TextBody,
+    TokenizeBody,
+    refuse_what_we_lack,
+    sampling_of,
+    stops_of,
+)
+from headgate.engine.tokenizer import Tokenizer
+from headgate.model.config import EngineConfig
+from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
+from headgate.model.lane import LANES, Lane
+from headgate.model.sequence import Sequence
+from headgate.policy.lanes import classify
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    config: EngineConfig
+    tokenizer: Tokenizer
+    context: int
+    """Longest sequence the engine can hold, in tokens."""
+    ids: Iterator[int]
+    rng: random.Random
+    """Gives seeds to requests that name none."""
+
+    def size(self, body: ChatBody | TextBody) -> int:
+        """About how many characters have to be tokenized."""
+        if isinstance(body, TextBody):
+            prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+            return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        return sum(len(str(message.get("content", ""))) for message in body.messages)
+
+    def sequences(self, body: ChatBody | TextBody, arrived: float) -> tuple[list[Sequence], tuple[str, ...]]:
+        """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
+        self.check_model(body.model)
+        refuse_what_we_lack(body)
+        prompts = self._prompts(body)
+        if not 1 <= body.n * len(prompts) <= MOST_CHOICES:
+            raise InvalidRequest(f"n × prompts must be between 1 and {MOST_CHOICES}", param="n")
+        seed = self.rng.getrandbits(63) if body.seed is None else body.seed
+        rules = grammar.response_grammar(body.response_format)
+        sequences = [
+            self._sequence(body, prompt, seed + choice, rules, arrived)
+            for prompt in prompts
+            for choice in range(body.n)
+        ]
+        return sequences, stops_of(body)
+
+    def tokenized(self, body: TokenizeBody) -> list[int]:
+        if body.messages is not None:
+            return self.tokenizer.encode_chat(body.messages)
+        text = body.prompt if body.prompt is not None else body.content
+        if text is None:
+            raise InvalidRequest("give prompt, content or messages", param="prompt")
+        return self.tokenizer.encode(text, special=True, bos=body.add_special_tokens)
+
+    def check_model(self, model: str | None) -> None:
+        if model not in (None, "", "default", self.config.model_name):
+            raise UnknownModel(f"no model {model!r} here; this engine serves {self.config.model_name!r}", param="model")
+
+    def lane(self, body: ChatBody | TextBody, prompt_tokens: int) -> Lane:
+        if body.lane is not None:
+            if body.lane not in LANES:
+                raise InvalidRequest(f"no lane {body.lane!r}; there are {', '.join(LANES)}", param="lane")
+            return LANES[body.lane]
+        says_batch = body.service_tier == "flex"
+        return classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)
+
+    def _prompts(self, body: ChatBody | TextBody) -> list[list[int]]:
+        if isinstance(body, ChatBody):
+            if not body.messages:
+                raise InvalidRequest("messages must not be empty", param="messages")
+            return [self.tokenizer.encode_chat(body.messages, tools=body.tools)]
+        given = body.prompt
+        if isinstance(given, str):
+            return [self._text(given)]
+        if given and all(isinstance(item, int) for item in given):
+            return [self._ids(given)]
+        if not given:
+            raise InvalidRequest("prompt must not be empty", param="prompt")
+        return [self._text(item) if isinstance(item, str) else self._ids(item) for item in given]
+
+    def _text(self, text: str) -> list[int]:
+        tokens = self.tokenizer.encode(text, special=True, bos=True)
+        if not tokens:
+            raise InvalidRequest("prompt must not be empty", param="prompt")
+        return tokens
+
+    def _ids(self, ids: object) -> list[int]:
+        if not isinstance(ids, list) or not ids:
+            raise InvalidRequest("prompt wants text or lists of token ids", param="prompt")
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < self.tokenizer.n_vocab:
+                raise InvalidRequest(f"{token!r} is no token id of this model", param="prompt")
+        return ids
+
+    def _sequence(
+        self, body: ChatBody | TextBody, prompt: list[int], seed: int, rules: str | None, arrived: float
+    ) -> Sequence:
+        asked = body.max_completion_tokens if isinstance(body, ChatBody) else None
+        asked = body.max_tokens if asked is None else asked
+        if asked is not None and asked < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, got {asked}", param="max_tokens")
+        tokens = self._fitting(prompt, 1 if asked is None else asked, body.truncate_prompt)
+        lane = self.lane(body, len(tokens))
+        gap_s = self.config.gap_target_s or lane.gap_target_s
+        ttft_s = lane.ttft_target_s if body.ttft_target_ms is None else max(0.0, body.ttft_target_ms / 1e3)
+        return Sequence(
+            id=next(self.ids),
+            tokens=list(tokens),
+            prompt_len=len(tokens),
+            max_output=min(asked or self.config.default_max_tokens, self.context - len(tokens)),
+            arrived=arrived,
+            lane=lane.name,
+            priority=lane.priority if body.priority is None else max(-100, min(100, body.priority)),
+            first_token_by=arrived + ttft_s,
+            gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
+            sampling=sampling_of(body, seed, rules),
+            cache_salt=(body.cache_salt or "").encode()[:64],
+            longest_neighbour=body.longest_neighbour,
+        )
+
+    def _fitting(self, prompt: list[int], output: int, truncate: bool | None) -> list[int]:
+        """The prompt, cut from the left if that is wanted and needed."""
+        room = self.context - output
+        if len(prompt) <= room:
+            return prompt
+        if (self.config.truncate if truncate is None else truncate) and room > 0:
+            return prompt[-room:]
+        raise ContextOverflow(
+            f"This model's maximum context length is {self.context} tokens. However, you requested "
+            f"{len(prompt) + output} tokens ({len(prompt)} in the prompt, {output} in the completion). "
+            "Please reduce the length of the prompt or the completion."
+        )

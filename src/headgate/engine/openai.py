@@ -1,0 +1,245 @@
+"""OpenAI's request bodies in, its response bodies out."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from headgate.engine.engine import Said, Timings
+from headgate.model.errors import InvalidRequest
+from headgate.model.sampling import Sampling, TokenLogprob
+
+MOST_CHOICES = 16
+MOST_STOPS = 16
+MOST_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Body(msgspec.Struct, kw_only=True):
+    """What chat and text completions have in common. Unknown fields are ignored, as every OpenAI server does."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool = False
+    response_format: dict[str, Any] | None = None
+    service_tier: str | None = None
+    # Headgate's own; any client works without them.
+    lane: str | None = None
+    priority: int | None = None
+    ttft_target_ms: float | None = None
+    tpot_target_ms: float | None = None
+    longest_neighbour: int | None = None
+    truncate_prompt: bool | None = None
+    return_token_ids: bool = False
+    cache_salt: str | None = None
+
+
+class ChatBody(Body, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class TextBody(Body, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
+    """Better a clear no than an answer that ignores half of the question."""
+    if isinstance(body, TextBody):
+        if body.echo:
+            raise InvalidRequest("echo is not supported by the embedded engine", param="echo")
+        if body.suffix:
+            raise InvalidRequest("suffix is not supported by the embedded engine", param="suffix")
+        if body.best_of is not None and body.best_of != body.n:
+            raise InvalidRequest("best_of is not supported by the embedded engine; use n", param="best_of")
+    elif body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequest("the embedded engine can't force a tool call; use tool_choice auto", param="tool_choice")
+
+
+def sampling_of(body: ChatBody | TextBody, seed: int, grammar: str | None) -> Sampling:
+    return Sampling(
+        temperature=_within("temperature", body.temperature, 1.0, 0.0, 100.0),
+        top_p=_within("top_p", body.top_p, 1.0, 0.0, 1.0),
+        top_k=max(0, -1 if body.top_k is None else body.top_k),
+        min_p=_within("min_p", body.min_p, 0.0, 0.0, 1.0),
+        repetition_penalty=_within("repetition_penalty", body.repetition_penalty, 1.0, 0.01, 10.0),
+        presence_penalty=_within("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
+        frequency_penalty=_within("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
+        seed=seed,
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        top_logprobs=_top_logprobs(body),
+        ignore_eos=body.ignore_eos,
+        grammar=grammar,
+    )
+
+
+def stops_of(body: Body) -> tuple[str, ...]:
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > MOST_STOPS:
+        raise InvalidRequest(f"at most {MOST_STOPS} stop sequences, got {len(stops)}", param="stop")
+    if any(len(stop) > 1024 for stop in stops):
+        raise InvalidRequest("a stop sequence may have at most 1024 characters", param="stop")
+    return tuple(stop for stop in stops if stop)
+
+
+def _within(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name)
+    return value
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    if len(given) > 1024:
+        raise InvalidRequest(f"at most 1024 entries in logit_bias, got {len(given)}", param="logit_bias")
+    try:
+        return {int(token): _within("logit_bias", bias, 0.0, -100.0, 100.0) for token, bias in given.items()}
+    except ValueError as error:
+        raise InvalidRequest(f"logit_bias wants token ids as keys: {error}", param="logit_bias") from None
+
+
+def _top_logprobs(body: ChatBody | TextBody) -> int | None:
+    if isinstance(body, TextBody):
+        wanted, param = body.logprobs, "logprobs"
+    else:
+        wanted, param = ((body.top_logprobs or 0) if body.logprobs else None), "top_logprobs"
+    if wanted is not None and not 0 <= wanted <= MOST_TOP_LOGPROBS:
+        raise InvalidRequest(f"{param} must be between 0 and {MOST_TOP_LOGPROBS}, got {wanted}", param=param)
+    return wanted
+
+
+# -- answers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Dialect:
+    """The shape of one request's answers: chat or text, streamed or whole."""
+
+    def __init__(
+        self, kind: Literal["chat", "text"], answer_id: str, model: str, created: int, piece: Any, token_ids: bool
+    ) -> None:
+        self.chat = kind == "chat"
+        self._token_ids = token_ids
+        self._piece = piece
+        self._object = "chat.completion" if self.chat else "text_completion"
+        self._head = {"id": answer_id, "created": created, "model": model}
+        # The part of a streamed event that never changes is encoded once, not per token.
+        chunk = self._object + ".chunk" if self.chat else self._object
+        self._chunk_head = msgspec.json.encode({"object": chunk, **self._head})[:-1] + b',"choices":['
+        self._started: set[int] = set()
+
+    def chunk(self, index: int, said: Said, finish: str | None, usage: Usage | None, extra: dict[str, Any]) -> bytes:
+        """One streamed event. The role rides with the first text: a chunk of its own would fool clients that take
+        the first chunk for the first token."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": finish}
+        if self.chat:
+            delta: dict[str, Any] = {"content": said.text}
+            if index not in self._started:
+                self._started.add(index)
+                delta = {"role": "assistant", "content": said.text}
+            choice["delta"] = delta
+        else:
+            choice["text"] = said.text
+        if said.logprobs:
+            choice["logprobs"] = self._logprobs(said.logprobs)
+        if self._token_ids:
+            choice["token_ids"] = said.tokens
+        tail = msgspec.json.encode({"usage": usage.as_json(), **extra} if usage else extra) if usage or extra else b"{}"
+        return self._chunk_head + msgspec.json.encode(choice) + (b"]," + tail[1:] if len(tail) > 2 else b"]}")
+
+    def usage_chunk(self, usage: Usage, extra: dict[str, Any]) -> bytes:
+        return self._chunk_head + b"]," + msgspec.json.encode({"usage": usage.as_json(), **extra})[1:]
+
+    def whole(self, choices: list["Choice"], usage: Usage, extra: dict[str, Any]) -> bytes:
+        bodies = []
+        for index, choice in enumerate(choices):
+            body: dict[str, Any] = {"index": index, "finish_reason": choice.finish}
+            body["logprobs"] = self._logprobs(tuple(choice.logprobs)) if choice.logprobs else None
+            if self.chat:
+                body["message"] = {"role": "assistant", "content": "".join(choice.text)}
+            else:
+                body["text"] = "".join(choice.text)
+            if self._token_ids:
+                body["token_ids"] = choice.tokens
+            bodies.append(body)
+        answer = {"object": self._object, **self._head, "choices": bodies, "usage": usage.as_json(), **extra}
+        return msgspec.json.encode(answer)
+
+    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+        if self.chat:
+            return {
+                "content": [self._entry(one.token, one.logprob) | {"top_logprobs": self._top(one)} for one in logprobs]
+            }
+        return {
+            "tokens": [self._text(one.token) for one in logprobs],
+            "token_logprobs": [one.logprob for one in logprobs],
+            "top_logprobs": [{self._text(token): value for token, value in one.top} for one in logprobs],
+        }
+
+    def _top(self, one: TokenLogprob) -> list[dict[str, Any]]:
+        return [self._entry(token, value) for token, value in one.top]
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self._text(token), "logprob": logprob, "bytes": list(self._piece(token))}
+
+    def _text(self, token: int) -> str:
+        piece: bytes = self._piece(token)
+        return piece.decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence's answer as it grows."""
+
+    text: list[str]
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish: str | None = None
+    timings: Timings | None = None

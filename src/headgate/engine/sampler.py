@@ -1,0 +1,207 @@
+"""Which token comes next? One row of logits in, one token out.
+
+The order is vLLM's: logit bias, penalties, temperature, min_p, top_k, top_p. A draw depends on the
+logits, the settings and (seed, position), on nothing else: not on batch neighbours, not on how many
+draws came before. So a continuation, a retry on another replica and a verified draft draw alike.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.model.errors import EngineFailed, InvalidRequest
+from headgate.model.sampling import Sampling, TokenLogprob
+
+Logits = NDArray[np.float32]
+
+_LIKELY = 1e-3
+"""Relative to the most likely token. Tokens above it are usually some dozens and carry nearly all mass."""
+_HEADS = (1024, 8192)
+"""Where the distribution is flatter, how many tokens are sorted before the whole row is."""
+_TINY = np.float32(1e-45)
+
+
+class Constraint(Protocol):
+    """What may come next; `grammar.Grammar` is one."""
+
+    def allows(self, token: int) -> bool: ...
+    def mask(self) -> NDArray[np.bool_]: ...
+    def accept(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+def uniform(seed: int, position: int, attempt: int = 0) -> float:
+    """A number in [0, 1) that is the same for the same arguments, everywhere and always."""
+    key = b"".join((part % 2**64).to_bytes(8, "little") for part in (seed, position, attempt))
+    return (int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+
+
+class Sampler:
+    """One sequence's settings and the little state that its draws need."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        tokens: Sequence[int],
+        prompt_len: int,
+        *,
+        n_vocab: int,
+        eog: Iterable[int],
+        constraint: Constraint | None = None,
+    ) -> None:
+        if any(not 0 <= token < n_vocab for token in sampling.logit_bias):
+            raise InvalidRequest(f"logit_bias: token ids go from 0 to {n_vocab - 1}", param="logit_bias")
+        self.sampling = sampling
+        self.constraint = constraint
+        self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.int64)
+        self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
+        # Under a grammar the end is the only token left at some point; then it must not be banned.
+        self._banned = np.array(sorted(eog) if sampling.ignore_eos and constraint is None else (), np.int64)
+        self._penalties = _Penalties(sampling, tokens, prompt_len) if _penalises(sampling) else None
+        self.greedy = sampling.temperature <= 0
+        self.plain = (
+            self.greedy
+            and constraint is None
+            and self._penalties is None
+            and not (self._banned.size or self._bias.size)
+        )
+        """Plain greedy: the drawn token is simply the row's argmax."""
+
+    def draw(self, logits: Logits, position: int) -> int:
+        """Draw the token at `position` of the sequence and take it as the next one."""
+        scores = logits if self.plain else self._adjusted(logits)
+        token = self._pick(scores, position, 0)
+        if self.constraint is not None and not self.constraint.allows(token):
+            # Rejection first, as in llama.cpp: most draws are legal, and checking one token is far
+            # cheaper than masking all. The second draw has a number of its own: reusing the first,
+            # which fell on a forbidden token, would bias it.
+            scores = np.where(self.constraint.mask(), scores, np.float32(-np.inf))
+            token = self._pick(scores, position, 1)
+        self.take(token)
+        return token
+
+    def take(self, token: int) -> None:
+        """Count `token` as drawn, whoever drew it."""
+        if self._penalties is not None:
+            self._penalties.count(token, output=True)
+        if self.constraint is not None:
+            self.constraint.accept(token)
+
+    def close(self) -> None:
+        if self.constraint is not None:
+            self.constraint.close()
+
+    def _adjusted(self, logits: Logits) -> Logits:
+        scores = logits.copy()
+        if self._bias.size:
+            scores[self._bias_ids] += self._bias
+        if self._penalties is not None:
+            self._penalties.apply(scores)
+        if self._banned.size:
+            scores[self._banned] = -np.inf
+        return scores
+
+    def _pick(self, scores: Logits, position: int, attempt: int) -> int:
+        best = int(scores.argmax())
+        top = scores[best]
+        if not math.isfinite(top):
+            raise EngineFailed("the model gave no finite logits")
+        if self.greedy:
+            return best
+        weights = np.exp((scores - top) * np.float32(1 / self.sampling.temperature))
+        if self.sampling.min_p > 0:
+            weights[weights < self.sampling.min_p] = 0
+        return choose(weights, self.sampling.top_k, self.sampling.top_p, uniform(self.sampling.seed, position, attempt))
+
+
+def choose(weights: Logits, top_k: int, top_p: float, u: float) -> int:
+    """Sort by weight (ties: lowest id first), keep the first `top_k`, of those the fewest that carry
+    `top_p` of the mass, and return the token where the mass passes the share `u`.
+
+    Sorting 49 152 weights takes 4 ms, so only a head is sorted if it holds the answer for certain.
+    """
+    total = float(weights.sum(dtype=np.float64))
+    for ids, whole in _heads(weights):
+        enough = ids.size >= top_k if top_k else None
+        if enough is False and not whole:
+            continue
+        ids = ids[np.argsort(-weights[ids], kind="stable")][: top_k or None]
+        mass = np.cumsum(weights[ids], dtype=np.float64)
+        reached = float(mass[-1])
+        kept = reached if top_k else total
+        if enough is None and not whole and (reached < top_p * kept if top_p < 1 else reached <= u * kept):
+            continue
+        last = ids.size - 1
+        if top_p < 1:
+            kept = float(mass[min(int(np.searchsorted(mass, top_p * kept)), last)])
+        return int(ids[min(int(np.searchsorted(mass, u * kept, side="right")), last)])
+    raise AssertionError("the last head is the whole row")
+
+
+def _heads(weights: Logits) -> Iterator[tuple[NDArray[np.int64], bool]]:
+    """Ever more of the heaviest tokens, as ids in ascending order; True with the last, which is all of them.
+    A head holds every token that weighs at least as much as its lightest, so it begins the sorted row."""
+    ids = np.flatnonzero(weights >= _LIKELY)
+    if ids.size <= _HEADS[0]:
+        yield ids, False
+    for count in _HEADS:
+        if count < weights.size:
+            lightest = np.partition(weights, -count)[-count]
+            yield np.flatnonzero(weights >= max(lightest, _TINY)), False
+    yield np.flatnonzero(weights > 0), True
+
+
+def logprobs(logits: Logits, token: int, count: int) -> TokenLogprob:
+    """Of the model itself, before bias, penalties and temperature; with the `count` most likely."""
+    peak = float(logits.max())
+    weights = np.exp(logits - np.float32(peak))
+    base = peak + math.log(float(weights.sum(dtype=np.float64)))
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        count = min(count, logits.size)
+        lightest = np.partition(logits, -count)[-count]
+        ids = np.flatnonzero(logits >= lightest)
+        ids = ids[np.argsort(-logits[ids], kind="stable")][:count]
+        top = tuple((int(id_), float(logits[id_]) - base) for id_ in ids)
+    return TokenLogprob(token, float(logits[token]) - base, top)
+
+
+def _penalises(sampling: Sampling) -> bool:
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return penalties != (1.0, 0.0, 0.0)
+
+
+class _Penalties:
+    """Repetition looks at prompt and output, presence and frequency at the output only (as in vLLM).
+    Counting a token is O(1); applying is one pass over the distinct tokens."""
+
+    def __init__(self, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> None:
+        self._sampling = sampling
+        self._index: dict[int, int] = {}
+        self._ids = np.zeros(64, np.int64)
+        self._counts = np.zeros(64, np.float32)
+        for token in tokens[:prompt_len] if sampling.repetition_penalty != 1.0 else ():
+            self.count(token, output=False)
+        for token in tokens[prompt_len:]:
+            self.count(token, output=True)
+
+    def count(self, token: int, *, output: bool) -> None:
+        at = self._index.setdefault(token, len(self._index))
+        if at == self._ids.size:
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[at] = token
+        self._counts[at] += output
+
+    def apply(self, scores: Logits) -> None:
+        ids, counts = self._ids[: len(self._index)], self._counts[: len(self._index)]
+        seen = scores[ids]
+        repeated = np.float32(self._sampling.repetition_penalty)
+        seen = np.where(seen > 0, seen / repeated, seen * repeated)
+        seen -= np.float32(self._sampling.frequency_penalty) * counts
+        seen -= np.float32(self._sampling.presence_penalty) * (counts > 0)
+        scores[ids] = seen

@@ -1,0 +1,317 @@
+"""The engine behind OpenAI's API: what each path does, from the event loop's side."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from headgate.engine.answer import Answer, Wishes
+from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.intake import Intake
+from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
+from headgate.engine.status import EngineCollector, Figures, page
+from headgate.engine.warmup import warm_up
+from headgate.model.clock import Clock, wall
+from headgate.model.config import EngineConfig
+from headgate.model.errors import EngineFailed, NotReady, ServeError
+from headgate.model.outcome import Outcome
+from headgate.model.sequence import Sequence
+from headgate.wire import json
+from headgate.wire.exchange import Exchange
+from headgate.wire.limits import Limits
+from headgate.wire.router import Router
+
+log = logging.getLogger(__name__)
+
+TOKENIZE_INLINE = 2048
+"""Characters up to which tokenizing on the event loop is cheaper than handing it to a thread (about 0.3 ms)."""
+DEEP_CHECK_S = 10.0
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    sequences: list[Sequence]
+    stops: tuple[str, ...]
+    tokenize_ms: float
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A client's sequence and when it last said something."""
+
+    sequence: Sequence
+    last_at: float | None = None
+
+
+class EngineServer:
+    """Lives on the event loop. Before `adopt` there is no engine yet and every request is answered 503."""
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        self.config = config
+        self.figures = Figures()
+        self.cold_start: dict[str, float] = {}
+        self.phase = "loading"
+        self.router = Router(
+            {
+                ("POST", "/v1/chat/completions"): lambda exchange: self._complete(exchange, ChatBody),
+                ("POST", "/v1/completions"): lambda exchange: self._complete(exchange, TextBody),
+                ("POST", "/tokenize"): self._tokenize,
+                ("GET", "/v1/models"): self._models,
+                ("GET", "/health/live"): self._live,
+                ("GET", "/health/ready"): self._ready,
+                ("GET", "/health"): self._ready,
+                ("GET", "/health/deep"): self._deep,
+                ("GET", "/metrics"): self._metrics,
+                ("GET", "/"): self._page,
+            }
+        )
+        self._clock = clock
+        self._engine: Engine | None = None
+        self._intake: Intake | None = None
+        self._listeners: dict[int, Callable[[Said], None]] = {}
+        self._watched: dict[int, _Watched] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def sink(self, said: list[Said]) -> None:
+        """Called on the engine's thread, once per step: one wake-up of the loop for all sequences."""
+        self._loop.call_soon_threadsafe(self._dispatch, said)
+
+    def adopt(self, engine: Engine, intake: Intake) -> None:
+        self._engine, self._intake = engine, intake
+        self.figures.registry.register(EngineCollector(engine))
+        self.phase = "warming up"
+
+    def record_phase(self, name: str, seconds: float) -> None:
+        self.cold_start[name] = seconds
+        self.figures.cold_start.labels(name).set(seconds)
+
+    async def warm(self) -> None:
+        engine, intake = self._engine, self._intake
+        assert engine is not None
+        assert intake is not None
+        began = self._clock()
+        pinned = [
+            intake.tokenizer.encode_chat([{"role": "system", "content": text}], add_generation_prompt=False)
+            for text in self.config.system_prompts
+        ]
+        text = intake.tokenizer.encode("The quick brown fox jumps over the lazy dog, and then does it again. ")
+        limit_s, step_time = self.config.warmup_limit_s, engine.batcher.step_time
+        await warm_up(self._generate, text, pinned, step_time, intake.context, limit_s, self._clock)
+        self.record_phase("warm-up", self._clock() - began)
+        self.phase = "ready"
+        self.figures.ready.set(1)
+
+    def drain(self) -> None:
+        """Readiness drops first, so that whoever routes here stops; running requests go on."""
+        self.phase = "draining"
+        self.figures.ready.set(0)
+
+    async def _generate(self, prompt: list[int], pin: bool) -> None:
+        """One output token for a prompt of our own."""
+        engine, intake = self._engine, self._intake
+        if engine is None or intake is None:
+            raise NotReady("the model is still loading")
+        body = TextBody(prompt=list(prompt), max_tokens=1, temperature=0.0, ignore_eos=True)
+        (sequence,), _ = intake.sequences(body, self._clock())
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def hear(said: Said) -> None:
+            if said.error is not None and not future.done():
+                future.set_exception(said.error)
+            elif said.finish is not None and not future.done():
+                future.set_result(None)
+
+        self._listeners[sequence.id] = hear
+        engine.submit(Ask(sequence, pin=pin))
+        try:
+            await future
+        finally:
+            if self._listeners.pop(sequence.id, None) is not None:
+                engine.cancel(sequence.id)
+
+    # -- completions ----------------------------------------------------------------------------------
+
+    def _complete(self, exchange: Exchange, kind: type[ChatBody] | type[TextBody]) -> None:
+        try:
+            intake = self._intake_when_ready()
+            body: ChatBody | TextBody = json.decode(exchange.body, kind, LIMITS)
+        except ServeError as error:
+            self._fail(exchange, error)
+            return
+        if intake.size(body) <= TOKENIZE_INLINE:
+            self._begin(exchange, body, self._prepare(intake, body, exchange.received_at))
+            return
+
+        def in_thread() -> None:
+            prepared = self._prepare(intake, body, exchange.received_at)
+            self._loop.call_soon_threadsafe(self._begin, exchange, body, prepared)
+
+        self._tokenizing.submit(in_thread)
+
+    def _prepare(self, intake: Intake, body: ChatBody | TextBody, arrived: float) -> Prepared | ServeError:
+        began = self._clock()
+        try:
+            sequences, stops = intake.sequences(body, arrived)
+        except ServeError as error:
+            return error
+        return Prepared(sequences, stops, (self._clock() - began) * 1e3)
+
+    def _begin(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
+        engine, intake = self._engine, self._intake
+        if exchange.done:  # the client left while its prompt was tokenized
+            self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+            return
+        if isinstance(prepared, ServeError):
+            self._fail(exchange, prepared)
+            return
+        assert engine is not None
+        assert intake is not None
+        kind: Literal["chat", "text"] = "chat" if isinstance(body, ChatBody) else "text"
+        name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
+        dialect = Dialect(
+            kind, name, self.config.model_name, int(wall()), intake.tokenizer.spelling, body.return_token_ids
+        )
+        options = body.stream_options or StreamOptions()
+        wishes = Wishes(
+            stream=body.stream,
+            n=body.n,
+            usage=options.include_usage,
+            usage_always=options.continuous_usage_stats,
+            timings="x-headgate-timings" in exchange.headers,
+        )
+        answer = Answer(exchange, dialect, prepared.sequences, wishes, prepared.tokenize_ms, self._abandon)
+        for sequence in prepared.sequences:
+            self._listeners[sequence.id] = answer.hear
+            self._watched[sequence.id] = _Watched(sequence)
+            engine.submit(Ask(sequence, prepared.stops))
+
+    def _dispatch(self, said: list[Said]) -> None:
+        for one in said:
+            listener = self._listeners.get(one.sequence_id)
+            if listener is None:
+                continue  # cancelled while the step ran
+            self._measure(one)
+            if one.finish is not None or one.error is not None:
+                del self._listeners[one.sequence_id]
+            listener(one)
+
+    def _measure(self, said: Said) -> None:
+        watched = self._watched.get(said.sequence_id)
+        if watched is None:
+            return
+        figures, now, sequence = self.figures, self._clock(), watched.sequence
+        if said.error is not None:
+            figures.requests.labels(said.error.outcome.value).inc()
+        elif watched.last_at is None:
+            figures.ttft.labels(sequence.lane).observe(now - sequence.arrived)
+        else:
+            figures.gap.labels(sequence.lane).observe(now - watched.last_at)
+        watched.last_at = now
+        if said.finish is not None and said.timings is not None:
+            figures.requests.labels(Outcome.COMPLETED.value).inc()
+            figures.duration.labels(sequence.lane).observe(now - sequence.arrived)
+            figures.queue.labels(sequence.lane).observe(said.timings.queue_ms / 1e3)
+        if said.finish is not None or said.error is not None:
+            del self._watched[said.sequence_id]
+
+    def _abandon(self, sequences: list[Sequence]) -> None:
+        """Nobody wants these any more, whichever of them still run."""
+        assert self._engine is not None
+        for sequence in sequences:
+            if self._listeners.pop(sequence.id, None) is not None:
+                del self._watched[sequence.id]
+                self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+                self._engine.cancel(sequence.id)
+
+    def _fail(self, exchange: Exchange, error: ServeError) -> None:
+        self.figures.requests.labels(error.outcome.value).inc()
+        exchange.fail(error)
+
+    def _intake_when_ready(self) -> Intake:
+        if self._engine is not None and self._engine.failed is not None:
+            raise self._engine.failed
+        if self._intake is None or self.phase != "ready":
+            raise NotReady(f"the engine is {self.phase}")
+        return self._intake
+
+    # -- everything else --------------------------------------------------------------------------------
+
+    def _tokenize(self, exchange: Exchange) -> None:
+        def in_thread() -> None:
+            try:
+                intake = self._intake_when_ready()
+                tokens = intake.tokenized(json.decode(exchange.body, TokenizeBody, LIMITS))
+                answer = {"count": len(tokens), "max_model_len": intake.context, "tokens": tokens}
+            except ServeError as error:
+                self._loop.call_soon_threadsafe(exchange.fail, error)
+            else:
+                self._loop.call_soon_threadsafe(exchange.respond, 200, msgspec.json.encode(answer))
+
+        self._tokenizing.submit(in_thread)
+
+    def _models(self, exchange: Exchange) -> None:
+        context = self.config.context if self._intake is None else self._intake.context
+        card = {
+            "id": self.config.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "headgate",
+            "max_model_len": context,
+        }
+        exchange.respond(200, msgspec.json.encode({"object": "list", "data": [card]}))
+
+    def _live(self, exchange: Exchange) -> None:
+        if self._engine is not None and self._engine.failed is not None:
+            exchange.fail(self._engine.failed)
+        else:
+            exchange.respond(200, b'{"status":"live"}')
+
+    def _ready(self, exchange: Exchange) -> None:
+        try:
+            self._intake_when_ready()
+        except ServeError as error:
+            exchange.fail(error)
+        else:
+            exchange.respond(200, b'{"status":"ready"}')
+
+    def _deep(self, exchange: Exchange) -> None:
+        """One real token: a model that answers /health but can't generate is not healthy."""
+        task = self._loop.create_task(self._deep_check())
+
+        def gone() -> None:
+            task.cancel()
+
+        def report(done: asyncio.Task[None]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is None:
+                exchange.respond(200, b'{"status":"generates"}')
+            else:
+                exchange.fail(error if isinstance(error, ServeError) else EngineFailed(f"no token: {error!r}"))
+
+        exchange.on_gone = gone
+        task.add_done_callback(report)
+
+    async def _deep_check(self) -> None:
+        self._intake_when_ready()
+        try:
+            async with asyncio.timeout(DEEP_CHECK_S):
+                await self._generate([1, 2, 3], False)
+        except TimeoutError:
+            raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.figures.text(), "text/plain; version=0.0.4; charset=utf-8")
+
+    def _page(self, exchange: Exchange) -> None:
+        body = page(self.config.model_name, self.phase, self._engine, self.cold_start)
+        exchange.respond(200, body, "text/html; charset=utf-8")

@@ -1,0 +1,44 @@
+"""How is the next token drawn?"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """One sequence's sampling settings. The defaults are OpenAI's, except that `seed` is always set:
+    draws are keyed on (seed, position), so that a continuation draws what the original would have."""
+
+    temperature: float = 1.0
+    """0 is greedy: the most likely token, ties to the lowest id."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    top_logprobs: int | None = None
+    """None: no logprobs at all. 0: of the drawn token only. n: also of the n most likely."""
+    ignore_eos: bool = False
+    grammar: str | None = None
+    """A GBNF grammar that the output must follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens at this position with their logprobs, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step gave one sequence: one token, or several when drafted tokens were accepted."""
+
+    sequence_id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each token where the sequence asked for logprobs, else empty."""

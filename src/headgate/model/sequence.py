@@ -1,0 +1,71 @@
+"""A request inside an engine."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headgate.model.sampling import Sampling
+
+
+class Finish(Enum):
+    """Why a sequence produces no more tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """The fields above the line are facts; only the Batcher writes those below it."""
+
+    id: int
+    tokens: list[int]
+    """The prompt; the Batcher appends the output."""
+    prompt_len: int
+    max_output: int
+    arrived: float
+    lane: str
+    priority: int
+    first_token_by: float
+    gap_target_s: float
+    sampling: Sampling = field(default_factory=Sampling)
+    cache_salt: bytes = b""
+    """Sequences share prefixes only with equal salts."""
+    longest_neighbour: int | None = None
+    """Longest sequence (in tokens) this one accepts in its batch; None: the engine's own cap."""
+
+    # -- written by the Batcher -------------------------------------------------------------------
+    slot: int | None = None
+    """The KV slot it occupies; None while it waits."""
+    computed: int = 0
+    """How many of `tokens` have their KV in the slot (or in `blob` while swapped out)."""
+    chain: list[bytes] = field(default_factory=list)
+    """Hash of every full block of `tokens`, each covering all that comes before it."""
+    blob: int | None = None
+    """Host copy of its KV while it is preempted."""
+    cached: int = 0
+    """Prompt tokens that were found in the prefix cache at first admission."""
+    preemptions: int = 0
+    chunks: int = 0
+    """Steps in which its prompt was prefilled."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    acceptance: float = 0.5
+    """Share of drafted tokens that turned out right, smoothed."""
+    drafts_rested: int = 0
+    """Tokens since drafting was last tried."""
+    finish: Finish | None = None
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def pending(self) -> int:
+        """Tokens not yet in the KV cache. Exactly one, the newest, while it decodes."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        return self.pending == 1 and self.output_len > 0

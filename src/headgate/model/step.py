@@ -1,0 +1,87 @@
+"""One pass through the model: what to move in the KV cache first, then what to compute.
+
+A Step is the whole message from the Batcher to whatever runs it: a real model, a scripted one in a
+test, a step-time model in the simulator.
+"""
+
+from dataclasses import dataclass
+
+from headgate.model.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Keep the first `length` tokens of a slot, forget the rest."""
+
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Make `slot` hold the first `length` tokens of `source`, another slot, which keeps its own."""
+
+    source: int
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy a slot's first `length` tokens to host memory under the name `blob`."""
+
+    slot: int
+    blob: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Make `slot` hold the first `length` tokens of a blob. The blob stays."""
+
+    blob: int
+    slot: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Free a blob's host memory."""
+
+    blob: int
+
+
+Move = Trim | Copy | Save | Load | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guesses
+    at what comes next, to be verified in the same pass."""
+
+    sequence: Sequence
+    slot: int
+    start: int
+    count: int
+    samples: bool
+    """False for a prefill chunk that does not end the prompt: nothing is drawn."""
+    draft: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return self.count + len(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    moves: tuple[Move, ...]
+    """To be carried out in this order before anything is computed."""
+    rows: tuple[Row, ...]
+    """In ascending slot order; each slot at most once. May be empty when there are only moves."""
+    repeat: int = 1
+    """This step and up to `repeat - 1` identical ones may follow with no decision in between, if nothing
+    arrives, is cancelled or stops early. A simulator runs them as one."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.width for row in self.rows)

@@ -1,0 +1,372 @@
+"""Which sequences run next step, for how many tokens?
+
+Decodes go first, each step, all of them. What is left of the running streams' gap target is spent on prefill:
+the chunk is the largest whose predicted step still delivers every stream's next token in time. Whoever waits is
+ordered by `urgency`. Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headgate.model.config import BatchConfig
+from headgate.model.sampling import Sampled
+from headgate.model.sequence import Finish, Sequence
+from headgate.model.step import Copy, Load, Move, Row, Save, Step, Trim
+from headgate.policy import speculate
+from headgate.policy.blocks import Ledger, Short, extend_chain
+from headgate.policy.estimate import StepShape, StepTime, shape_of
+
+OVERTAKERS = 16
+"""How far down the queue to look for somebody who fits when the first does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Not taken, and why."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start; only ever grows."""
+
+    steps: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    generated: int = 0
+    swaps: int = 0
+    recomputes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    ended: int = 0
+
+
+def urgency(sequence: Sequence, now: float, config: BatchConfig) -> tuple[float, bool, float, int]:
+    """Smaller goes first. Priority decides, lifted by age; then those that can still keep their deadline go before
+    those that are late anyway, so that one miss does not become two; then the earliest deadline."""
+    waited = now - sequence.arrived
+    if waited >= config.starve_after_s:
+        return (float("-inf"), False, sequence.arrived, sequence.id)
+    level = sequence.priority - waited // config.ageing_s
+    late = sequence.first_token_at is None and now > sequence.first_token_by
+    return (level, late, sequence.first_token_by, sequence.id)
+
+
+class Batcher:
+    def __init__(self, config: BatchConfig, ledger: Ledger, step_time: StepTime) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.step_time = step_time
+        self.counts = Counts()
+        self.waiting: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self._moves: list[Move] = []
+        self._last_victim: int | None = None
+        self._output_guess: dict[str, float] = {}
+
+    # -- sequences come and go ------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> Refuse | None:
+        if len(self.waiting) >= self.config.queue_limit:
+            return Refuse(f"{len(self.waiting)} sequences are waiting already")
+        if len(sequence.tokens) >= self.ledger.longest:
+            return Refuse(f"{len(sequence.tokens)} tokens do not fit the context of {self.ledger.longest}")
+        extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
+        self.waiting[sequence.id] = sequence
+        return None
+
+    def cancel(self, sequence_id: int, now: float) -> Sequence | None:
+        """Free whatever it holds, now. None: it has ended already."""
+        sequence = self.running.get(sequence_id) or self.waiting.get(sequence_id)
+        if sequence is not None:
+            self._end(sequence, Finish.CANCELLED, now)
+        return sequence
+
+    def pin(self, slot: int, now: float) -> Short | None:
+        """Keep what this slot holds as a prefix for good. Short: host memory has no room for it."""
+        moves = self.ledger.pin(slot, now)
+        if isinstance(moves, Short):
+            return moves
+        self._moves += moves
+        return None
+
+    # -- one step ---------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Step | None:
+        """What to do next; None when there is nothing to do."""
+        self._make_room_to_decode(now)
+        admitted = self._admit(now)
+        decodes = [sequence for sequence in self.running.values() if sequence.decoding]
+        rows = [self._decode_row(sequence, ()) for sequence in decodes]
+        prefills = self._prefill_rows(decodes, now)
+        if decodes and not prefills and len(decodes) <= self.config.draft_batch:
+            rows = self._drafted(decodes)
+        steady = not prefills and not admitted and not any(row.draft for row in rows)
+        moves, self._moves = tuple(self._moves), []
+        rows += prefills
+        if not rows and not moves:
+            return None
+        rows.sort(key=lambda row: row.slot)
+        return Step(moves, tuple(rows), self._repeat(rows) if steady and not moves else 1)
+
+    def done(
+        self, step: Step, sampled: Iterable[Sampled], stopped: frozenset[int], now: float, took_s: float
+    ) -> list[Sequence]:
+        """Book a step that took `took_s`. `stopped` names sequences that ended by what they said. A simulator that
+        ran a repeated step reports all its tokens at once. Gives back the sequences that ended."""
+        drawn = {one.sequence_id: one.tokens for one in sampled}
+        if step.rows and not any(isinstance(move, Save | Load | Copy) for move in step.moves):
+            times = max((len(tokens) for tokens in drawn.values()), default=1) if step.repeat > 1 else 1
+            self.step_time.learn(shape_of(step), took_s / times)
+        self.counts.steps += 1
+        ended = []
+        for row in step.rows:
+            sequence = row.sequence
+            if sequence.finish is None and sequence.slot == row.slot:
+                self._book(row, drawn.get(sequence.id, ()), now)
+                finish = self._finish_of(sequence, stopped)
+                if finish is not None:
+                    self._end(sequence, finish, now)
+                    ended.append(sequence)
+        return ended
+
+    def _book(self, row: Row, tokens: tuple[int, ...], now: float) -> None:
+        sequence = row.sequence
+        was_decoding = sequence.decoding
+        sequence.computed = row.start + row.count + max(0, len(tokens) - 1)
+        if not was_decoding:
+            sequence.chunks += 1
+            self.counts.prefilled += row.count
+        if row.draft:
+            speculate.learn(sequence, len(row.draft), len(tokens) - 1)
+            self.counts.drafted += len(row.draft)
+            self.counts.accepted += len(tokens) - 1
+            if len(tokens) == 1 + len(row.draft):
+                sequence.drafts_rested = self.config.draft_rest  # it worked: try again at once
+            elif sequence.slot is not None:
+                self._moves.append(Trim(sequence.slot, sequence.computed))
+        if len(tokens) > row.width:  # a repeated step: `_repeat` made sure there is room
+            self.ledger.grow(row.slot, sequence.computed)
+        if tokens:
+            sequence.tokens.extend(tokens)
+            self.counts.generated += len(tokens)
+            sequence.last_token_at = now
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+        extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
+        self.ledger.commit(row.slot, sequence.computed, sequence.chain)
+
+    def _finish_of(self, sequence: Sequence, stopped: frozenset[int]) -> Finish | None:
+        if sequence.id in stopped:
+            return Finish.STOP
+        if sequence.output_len >= sequence.max_output or len(sequence.tokens) >= self.ledger.longest:
+            return Finish.LENGTH
+        return None
+
+    def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
+        sequence.finish = finish
+        self.waiting.pop(sequence.id, None)
+        self.running.pop(sequence.id, None)
+        if sequence.slot is not None:
+            self.ledger.release(sequence.slot, now)
+            sequence.slot = None
+        if sequence.blob is not None:
+            self._moves += self.ledger.drop(sequence.blob)
+            sequence.blob = None
+        if finish is not Finish.CANCELLED:
+            guess = self._output_guess.get(sequence.lane, float(self.config.first_output_guess))
+            self._output_guess[sequence.lane] = guess + 0.1 * (sequence.output_len - guess)
+        self.counts.ended += 1
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def _make_room_to_decode(self, now: float) -> None:
+        """Every decoding sequence gets room for its next token; somebody goes if need be."""
+        for sequence in list(self.running.values()):
+            while sequence.decoding and sequence.slot is not None:
+                moves = self.ledger.grow(sequence.slot, len(sequence.tokens))
+                if not isinstance(moves, Short):
+                    self._moves += moves
+                    break
+                self._preempt(self._victim(), now)
+
+    def _victim(self) -> Sequence:
+        """The latest deadline (to the second), and of those the least to lose; not the same one twice in a row."""
+        others = [s for s in self.running.values() if s.id != self._last_victim] or list(self.running.values())
+        return max(others, key=lambda s: (s.priority, s.first_token_by // 1.0, -s.computed, s.id))
+
+    def _preempt(self, victim: Sequence, now: float) -> None:
+        assert victim.slot is not None
+        swapped = self.ledger.swap_out(victim.slot, now)
+        if isinstance(swapped, Short):
+            self.ledger.release(victim.slot, now)  # what survives in the cache need not be computed again
+            victim.computed = 0
+            self.counts.recomputes += 1
+        else:
+            victim.blob, moves = swapped
+            self._moves += moves
+            self.counts.swaps += 1
+        victim.slot = None
+        victim.preemptions += 1
+        self._last_victim = victim.id
+        del self.running[victim.id]
+        self.waiting[victim.id] = victim
+
+    # -- admission ----------------------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> bool:
+        """Move waiting sequences into slots, in order of urgency, as far as slots and memory go."""
+        free = self.ledger.free_slots
+        if not free or not self.waiting:
+            return False
+        queue = sorted(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
+        before = len(self.running)
+        passed_over = 0
+        for sequence in queue:
+            if not free or passed_over > OVERTAKERS:
+                break
+            if self._fits(sequence, now) and self._enter(sequence, now):
+                free -= 1
+            elif now - sequence.arrived >= self.config.starve_after_s:
+                break  # what frees up is for this one; overtaking it would be what starved it
+            else:
+                passed_over += 1
+        return len(self.running) > before
+
+    def _fits(self, sequence: Sequence, now: float) -> bool:
+        if not self.running:
+            return True
+        final = self.ledger.blocks_for(self._predicted_len(sequence))
+        committed = sum(self.ledger.blocks_for(self._predicted_len(other)) for other in self.running.values())
+        if committed + final > (1.0 - self.config.headroom) * self.ledger.blocks:
+            return False
+        if sequence.pending > self.config.long_prompt_tokens and sequence.blob is None:
+            long = sum(1 for s in self.running.values() if s.pending > self.config.long_prompt_tokens)
+            if long >= self.config.long_prefills:
+                return False
+        return self._neighbourly(sequence) and not self._prefix_is_coming(sequence, now)
+
+    def _predicted_len(self, sequence: Sequence) -> int:
+        guess = self._output_guess.get(sequence.lane, float(self.config.first_output_guess))
+        output = min(sequence.max_output, max(int(guess), sequence.output_len + 1))
+        return min(self.ledger.longest, sequence.prompt_len + output)
+
+    def _neighbourly(self, sequence: Sequence) -> bool:
+        """Nobody in a batch is longer than anyone else in it accepts. A sequence over the engine's own cap does not
+        enjoy its protection, so long ones may share with each other."""
+
+        def accepts(one: Sequence, other: Sequence) -> bool:
+            cap = one.longest_neighbour
+            if cap is None:
+                cap = self.config.longest_shared
+                if cap is None or self._predicted_len(one) > cap:
+                    return True
+            return self._predicted_len(other) <= cap
+
+        return all(accepts(sequence, s) and accepts(s, sequence) for s in self.running.values())
+
+    def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
+        """Somebody no less urgent is computing the very block this one needs next: wait and share it."""
+        known = self.ledger.match(sequence.chain)
+        if known >= len(sequence.chain):
+            return False
+        end = (known + 1) * self.ledger.block_tokens
+        mine = urgency(sequence, now, self.config)
+        return any(
+            other.computed < end <= other.prompt_len
+            and other.chain[known] == sequence.chain[known]
+            and urgency(other, now, self.config) < mine
+            for other in self.running.values()
+        )
+
+    def _enter(self, sequence: Sequence, now: float) -> bool:
+        # Room for the whole prompt is taken at once, so that a prefill under way is never short of memory.
+        tokens = len(sequence.tokens)
+        if sequence.blob is not None:
+            placed = self.ledger.swap_in(sequence.id, sequence.blob, tokens, now)
+        else:
+            placed = self.ledger.place(sequence.id, sequence.chain, tokens, now)
+        if isinstance(placed, Short):
+            return False
+        self._moves += placed.moves
+        sequence.slot, sequence.computed, sequence.blob = placed.slot, placed.length, None
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
+            sequence.cached = placed.length
+            self.counts.cached += placed.length
+        self.running[sequence.id] = sequence
+        del self.waiting[sequence.id]
+        return True
+
+    # -- rows ---------------------------------------------------------------------------------------------
+
+    def _decode_row(self, sequence: Sequence, draft: tuple[int, ...]) -> Row:
+        assert sequence.slot is not None
+        return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
+
+    def _prefill_rows(self, decodes: list[Sequence], now: float) -> list[Row]:
+        prefilling = [sequence for sequence in self.running.values() if not sequence.decoding]
+        if not prefilling:
+            return []
+        prefilling.sort(key=lambda s: urgency(s, now, self.config))
+        left = self._chunk(decodes, prefilling[0].computed, now)
+        rows = []
+        for sequence in prefilling:
+            count = min(left, sequence.pending)
+            if count > 0 and sequence.slot is not None:
+                rows.append(Row(sequence, sequence.slot, sequence.computed, count, count == sequence.pending))
+                left -= count
+        return rows
+
+    def _chunk(self, decodes: list[Sequence], start: int, now: float) -> int:
+        """The most prompt tokens this step may hold so that every running stream's next token is in time."""
+        config = self.config
+        slack = config.step_limit_s
+        for sequence in decodes:
+            assert sequence.last_token_at is not None
+            slack = min(slack, sequence.last_token_at + sequence.gap_target_s - now)
+        most = min(config.chunk_limit, config.step_tokens - len(decodes))
+        context = sum(sequence.computed + 1 for sequence in decodes)
+        careful = slack / (1.0 + 2.0 * self.step_time.spread)
+        fitting = self.step_time.largest_prefill(careful, len(decodes), context, start, most)
+        return max(fitting, min(config.chunk_floor, most))
+
+    def _drafted(self, decodes: list[Sequence]) -> list[Row]:
+        """Rows with drafts where they are expected to pay, and now and then to find out."""
+        context = sum(sequence.computed + 1 for sequence in decodes)
+        rows = []
+        for sequence in decodes:
+            allowed = min(speculate.LONGEST_DRAFT, sequence.max_output - sequence.output_len - 1)
+            allowed = min(allowed, self.ledger.longest - len(sequence.tokens) - 1)
+
+            def step_s(drafted: int, length: int = sequence.computed) -> float:
+                shape = StepShape(drafted, len(decodes), context + drafted * length)
+                return self.step_time.predict(shape)
+
+            size = speculate.draft_length(sequence.acceptance, step_s, allowed)
+            if size == 0 and allowed > 0:
+                sequence.drafts_rested += 1
+                size = min(2, allowed) if sequence.drafts_rested > self.config.draft_rest else 0
+            draft = speculate.look_up(sequence.tokens, size) if size else ()
+            if draft:
+                sequence.drafts_rested = 0
+                assert sequence.slot is not None
+                room = self.ledger.grow(sequence.slot, len(sequence.tokens) + len(draft))
+                if isinstance(room, Short):
+                    draft = ()
+                else:
+                    self._moves += room
+            rows.append(self._decode_row(sequence, draft))
+        return rows
+
+    def _repeat(self, rows: list[Row]) -> int:
+        """How many steps like this until one ends or memory runs short. Whoever waits now is let in only when
+        something ends: memory in use only grows until then, and no slot frees."""
+        if not rows:
+            return 1
+        longest = self.ledger.longest
+        steps = min(min(r.sequence.max_output - r.sequence.output_len, longest - len(r.sequence.tokens)) for r in rows)
+        spare = self.ledger.blocks - self.ledger.owned_blocks - self.ledger.cached_blocks
+        # With `spare` free blocks, this many tokens each are certain not to need an eviction.
+        return max(1, min(steps, (spare // len(rows)) * self.ledger.block_tokens))

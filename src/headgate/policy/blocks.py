@@ -1,0 +1,320 @@
+"""Which KV blocks hold what?
+
+The ledger accounts for KV memory in blocks of a few tokens. A block is held by exactly one *place*: a slot
+(device memory, one sequence at a time) or a blob (a copy in host memory). A slot whose sequence has ended
+keeps its blocks as prefix cache until somebody needs them.
+
+Prefixes are found by a hash chain: the hash of block i covers every token up to its end, so one look-up says
+that a place holds all blocks before it too. That makes presence monotone along a chain, and the longest match
+a binary search.
+
+Slots own whole streams because that is what llama.cpp gives without copying: a finished slot is trimmed and
+reused in place, a busy one is copied, a blob is loaded. See docs/decisions/0002.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from headgate.model.step import Copy, Drop, Load, Move, Save, Trim
+
+
+def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:
+    """Append the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
+    for start in range(len(chain) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
+        block = array("q", tokens[start : start + block_tokens]).tobytes()
+        # Not builtin hash(): it differs between processes, and replay compares decisions across them.
+        chain.append(blake2b(block, digest_size=16, key=chain[-1] if chain else salt[:64]).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a sequence goes, how much of it is there already, and how to make that true."""
+
+    slot: int
+    length: int
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Not enough memory. `blocks` more would have done."""
+
+    blocks: int
+
+
+@dataclass(slots=True)
+class _Place:
+    length: int = 0
+    blocks: int = 0
+    chain: list[bytes] = field(default_factory=list)
+    owner: int | None = None
+    pinned: bool = False
+    used_at: float = 0.0
+
+
+class Ledger:
+    def __init__(self, *, slots: int, slot_tokens: int, blocks: int, host_blocks: int, block_tokens: int = 16) -> None:
+        self.slot_tokens = slot_tokens
+        self.block_tokens = block_tokens
+        self.blocks = blocks
+        self.host_blocks = host_blocks
+        self.save_from = 128
+        """Shorter cached prefixes are not worth a host copy: saving costs about as much as computing them."""
+        self.owned_blocks = 0
+        self.cached_blocks = 0
+        self.host_used = 0
+        self.evictions = 0
+        """Cached prefixes that had to give up their device memory."""
+        self._slots = [_Place() for _ in range(slots)]
+        self._blobs: dict[int, _Place] = {}
+        self._next_blob = slots
+        self._index: dict[bytes, dict[int, None]] = {}
+
+    # -- questions ----------------------------------------------------------------------------------
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens the longest sequence can have."""
+        return min(self.slot_tokens, self.blocks * self.block_tokens)
+
+    @property
+    def free_slots(self) -> int:
+        return sum(1 for slot in self._slots if slot.owner is None)
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks no sequence owns; cached ones count, they can be had for the asking."""
+        return self.blocks - self.owned_blocks
+
+    def match(self, chain: list[bytes]) -> int:
+        """How many leading blocks of `chain` are held somewhere?"""
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if chain[middle - 1] in self._index:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    # -- sequences come, grow and go ------------------------------------------------------------------
+
+    def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> Placement | Short:
+        """Give `owner` a slot with room for its `tokens`, holding as much of its prefix as is known; never all of
+        it, since the last token must be computed to know what comes next."""
+        if (short := self.blocks_for(tokens) - self.available_blocks) > 0:
+            return Short(short)
+        matched = min(self.match(chain), (tokens - 1) // self.block_tokens)
+        length = matched * self.block_tokens
+        source = self._source(chain[matched - 1], length) if matched else None
+        slot = self._lowest_free(besides=source)
+        if source is not None and (source == slot or self._worth_taking_over(source, length)):
+            slot, moves = source, self._keep(source, length)
+        elif slot is None:
+            return Short(0)
+        else:
+            moves = self._evict(slot, spare=source)
+            if source is not None:
+                copy = Load if source in self._blobs else Copy
+                moves.append(copy(source, slot, length))
+                self._touch(source, now)
+        place = self._slots[slot]
+        place.owner, place.used_at = owner, now
+        self.cached_blocks -= place.blocks
+        self.owned_blocks += place.blocks
+        room = self._make_room(slot, tokens)
+        assert not isinstance(room, Short)  # checked above
+        self._publish(slot, chain[:matched], length)
+        return Placement(slot, length, (*moves, *room))
+
+    def grow(self, slot: int, length: int) -> list[Move] | Short:
+        """Reserve blocks so that the slot's owner may have `length` tokens."""
+        return self._make_room(slot, length)
+
+    def commit(self, slot: int, length: int, chain: list[bytes]) -> None:
+        """The slot now really holds `length` tokens, whose full blocks hash to `chain`."""
+        self._publish(slot, chain[: length // self.block_tokens], length)
+
+    def release(self, slot: int, now: float) -> None:
+        """The owner is gone; what it computed stays as prefix cache."""
+        place = self._slots[slot]
+        self.owned_blocks -= place.blocks
+        place.blocks = self.blocks_for(place.length)
+        self.cached_blocks += place.blocks
+        place.owner, place.used_at = None, now
+
+    # -- host memory --------------------------------------------------------------------------------
+
+    def swap_out(self, slot: int, now: float) -> tuple[int, list[Move]] | Short:
+        """Copy an owned slot to host memory and free its blocks. Short: host memory is full."""
+        place = self._slots[slot]
+        moves = self._host_room(self.blocks_for(place.length))
+        if isinstance(moves, Short):
+            return moves
+        blob = self._new_blob(place, owner=place.owner, now=now)
+        moves += [Save(slot, blob, place.length), *self.forget(slot)]
+        return blob, moves
+
+    def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> Placement | Short:
+        """Give a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
+        held = self._blobs[blob]
+        slot = self._lowest_free(besides=None)
+        short = self.blocks_for(tokens) - self.available_blocks
+        if slot is None or short > 0:
+            return Short(max(0, short))
+        moves = [*self._evict(slot), Load(blob, slot, held.length)]
+        place = self._slots[slot]
+        place.owner, place.used_at = owner, now
+        room = self._make_room(slot, tokens)
+        assert not isinstance(room, Short)  # checked above
+        self._publish(slot, held.chain, held.length)
+        return Placement(slot, held.length, (*moves, *room, *self.drop(blob)))
+
+    def drop(self, blob: int) -> list[Move]:
+        held = self._blobs.pop(blob)
+        self._unindex(blob, held.chain)
+        self.host_used -= held.blocks
+        return [Drop(blob)]
+
+    def pin(self, slot: int, now: float) -> list[Move] | Short:
+        """Keep a host copy of what this slot holds for good, so that its prefix never has to be computed again."""
+        place = self._slots[slot]
+        moves = self._host_room(self.blocks_for(place.length))
+        if isinstance(moves, Short):
+            return moves
+        blob = self._new_blob(place, owner=None, now=now)
+        self._blobs[blob].pinned = True
+        return [*moves, Save(slot, blob, place.length)]
+
+    def forget(self, slot: int) -> list[Move]:
+        """Empty a slot, owned or cached."""
+        place = self._slots[slot]
+        if place.owner is None:
+            self.cached_blocks -= place.blocks
+        else:
+            self.owned_blocks -= place.blocks
+        self._unindex(slot, place.chain)
+        moves: list[Move] = [Trim(slot, 0)] if place.length else []
+        self._slots[slot] = _Place()
+        return moves
+
+    # -- how it is done -----------------------------------------------------------------------------
+
+    def _source(self, deepest: bytes, length: int) -> int:
+        """Of the places that hold this prefix: a free slot if it is there, then a blob (a load is cheaper
+        than copying a whole stream), then a busy slot. Among free slots the one that loses least."""
+
+        def cost(place: int) -> tuple[int, int, int]:
+            if place in self._blobs:
+                return (1, 0, place)
+            held = self._slots[place]
+            rank = 2 if held.owner is not None else 0 if self._worth_taking_over(place, length) else 1
+            return (rank, held.length, place)
+
+        return min(self._index[deepest], key=cost)
+
+    def _worth_taking_over(self, slot: int, length: int) -> bool:
+        """Taking a slot over trims what else it holds, so most of it should be what we came for."""
+        if slot >= len(self._slots):
+            return False
+        held = self._slots[slot]
+        return held.owner is None and 2 * length >= held.length
+
+    def _lowest_free(self, besides: int | None) -> int | None:
+        """The lowest, because a batch over neighbouring slots is one pass and a hole makes it two."""
+        free = [slot for slot, place in enumerate(self._slots) if place.owner is None]
+        return next((slot for slot in free if slot != besides), free[0] if free else None)
+
+    def _keep(self, slot: int, length: int) -> list[Move]:
+        place = self._slots[slot]
+        if place.length == length:
+            return []
+        self._shorten(slot, length)
+        return [Trim(slot, length)]
+
+    def _shorten(self, slot: int, length: int) -> None:
+        place = self._slots[slot]
+        kept = length // self.block_tokens
+        self._unindex(slot, place.chain[kept:])
+        del place.chain[kept:]
+        place.length = length
+        blocks = self.blocks_for(length)
+        self.cached_blocks -= place.blocks - blocks
+        place.blocks = blocks
+
+    def _evict(self, slot: int, spare: int | None = None) -> list[Move]:
+        """Empty a cached slot, keeping a host copy of what is worth one, but not at the cost of blob `spare`."""
+        place = self._slots[slot]
+        moves: list[Move] = []
+        if place.length:
+            self.evictions += 1
+        if place.length >= self.save_from and len(self._index[place.chain[-1]]) == 1:
+            room = self._host_room(self.blocks_for(place.length), spare)
+            if not isinstance(room, Short):
+                moves = [
+                    *room,
+                    Save(slot, self._new_blob(place, owner=None, now=place.used_at), place.length),
+                ]
+        return moves + self.forget(slot)
+
+    def _make_room(self, slot: int, length: int) -> list[Move] | Short:
+        """Reserve blocks for an owned slot, evicting cached prefixes, least recently used first."""
+        place = self._slots[slot]
+        needed = self.blocks_for(length) - place.blocks
+        if needed <= 0:
+            return []
+        if needed > self.available_blocks:
+            return Short(needed - self.available_blocks)
+        moves: list[Move] = []
+        while self.blocks - self.owned_blocks - self.cached_blocks < needed:
+            cached = [i for i, held in enumerate(self._slots) if held.owner is None and held.blocks]
+            moves += self._evict(min(cached, key=lambda i: self._slots[i].used_at))
+        place.blocks += needed
+        self.owned_blocks += needed
+        return moves
+
+    def _host_room(self, blocks: int, spare: int | None = None) -> list[Move] | Short:
+        """Make room in host memory by dropping cached copies; never pinned ones or somebody's swapped KV."""
+        loose = [i for i, held in self._blobs.items() if held.owner is None and not held.pinned and i != spare]
+        most = self.host_blocks - self.host_used + sum(self._blobs[i].blocks for i in loose)
+        if blocks > most:
+            return Short(blocks - most)
+        moves: list[Move] = []
+        for blob in sorted(loose, key=lambda i: (self._blobs[i].used_at, i)):
+            if self.host_blocks - self.host_used >= blocks:
+                break
+            moves += self.drop(blob)
+        return moves
+
+    def _new_blob(self, place: _Place, owner: int | None, now: float) -> int:
+        blob, self._next_blob = self._next_blob, self._next_blob + 1
+        blocks = self.blocks_for(place.length)
+        self._blobs[blob] = _Place(place.length, blocks, list(place.chain), owner, False, now)
+        self.host_used += blocks
+        for digest in place.chain:
+            self._index.setdefault(digest, {})[blob] = None
+        return blob
+
+    def _publish(self, slot: int, chain: list[bytes], length: int) -> None:
+        place = self._slots[slot]
+        if length < place.length:  # drafts that were refused, or a shorter prefix
+            self._unindex(slot, place.chain[len(chain) :])
+            del place.chain[len(chain) :]
+        for digest in chain[len(place.chain) :]:
+            self._index.setdefault(digest, {})[slot] = None
+            place.chain.append(digest)
+        place.length = length
+
+    def _unindex(self, place: int, chain: list[bytes]) -> None:
+        for digest in chain:
+            holders = self._index[digest]
+            del holders[place]
+            if not holders:
+                del self._index[digest]
+
+    def _touch(self, place: int, now: float) -> None:
+        (self._blobs[place] if place in self._blobs else self._slots[place]).used_at = now

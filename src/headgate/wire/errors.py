@@ -1,0 +1,62 @@
+"""What does a failure look like over HTTP? The one place where outcomes become statuses.
+
+Bodies are OpenAI's: {"error": {"message", "type", "param", "code"}}.
+"""
+
+import math
+
+import msgspec
+
+from headgate.model.errors import ServeError
+from headgate.model.outcome import Outcome
+
+Headers = tuple[tuple[str, str], ...]
+
+STATUS: dict[Outcome, int] = {
+    Outcome.COMPLETED: 200,
+    Outcome.CANCELLED: 499,  # nginx's word for a client that left; only logs see it
+    Outcome.INVALID: 400,
+    Outcome.TOO_LONG: 400,
+    Outcome.UNKNOWN_MODEL: 404,
+    Outcome.QUEUE_FULL: 503,  # not 429, which would say that this client sends too much
+    Outcome.NOT_READY: 503,
+    Outcome.ENGINE_FAILED: 500,
+}
+
+CODES: dict[int, str] = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    431: "headers_too_large",
+    503: "too_many_connections",
+}
+"""OpenAI's `code` for refusals that never reach a handler, and so have no Outcome."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_body(error: ServeError) -> bytes:
+    return _body(error.message, STATUS[error.outcome], error.param, error.code)
+
+
+def error_headers(error: ServeError) -> Headers:
+    """openai-python reads `retry-after-ms` first; everybody else knows only whole seconds."""
+    if error.retry_after_s is None:
+        return ()
+    wait_s = max(0.0, error.retry_after_s)
+    return (("retry-after", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000))))
+
+
+def refusal_body(status: int, message: str) -> bytes:
+    """The body for a bare status, one of CODES."""
+    return _body(message, status, None, CODES[status])
+
+
+def _body(message: str, status: int, param: str | None, code: str | None) -> bytes:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    # A message may quote the client's own text: a lone surrogate in it must not fail the failure.
+    text = message.encode("utf-8", "replace").decode()
+    return _encode({"error": {"message": text, "type": kind, "param": param, "code": code}})

@@ -1,0 +1,223 @@
+"""One request and its answer.
+
+A handler is called with an Exchange once the request is complete, and answers it then or later: with
+`respond`, or with `stream`, any number of `event`s and `end`; with `fail` at any time. What it does after
+the answer is complete, or after the client has gone, has no effect.
+
+    nothing sent ── respond / fail ──────────────────────→ done
+         │ event: head and event in one write
+         ▼
+      started ──── end / fail (an error event, no [DONE]) → done
+                 the client leaves, in any state           → done, on_gone called
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol
+
+from headgate.model.errors import ServeError
+from headgate.wire.errors import STATUS, Headers, error_body, error_headers
+
+log = logging.getLogger(__name__)
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+"""Neither caches nor nginx may hold tokens back."""
+
+
+class Transport(Protocol):
+    def write(self, data: bytes) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+    def abort(self) -> None: ...
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection it came on."""
+
+    writable: bool
+
+    @property
+    def transport(self) -> Transport: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def answered(self, keep_alive: bool) -> None:
+        """The exchange has written its last byte."""
+
+
+class Exchange:
+    """The reader writes the request's fields until it is complete; from then on they are facts."""
+
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_transport",
+        "body",
+        "done",
+        "headers",
+        "http10",
+        "keep_alive",
+        "method",
+        "on_gone",
+        "on_writable",
+        "path",
+        "query",
+        "received_at",
+        "request_id",
+        "started",
+    )
+
+    def __init__(self, connection: Connection, received_at: float) -> None:
+        self._connection = connection
+        self._transport = connection.transport
+        self._head: bytes | None = None
+        self.method = ""
+        self.path = ""
+        self.query = ""
+        self.headers: dict[str, str] = {}
+        """Names in lower case; the values of a repeated one joined with commas."""
+        self.body = b""
+        self.received_at = received_at
+        """When the request's first byte was read, on the server's clock."""
+        self.request_id = ""
+        self.http10 = False
+        self.keep_alive = False
+        self.started = False
+        """Whether a byte of the answer has been written: from then on its status is settled."""
+        self.done = False
+        self.on_gone: Callable[[], None] | None = None
+        """Called once if the client leaves before the answer is complete. Set it before the handler returns."""
+        self.on_writable: Callable[[], None] | None = None
+        """Called when `writable` becomes true again."""
+
+    @property
+    def writable(self) -> bool:
+        """False when the client reads more slowly than we write. Writing on is allowed, and costs memory."""
+        return self._connection.writable
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
+        if self.done:
+            return
+        if self.started:
+            raise RuntimeError("respond() after the first event")
+        framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), len(body))
+        head = self._make_head(status, framing, headers)
+        self._finish(head if self.method == "HEAD" else head + body)
+
+    def stream(self, headers: Headers = ()) -> None:
+        """Promise an event stream. Nothing is sent before the first event, so that a failure until then
+        still gets a status of its own."""
+        framing = b"content-type: text/event-stream\r\n"
+        if self.http10:
+            self.keep_alive = False  # no chunks there: the end of the connection is the end of the stream
+        else:
+            framing += b"transfer-encoding: chunked\r\n"
+        self._head = self._make_head(200, framing, _STREAM_HEADERS + headers)
+
+    def event(self, data: bytes) -> None:
+        """One SSE event, in one write."""
+        if self.done:
+            return
+        payload = self._frame(data)
+        if not self.started:
+            payload = self._take_head() + payload
+        self._transport.write(payload)
+
+    def end(self, final: bytes | None = None) -> None:
+        """The stream's regular end, with a last event if given, in one write."""
+        if self.done:
+            return
+        payload = self._frame(final) if final is not None else b""
+        if not self.started:
+            payload = self._take_head() + payload
+        self._finish(payload + self._last_chunk())
+
+    def fail(self, error: ServeError) -> None:
+        """A status while nothing is sent; afterwards an error event and no [DONE], so that no client takes
+        the part it has for the whole."""
+        if self.done:
+            return
+        if self.started:
+            self.keep_alive = False
+            self._finish(self._frame(error_body(error)) + self._last_chunk())
+        else:
+            self.respond(STATUS[error.outcome], error_body(error), headers=error_headers(error))
+
+    def abort(self) -> None:
+        """Drop the client without another byte; `on_gone` follows."""
+        self._transport.abort()
+
+    def lost(self) -> None:
+        """For the connection: the client has gone before the answer was complete."""
+        gone = self.on_gone
+        self._settle()
+        if gone is not None:
+            try:
+                gone()
+            except Exception:
+                log.exception("request %s: on_gone failed", self.request_id)
+
+    def _finish(self, payload: bytes) -> None:
+        self.started = True
+        self._settle()
+        if payload:
+            self._transport.write(payload)
+        self._connection.answered(self.keep_alive)
+
+    def _settle(self) -> None:
+        self.done = True
+        # Callbacks usually refer to the exchange: drop them, or only the collector could free it.
+        self.on_gone = self.on_writable = None
+
+    def _frame(self, data: bytes) -> bytes:
+        if b"\n" in data or b"\r" in data:  # else what follows the line break could pose as a field or event
+            data = _LINE_END.sub(b"\ndata: ", data)
+        if self.method == "HEAD":
+            return b""
+        if self.http10:
+            return b"data: %b\n\n" % data
+        return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
+
+    def _last_chunk(self) -> bytes:
+        return b"" if self.http10 or self.method == "HEAD" else b"0\r\n\r\n"
+
+    def _take_head(self) -> bytes:
+        if self._head is None:
+            raise RuntimeError("event() or end() before stream()")
+        self.started = True
+        return self._head
+
+    def _make_head(self, status: int, framing: bytes, headers: Headers) -> bytes:
+        if self._connection.draining:
+            self.keep_alive = False
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        elif self.http10:
+            framing += b"connection: keep-alive\r\n"
+        extra = b"".join([_header(name, value) for name, value in headers])
+        return b"%b%bx-request-id: %b\r\n%b\r\n" % (
+            _STATUS_LINES[status],
+            framing,
+            self.request_id.encode(),
+            extra,
+        )
+
+
+Handler = Callable[[Exchange], None]
+
+
+def _header(name: str, value: str) -> bytes:
+    line = f"{name}: {value}".encode("latin-1", "replace")
+    if b"\n" in line or b"\r" in line:
+        raise ValueError(f"line break in the value of header {name}")
+    return line + b"\r\n"

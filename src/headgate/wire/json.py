@@ -1,0 +1,214 @@
+"""Is this body the JSON it claims to be, and the same JSON to every parser?
+
+Strict where parsers differ (duplicate keys, NaN, lone surrogates, huge numbers): whatever is behind us
+may read the same bytes another way.
+
+The standard library's parser, because only it can show us duplicate keys. A chat request of 310 bytes
+takes 6 µs (msgspec 1.1, which takes the last of two equal keys); 26 kB in 200 messages take 0.15 ms.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from headgate.model.errors import InvalidRequest
+from headgate.wire.limits import Limits
+
+T = TypeVar("T")
+
+_INT_DIGITS = 19
+"""What fits 64 bits, sign included. Elsewhere a longer one becomes a float, or wraps."""
+_FLOAT_CHARS = 64
+_SEARCHED = 10_000
+"""Values looked at to find where a flaw is: naming the place is a courtesy, not worth stalling others."""
+
+# Keep quotes and brackets, and make objects arrays: of a valid body only the nesting is asked.
+_NESTING = bytes.maketrans(b"{}", b"[]")
+_NOT_NESTING = bytes(set(range(256)) - set(b'[]{}"'))
+
+_CONVERT_PATH = re.compile(r" - at `(\$[^`]*)`$")
+_TOP_FIELD = re.compile(r"\$\.([^.\[]+)")
+_NAMED_FIELD = re.compile(r"field `([^`]*)`")
+_PLAIN_KEY = re.compile(r"\w{1,64}")
+
+
+class _Flaw(ValueError):
+    """Good syntax that we refuse. Raised at first; on the search it stands in the flawed value's place."""
+
+
+def parse(body: bytes, limits: Limits) -> object:
+    """The value in `body`. Raises InvalidRequest and nothing else."""
+    try:
+        value = _decode(body.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"body is not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"body is not JSON: {error.msg} at character {error.pos}") from None
+    except _Flaw as flaw:
+        _refuse(*_find_flaw(body, flaw))
+    except RecursionError:
+        raise InvalidRequest(f"body is nested deeper than {limits.json_depth}") from None
+    if _too_deep(body, limits.json_depth):
+        _refuse(f"nested deeper than {limits.json_depth}", _find_depth(value, limits.json_depth))
+    if (b"\\ud" in body or b"\\uD" in body) and not _encodable(value):
+        _refuse("lone surrogate", _find_surrogate(value))
+    return value
+
+
+def decode(body: bytes, type: type[T], limits: Limits) -> T:
+    """`body` as a Struct, or whatever else msgspec converts to."""
+    value = parse(body, limits)
+    try:
+        return msgspec.convert(value, type)
+    except msgspec.ValidationError as error:
+        message = str(error)
+    path = _CONVERT_PATH.search(message)
+    # msgspec leaves out the path `$`, but names the field that is missing or unknown there.
+    field = _TOP_FIELD.match(path[1]) if path else _NAMED_FIELD.search(message)
+    raise InvalidRequest(message, param=field[1] if field else None)
+
+
+# -- the parser's hooks --------------------------------------------------------------------------
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Flaw("duplicate key")
+    return found
+
+
+def _int(text: str) -> int:
+    if len(text) > _INT_DIGITS:
+        raise _Flaw(f"integer of more than {_INT_DIGITS} digits")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text) if len(text) <= _FLOAT_CHARS else float("inf")
+    if value - value != 0.0:  # of the floats, only inf and nan
+        raise _Flaw("number out of range")
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    raise _Flaw(f"{text} is not JSON")
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant)
+
+
+_scan = json.scanner.make_scanner(_strict)
+
+
+def _decode(text: str) -> object:
+    """_strict.decode(text) without its two regular expressions, a fifth of its time."""
+    stripped = text.strip(" \t\n\r")
+    try:
+        value, end = _scan(stripped, 0)
+    except (json.JSONDecodeError, StopIteration):
+        end = -1
+    return value if end == len(stripped) else _strict.decode(text)  # which names the error's place
+
+
+def _too_deep(body: bytes, limit: int) -> bool:
+    """Whether a body that has been parsed nests deeper than `limit`. Each pass takes off the innermost
+    level. All of it runs in C, which walking the values would not."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return False
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside_strings = unescaped.translate(_NESTING, _NOT_NESTING).split(b'"')[::2]
+    brackets = b"".join(outside_strings)
+    for _ in range(limit):
+        brackets = brackets.replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def _encodable(value: object) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# -- where is it? Asked only about a body that is refused ----------------------------------------
+
+Place = tuple[str | int, ...]
+
+
+def _refuse(flaw: str, place: Place) -> NoReturn:
+    path = "".join(_step(key) for key in place)
+    param = place[0][:64] if place and isinstance(place[0], str) else None
+    raise InvalidRequest(f"{flaw} at `${path}`", param=param)
+
+
+def _step(key: str | int) -> str:
+    if isinstance(key, str) and _PLAIN_KEY.fullmatch(key):
+        return f".{key}"
+    return f"[{key}]" if isinstance(key, int) else f"[{key[:64]!r}]"
+
+
+def _walk(value: object) -> list[tuple[object, Place]]:
+    """Values with their place, outermost first, until _SEARCHED are found."""
+    found: list[tuple[object, Place]] = [(value, ())]
+    for node, place in found:
+        if len(found) > _SEARCHED:
+            break
+        if isinstance(node, dict):
+            found.extend((child, (*place, key)) for key, child in node.items())
+        elif isinstance(node, list):
+            found.extend((child, (*place, i)) for i, child in enumerate(node[:_SEARCHED]))
+    return found
+
+
+def _find_flaw(body: bytes, flaw: _Flaw) -> tuple[str, Place]:
+    try:
+        tree = _marking.decode(body.decode())
+    except (ValueError, RecursionError):  # further on it is malformed as well
+        return str(flaw), ()
+    found = ((str(node), place) for node, place in _walk(tree) if isinstance(node, _Flaw))
+    return next(found, (str(flaw), ()))
+
+
+def _find_depth(value: object, limit: int) -> Place:
+    return next((place for _, place in _walk(value) if len(place) >= limit), ())
+
+
+def _find_surrogate(value: object) -> Place:
+    for node, place in _walk(value):
+        if isinstance(node, str) and not _encodable(node):
+            return place
+        if isinstance(node, dict) and not _encodable(list(node)):
+            return place
+    return ()
+
+
+def _marked(hook: Callable[[str], object]) -> Callable[[str], object]:
+    def mark(text: str) -> object:
+        try:
+            return hook(text)
+        except _Flaw as flaw:
+            return flaw
+
+    return mark
+
+
+def _marked_object(pairs: list[tuple[str, object]]) -> object:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        found[key] = _Flaw("duplicate key") if key in found else value
+    return found
+
+
+_marking = json.JSONDecoder(
+    object_pairs_hook=_marked_object,
+    parse_int=_marked(_int),
+    parse_float=_marked(_float),
+    parse_constant=_marked(_constant),
+)

@@ -1,0 +1,38 @@
+"""How much may one client ask of this process? Every bound of the wire, in one place."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    header_bytes: int = 16 * 1024
+    """Request line and headers together; more is answered 431. Also bounds trailers and chunk extensions."""
+    header_count: int = 100
+    """More headers (trailers included) are answered 431."""
+    body_bytes: int = 8 * 1024 * 1024
+    """A larger body is answered 413: unread if it announces its length, else as soon as it is passed."""
+    header_timeout_s: float = 10.0
+    """From a request's first byte to the end of its headers; then 408."""
+    body_timeout_s: float = 60.0
+    """From the end of the headers to the end of the body; then 408."""
+    idle_timeout_s: float = 75.0
+    """A connection on which no request begins is closed, silently, after this."""
+    linger_s: float = 2.0
+    """After a refusal, how long unread input is still read and thrown away. Closing at once would send a
+    reset, and a client busy sending its body would never see the answer."""
+    flush_timeout_s: float = 30.0
+    """A closing connection whose client does not read the rest is aborted after this."""
+    max_connections: int = 16_384
+    """A further client is answered 503 and closed."""
+    pipelined: int = 16
+    """Requests taken from a single read; those behind are not answered and the connection is closed."""
+    held_bytes: int = 64 * 1024
+    """Bytes kept unparsed while a request is being answered; at more, the socket is no longer read (and
+    the client's leaving is noticed only when something is written to it)."""
+    write_high_water: int = 32 * 1024
+    """Unsent bytes at which an exchange stops being writable; it is again at a quarter of it."""
+    notsent_lowat: int = 16 * 1024
+    """Unsent bytes the kernel accepts. By its own default it takes 4 MB, 19 000 small events, before a
+    stalled reader is noticed."""
+    json_depth: int = 64
+    """Objects and arrays within each other in a body."""

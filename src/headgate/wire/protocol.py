@@ -1,0 +1,279 @@
+"""One client's connection: who is answered next, when is it too late, when does it end?
+
+Requests are answered one at a time, in order. While one is being answered, what else arrives is held
+unparsed, but the socket is still read: that is how the client's leaving is noticed at once.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from headgate.model.clock import Clock
+from headgate.model.errors import EngineFailed, ServeError
+from headgate.wire.errors import refusal_body
+from headgate.wire.exchange import Exchange, Handler
+from headgate.wire.limits import Limits
+from headgate.wire.reader import HEADERS, IDLE, RequestReader
+
+log = logging.getLogger(__name__)
+
+ANSWERING: Final = "answering"
+CLOSING: Final = "closing"
+_REFUSED_AT_ONCE = 256
+"""Clients beyond max_connections that are told so at the same time; any more are just dropped."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """What the connections of a server share. Only the server writes `draining`."""
+
+    handler: Handler
+    clock: Clock
+    limits: Limits
+    new_id: Callable[[], str]
+    loop: asyncio.AbstractEventLoop
+    connections: set["ServerProtocol"] = field(default_factory=set)
+    draining: bool = False
+    empty: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last connection of a draining server is gone."""
+
+
+class ServerProtocol(asyncio.Protocol):
+    __slots__ = (
+        "_current",
+        "_deadline",
+        "_held",
+        "_held_at",
+        "_pumping",
+        "_reader",
+        "_reading",
+        "_server",
+        "_timed",
+        "_timer",
+        "_timer_at",
+        "_unread",
+        "transport",
+        "writable",
+    )
+    transport: asyncio.Transport
+
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        self._current: Exchange | None = None
+        self._held = bytearray()
+        self._held_at = 0.0
+        self._pumping = False
+        self._reading = True
+        self._timed: str = ANSWERING
+        """What the deadline is for: the reader's phase, ANSWERING (none), or CLOSING."""
+        self._deadline = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._unread = False
+        """Whether the client may still be sending something that nobody will look at."""
+        self.writable = True
+
+    @property
+    def draining(self) -> bool:
+        return self._server.draining
+
+    # -- called by the loop ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._server
+        limits = server.limits
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=limits.write_high_water)
+        self._reader = RequestReader(self, limits, server.new_id)
+        server.connections.add(self)
+        excess = len(server.connections) - limits.max_connections
+        if excess > _REFUSED_AT_ONCE:
+            self.transport.abort()
+        elif excess > 0:
+            self._refuse(503, "too many connections")
+        elif server.draining:
+            self._close()
+        else:
+            self._await_input()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timed is CLOSING:
+            return
+        if self._current is not None:
+            self._hold(data)
+            return
+        self._reader.feed(data, self._server.clock())
+        self._pump()
+
+    def eof_received(self) -> None:
+        # Clients that shut down only their sending side and still wait are rare; those that closed while
+        # we compute an answer are not, and close() would first wait for them to read what is unsent.
+        if self._current is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timed = CLOSING
+        if self._timer is not None:
+            self._timer.cancel()
+        self._held.clear()
+        self._reader.close()
+        server = self._server
+        server.connections.discard(self)
+        if server.draining and not server.connections:
+            server.empty.set()
+        exchange, self._current = self._current, None
+        if exchange is not None:
+            exchange.lost()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        exchange = self._current
+        if exchange is not None and exchange.on_writable is not None:
+            self._guard(exchange, exchange.on_writable)
+
+    # -- called by the server and the exchange -----------------------------------------------------
+
+    def answered(self, keep_alive: bool) -> None:
+        self._current = None
+        if not keep_alive or self._server.draining:
+            self._close()
+        elif not self._pumping:
+            self._pump()
+
+    def drain(self) -> None:
+        """Leave as soon as no request is under way."""
+        if self._timed is IDLE:
+            self._close()
+
+    # -- one request after the other ---------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Hand over all that has been read, as far as it is answered at once; then wait for more."""
+        reader = self._reader
+        self._pumping = True
+        while self._current is None and self._timed is not CLOSING:
+            if reader.ready:
+                self._hand_over(reader.ready.popleft())
+            elif reader.refusal is not None:
+                self._refuse(*reader.refusal)
+            elif reader.exhausted:
+                self._unread = True
+                self._close()
+            elif self._held:
+                data = bytes(self._held)
+                self._held.clear()
+                reader.feed(data, self._held_at)
+            else:
+                self._await_input()
+                break
+        self._pumping = False
+
+    def _hand_over(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self._timed = ANSWERING
+        self._deadline = math.inf
+        self._guard(exchange, self._server.handler, exchange)
+
+    def _guard(self, exchange: Exchange, call: Callable[..., None], *args: Exchange) -> None:
+        try:
+            call(*args)
+        except ServeError as error:
+            exchange.fail(error)
+        except Exception:
+            log.exception("request %s: the handler failed", exchange.request_id)
+            exchange.fail(EngineFailed("internal error"))
+
+    def _hold(self, data: bytes) -> None:
+        if self._reader.exhausted or self._reader.refusal is not None:
+            return
+        if not self._held:
+            self._held_at = self._server.clock()
+        self._held += data
+        if len(self._held) > self._server.limits.held_bytes and self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def _await_input(self) -> None:
+        reader = self._reader
+        self._read_on()
+        if reader.wants_continue:
+            reader.wants_continue = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if reader.phase is not self._timed:
+            self._timed = reader.phase
+            limits = self._server.limits
+            if reader.phase is IDLE:
+                self._expire_in(limits.idle_timeout_s)
+            else:
+                self._expire_in(limits.header_timeout_s if reader.phase is HEADERS else limits.body_timeout_s)
+
+    def _read_on(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not a request."""
+        self._unread = True
+        exchange = Exchange(self, self._server.clock())
+        exchange.request_id = self._server.new_id()
+        exchange.respond(status, refusal_body(status, message))
+
+    def _close(self) -> None:
+        self._timed = CLOSING
+        self._held.clear()
+        limits = self._server.limits
+        if self._unread:
+            # Closing with input unread sends a reset, which can overtake the answer: say that we are
+            # done, and let the client finish talking.
+            self._read_on()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._expire_in(limits.linger_s)
+            return
+        self.transport.close()
+        if self.transport.get_write_buffer_size() > 0:
+            self._expire_in(limits.flush_timeout_s)
+
+    # -- one timer ---------------------------------------------------------------------------------
+
+    def _expire_in(self, seconds: float) -> None:
+        """Setting a later deadline only notes it; the timer looks again when it goes off. A busy
+        connection so touches the loop's timers once in an idle timeout, not twice a request."""
+        loop = self._server.loop
+        self._deadline = loop.time() + seconds
+        if self._deadline < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._timer_at = self._deadline
+        self._timer = self._server.loop.call_at(self._deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        if self._deadline > self._server.loop.time():
+            if self._deadline < math.inf:
+                self._set_timer()
+        elif self._timed is IDLE:
+            self._close()
+        elif self._timed is CLOSING:
+            self._hang_up()
+        else:
+            self._refuse(408, f"the request's {self._timed} did not arrive in time")
+
+    def _hang_up(self) -> None:
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()
+        else:
+            self.transport.close()

@@ -1,0 +1,222 @@
+"""Which requests are in these bytes?
+
+Sans I/O: bytes in, complete exchanges (`ready`) or the reason to stop (`refusal`, `exhausted`) out.
+httptools is llhttp, which is strict about syntax; what it lets pass is refused here: headers without
+end, a missing or doubled Host, chunks on HTTP/1.0, encodings besides chunked. It can't be stopped
+within a read, so a read may make several exchanges ready.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Final, NamedTuple
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
+
+from headgate.wire.exchange import Connection, Exchange
+from headgate.wire.limits import Limits
+
+IDLE: Final = "idle"
+HEADERS: Final = "headers"
+BODY: Final = "body"
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Refusal(NamedTuple):
+    status: int
+    message: str
+
+
+class _StopParsing(Exception):
+    """Raised in a callback, the only way to make llhttp stop."""
+
+
+class RequestReader:
+    __slots__ = (
+        "_body",
+        "_body_len",
+        "_connection",
+        "_exchange",
+        "_header_bytes",
+        "_header_count",
+        "_limits",
+        "_new_id",
+        "_parser",
+        "_read_at",
+        "_unaccounted",
+        "_upgrade_framing",
+        "_url",
+        "exhausted",
+        "phase",
+        "ready",
+        "refusal",
+        "wants_continue",
+    )
+
+    def __init__(self, connection: Connection, limits: Limits, new_id: Callable[[], str]) -> None:
+        self._connection = connection
+        self._limits = limits
+        self._new_id = new_id
+        self._parser = HttpRequestParser(self)
+        self._read_at = 0.0
+        self._unaccounted = 0
+        self._upgrade_framing: bytes | None = None
+        self.phase: str = IDLE
+        self.ready: deque[Exchange] = deque()
+        self.refusal: Refusal | None = None
+        """To be answered after all that is ready; nothing more is read."""
+        self.exhausted = False
+        """Nothing more is read on this connection."""
+        self.wants_continue = False
+        """The client waits for a 100 before it sends the body."""
+
+    def feed(self, data: bytes, read_at: float) -> None:
+        self._read_at = read_at
+        # Bytes since the last header block or piece of body: whatever they are (a header, a trailer or a
+        # chunk extension without end), llhttp keeps swallowing them, in quadratic time if it is a value.
+        self._unaccounted += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._pass_over_upgrade(data[upgrade.args[0] :], read_at)
+        except HttpParserError as error:
+            if not self.exhausted and self.refusal is None:
+                self.refusal = Refusal(400, f"malformed HTTP: {error}")
+        else:
+            if self._unaccounted > self._limits.header_bytes and not self.exhausted:
+                self.refusal = Refusal(431, f"headers exceed {self._limits.header_bytes} bytes")
+
+    def close(self) -> None:
+        """Break the parser's reference to us, or only the garbage collector could free the connection."""
+        del self._parser
+        self.exhausted = True
+        self.ready.clear()
+
+    # -- called by the parser ------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if len(self.ready) >= self._limits.pipelined:
+            self.exhausted = True
+            raise _StopParsing
+        self.phase = HEADERS
+        self._exchange = Exchange(self._connection, self._read_at)
+        self._url = b""
+        self._header_bytes = self._header_count = 0
+        self._body: list[bytes] = []
+        self._body_len = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._header_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_count > self._limits.header_count:
+            self._refuse(431, f"more than {self._limits.header_count} headers")
+        if self._header_bytes > self._limits.header_bytes:
+            self._refuse(431, f"headers exceed {self._limits.header_bytes} bytes")
+        if self.phase is BODY:
+            return  # a trailer: nothing in it may change a request whose headers have been judged
+        headers = self._exchange.headers
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        if key in headers:
+            if key == "host":
+                self._refuse(400, "more than one Host header")
+            text = f"{headers[key]}, {text}"
+        headers[key] = text
+
+    def on_headers_complete(self) -> None:
+        self.phase = BODY
+        self._unaccounted = 0
+        parser = self._parser
+        exchange = self._exchange
+        headers = exchange.headers
+        exchange.method = parser.get_method().decode()
+        exchange.keep_alive = parser.should_keep_alive() and exchange.method != "CONNECT"
+        exchange.http10 = self._judge_version(parser.get_http_version(), headers)
+        encoding = headers.get("transfer-encoding")
+        if encoding is not None and encoding.lower() != "chunked":
+            self._refuse(400, "a transfer-encoding other than chunked")
+        length = int(headers.get("content-length", "0"))
+        if length > self._limits.body_bytes:
+            self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
+        if encoding is None and length == 0:
+            return
+        self.wants_continue = not exchange.http10 and headers.get("expect", "").lower() == "100-continue"
+        if parser.should_upgrade():
+            self._upgrade_framing = (
+                b"content-length: %d" % length if encoding is None else b"transfer-encoding: chunked"
+            )
+
+    def on_body(self, data: bytes) -> None:
+        self._unaccounted = 0
+        self._body_len += len(data)
+        if self._body_len > self._limits.body_bytes:
+            self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._upgrade_framing is not None:
+            return  # not yet: see _pass_over_upgrade
+        exchange = self._exchange
+        exchange.path, exchange.query = _split(self._url)
+        body = self._body
+        exchange.body = body[0] if len(body) == 1 else b"".join(body)
+        given = exchange.headers.get("x-request-id")
+        exchange.request_id = given if given is not None and _SANE_ID.fullmatch(given) else self._new_id()
+        self.ready.append(exchange)
+        self.phase = IDLE
+        self._unaccounted = 0
+        self.wants_continue = False
+        if not exchange.keep_alive:
+            self.exhausted = True
+
+    # --------------------------------------------------------------------------------------------------
+
+    def _judge_version(self, version: str, headers: dict[str, str]) -> bool:
+        """Whether it is HTTP/1.0."""
+        if version == "1.1":
+            if "host" not in headers:
+                self._refuse(400, "no Host header")
+            return False
+        if version != "1.0":
+            self._refuse(400, f"HTTP/{version} is not spoken here")
+        if "transfer-encoding" in headers:
+            self._refuse(400, "transfer-encoding on HTTP/1.0")
+        return True
+
+    def _refuse(self, status: int, message: str) -> None:
+        self.refusal = Refusal(status, message)
+        raise _StopParsing
+
+    def _pass_over_upgrade(self, rest: bytes, read_at: float) -> None:
+        """We upgrade nothing, which is allowed, and answer as usual. But llhttp has left off after the
+        headers, and would take the request's own body for the next request: a second parser reads the body
+        (Java's HttpClient offers h2c with every first POST)."""
+        if self._upgrade_framing is not None:
+            head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % self._upgrade_framing
+            self._upgrade_framing = None
+            self._exchange.keep_alive = False
+            body_only = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
+            self._parser = HttpRequestParser(body_only)
+            self._parser.feed_data(head)
+        if rest and not self.exhausted:
+            self._unaccounted = 0
+            self.feed(rest, read_at)
+
+
+def _split(url: bytes) -> tuple[str, str]:
+    """Path and query of a request target in any of its forms."""
+    target = url.decode("latin-1")
+    if not target.startswith("/") or "#" in target:
+        try:
+            parts = parse_url(url)
+        except HttpParserError:  # `*`, or CONNECT's host:port
+            return target, ""
+        return (parts.path or b"/").decode("latin-1"), (parts.query or b"").decode("latin-1")
+    path, _, query = target.partition("?")
+    return path, query

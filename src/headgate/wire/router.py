@@ -1,0 +1,49 @@
+"""Which handler answers this path?"""
+
+from collections.abc import Mapping
+
+from headgate.wire.errors import Headers, refusal_body
+from headgate.wire.exchange import Exchange, Handler
+
+Routes = Mapping[tuple[str, str], Handler]
+"""(method, exact path) → handler. A GET route answers HEAD as well."""
+
+
+class Router:
+    """Itself a Handler."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = dict(routes)
+        self._allowed: dict[str, list[str]] = {}
+        for method, path in routes:
+            self._allowed.setdefault(path, []).append(method)
+        for (method, path), handler in routes.items():
+            if method == "GET" and ("HEAD", path) not in routes:
+                self._routes["HEAD", path] = handler
+                self._allowed[path].append("HEAD")
+
+    def __call__(self, exchange: Exchange) -> None:
+        handler = self._routes.get((exchange.method, exchange.path))
+        if handler is None:
+            self._refuse(exchange)
+        elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
+            _respond(exchange, 415, "content-type must be application/json")
+        else:
+            handler(exchange)
+
+    def _refuse(self, exchange: Exchange) -> None:
+        allowed = self._allowed.get(exchange.path)
+        if allowed is None:
+            _respond(exchange, 404, f"no such path: {exchange.path[:256]}")
+        else:
+            allow = ", ".join(sorted(allowed))
+            _respond(exchange, 405, f"{exchange.path} answers {allow}", (("allow", allow),))
+
+
+def _respond(exchange: Exchange, status: int, message: str, headers: Headers = ()) -> None:
+    exchange.respond(status, refusal_body(status, message), headers=headers)
+
+
+def _is_json(content_type: str | None) -> bool:
+    # None: curl-like clients of local tools often say nothing, and the body is parsed strictly anyway.
+    return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"

@@ -1,0 +1,185 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headgate.engine.sampler import Logits, Sampler, choose, logprobs, uniform
+from headgate.model.errors import EngineFailed, InvalidRequest
+from headgate.model.sampling import Sampling
+
+
+def sampler(sampling: Sampling, tokens: list[int] | None = None, prompt_len: int = 0, n: int = 8) -> Sampler:
+    return Sampler(sampling, tokens or [], prompt_len, n_vocab=n, eog=[0])
+
+
+def row(*values: float) -> Logits:
+    return np.array(values, np.float32)
+
+
+def by_full_sort(weights: Logits, top_k: int, top_p: float, u: float) -> int:
+    """What `choose` promises, without a shortcut."""
+    order = np.argsort(-weights, kind="stable")
+    order = order[: int((weights > 0).sum())][: top_k or None]
+    mass = np.cumsum(weights[order], dtype=np.float64)
+    kept = float(mass[-1]) if top_k else float(weights.sum(dtype=np.float64))
+    if top_p < 1:
+        cut = min(int(np.searchsorted(mass, top_p * kept)), len(order) - 1)
+        order, mass, kept = order[: cut + 1], mass[: cut + 1], float(mass[cut])
+    return int(order[min(int(np.searchsorted(mass, u * kept, side="right")), len(order) - 1)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([1, 5, 900, 3000, 20_000]),
+    spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
+    grain=st.sampled_from([0.0, 0.5]),
+    top_k=st.sampled_from([0, 0, 1, 40, 1500, 50_000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.95, 0.99999]),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_the_head_gives_the_token_that_sorting_everything_gives(
+    seed: int, size: int, spread: float, grain: float, top_k: int, top_p: float, u: float
+) -> None:
+    logits = np.random.default_rng(seed).normal(0, spread, size)
+    if grain:
+        logits = np.round(logits / grain) * grain  # many ties
+    weights: NDArray[np.float32] = np.exp((logits - logits.max()).astype(np.float32))
+    assert choose(weights, top_k, top_p, u) == by_full_sort(weights, top_k, top_p, u)
+
+
+def test_a_draw_depends_on_seed_and_position_only() -> None:
+    logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    settings_ = Sampling(seed=7)
+    first = [sampler(settings_, n=1000).draw(logits, position) for position in range(20)]
+    again = sampler(settings_, n=1000)
+    assert [again.draw(logits, position) for position in reversed(range(20))] == first[::-1]
+    other = sampler(Sampling(seed=8), n=1000)
+    assert [other.draw(logits, position) for position in range(20)] != first
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = row(*np.log([0.5, 0.3, 0.2]))
+    drawn = Counter(sampler(Sampling(seed=1), n=3).draw(logits, position) for position in range(4000))
+    assert [round(drawn[token] / 4000, 1) for token in range(3)] == [0.5, 0.3, 0.2]
+
+
+def test_uniform_numbers_are_in_range_and_differ() -> None:
+    numbers = {uniform(seed, position) for seed in (-1, 0, 2**70) for position in range(300)}
+    assert len(numbers) == 900
+    assert all(0 <= number < 1 for number in numbers)
+
+
+def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
+    assert sampler(Sampling(temperature=0)).draw(row(1, 3, 3, 2), 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(top_k=2), {0, 1}),
+        (Sampling(top_p=0.75), {0, 1}),
+        (Sampling(top_p=0.5), {0}),
+        (Sampling(min_p=0.5), {0, 1}),
+        (Sampling(top_k=3, top_p=0.8), {0, 1}),  # of the mass of those three
+        (Sampling(temperature=0.01), {0}),
+    ],
+)
+def test_filters_keep_what_they_name(sampling: Sampling, kept: set[int]) -> None:
+    logits = row(*np.log([0.5, 0.27, 0.13, 0.1]))
+    drawn = {sampler(sampling, n=4).draw(logits, position) for position in range(300)}
+    assert drawn == kept
+
+
+def test_repetition_counts_the_prompt_presence_and_frequency_do_not() -> None:
+    prompt = [1, 1]
+    greedy = Sampling(temperature=0, repetition_penalty=2.0)
+    assert sampler(greedy, prompt, 2).draw(row(0, 4, 3), 2) == 2
+    assert sampler(Sampling(temperature=0, presence_penalty=2.0), prompt, 2).draw(row(0, 4, 3), 2) == 1
+    assert sampler(Sampling(temperature=0, frequency_penalty=2.0), prompt, 2).draw(row(0, 4, 3), 2) == 1
+
+
+def test_repetition_pushes_a_negative_logit_further_down() -> None:
+    assert sampler(Sampling(temperature=0, repetition_penalty=2.0), [1], 1).draw(row(-3, -2, -5), 1) == 0
+
+
+def test_frequency_grows_with_each_use_and_presence_does_not() -> None:
+    logits = row(0, 4, 0)
+    often = sampler(Sampling(temperature=0, frequency_penalty=1.5))
+    assert [often.draw(logits, position) for position in range(5)] == [1, 1, 1, 0, 0]
+    once = sampler(Sampling(temperature=0, presence_penalty=1.5))
+    assert [once.draw(logits, position) for position in range(5)] == [1] * 5
+
+
+def test_output_that_was_there_at_the_start_is_counted() -> None:
+    penalised = sampler(Sampling(temperature=0, presence_penalty=2.0), [5, 1], 1)
+    assert penalised.draw(row(0, 4, 3), 2) == 2
+
+
+def test_many_distinct_tokens_are_all_penalised() -> None:
+    tokens = list(range(500))
+    penalised = sampler(Sampling(temperature=0, repetition_penalty=10.0), tokens, 500, n=501)
+    assert penalised.draw(np.ones(501, np.float32), 500) == 500
+
+
+def test_a_bias_moves_a_token_and_an_unknown_token_is_refused() -> None:
+    assert sampler(Sampling(temperature=0, logit_bias={2: 5.0, 1: -100.0})).draw(row(0, 4, 0), 0) == 2
+    with pytest.raises(InvalidRequest) as refused:
+        sampler(Sampling(logit_bias={8: 1.0}))
+    assert refused.value.param == "logit_bias"
+
+
+def test_ignore_eos_never_draws_an_end() -> None:
+    assert sampler(Sampling(temperature=0)).draw(row(9, 1, 0), 0) == 0
+    assert sampler(Sampling(temperature=0, ignore_eos=True)).draw(row(9, 1, 0), 0) == 1
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = row(*np.log([0.1, 0.6, 0.3]))
+    chance = logprobs(logits, 0, 2)
+    assert math.isclose(chance.logprob, math.log(0.1), rel_tol=1e-5)
+    assert [token for token, _ in chance.top] == [1, 2]
+    assert math.isclose(chance.top[0][1], math.log(0.6), rel_tol=1e-5)
+    assert logprobs(logits, 2, 0).top == ()
+    assert len(logprobs(logits, 2, 20).top) == 3
+
+
+def test_broken_logits_are_the_engines_failure() -> None:
+    for broken in (row(np.nan, 1), row(-np.inf, -np.inf)):
+        with pytest.raises(EngineFailed):
+            sampler(Sampling()).draw(broken, 0)
+
+
+class OnlyEven:
+    """A constraint for the test: even tokens, and it remembers what was accepted."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.masked = 0
+
+    def allows(self, token: int) -> bool:
+        return token % 2 == 0
+
+    def mask(self) -> NDArray[np.bool_]:
+        self.masked += 1
+        return np.arange(4) % 2 == 0
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+    def close(self) -> None: ...
+
+
+def test_a_constraint_masks_only_when_the_first_draw_was_forbidden_and_keeps_proportions() -> None:
+    even = OnlyEven()
+    constrained = Sampler(Sampling(seed=5), [], 0, n_vocab=4, eog=[], constraint=even)
+    logits = row(*np.log([0.3, 0.4, 0.1, 0.2]))
+    drawn = Counter(constrained.draw(logits, position) for position in range(4000))
+    assert set(drawn) == {0, 2}
+    assert abs(drawn[0] / 4000 - 0.75) < 0.03
+    assert 2000 < even.masked < 2800  # the 60 % that fell on odd tokens
+    assert len(even.accepted) == 4000
