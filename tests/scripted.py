@@ -4,7 +4,8 @@ Every move is carried out on token lists, and every row must find in its slot ex
 so whatever drives it proves that the ledger's bookkeeping is the physical truth.
 """
 
-from collections.abc import Iterable, Sequence as Items
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from headgate.model.config import BatchConfig

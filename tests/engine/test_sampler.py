@@ -7,75 +7,98 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headgate.engine.sampler import Logits, Sampler, choose, logprobs, uniform
-from headgate.model.errors import EngineFailed, InvalidRequest
+from headgate.engine.sampler import Logits, Sampler, _kept, choose, logprobs, uniform
+from headgate.model.errors import EngineFailed
 from headgate.model.sampling import Sampling
 
 
-def sampler(sampling: Sampling, tokens: list[int] | None = None, prompt_len: int = 0, n: int = 8) -> Sampler:
-    return Sampler(sampling, tokens or [], prompt_len, n_vocab=n, eog=[0])
+def sampler(sampling: Sampling, tokens: list[int] | None = None, prompt_len: int = 0) -> Sampler:
+    return Sampler(sampling, tokens or [], prompt_len, eog=[0])
 
 
 def row(*values: float) -> Logits:
     return np.array(values, np.float32)
 
 
-def by_full_sort(weights: Logits, top_k: int, top_p: float, u: float) -> int:
-    """What `choose` promises, without a shortcut."""
-    order = np.argsort(-weights, kind="stable")
-    order = order[: int((weights > 0).sum())][: top_k or None]
+def kept_by_full_sort(weights: Logits, top_k: int, top_p: float) -> list[int]:
+    """What `_kept` promises, without a shortcut."""
+    order = np.argsort(-weights, kind="stable")[: int((weights > 0).sum())][: top_k or None]
     mass = np.cumsum(weights[order], dtype=np.float64)
-    kept = float(mass[-1]) if top_k else float(weights.sum(dtype=np.float64))
+    total = float(mass[-1]) if top_k else float(weights.sum(dtype=np.float64))
     if top_p < 1:
-        cut = min(int(np.searchsorted(mass, top_p * kept)), len(order) - 1)
-        order, mass, kept = order[: cut + 1], mass[: cut + 1], float(mass[cut])
-    return int(order[min(int(np.searchsorted(mass, u * kept, side="right")), len(order) - 1)])
+        order = order[: int(np.searchsorted(mass, top_p * total)) + 1]
+    return sorted(order.tolist())
 
 
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
-    size=st.sampled_from([1, 5, 900, 3000, 20_000]),
+    size=st.sampled_from([1, 5, 900, 20_000]),
     spread=st.sampled_from([0.0, 0.1, 1.0, 4.0, 30.0]),
     grain=st.sampled_from([0.0, 0.5]),
     top_k=st.sampled_from([0, 0, 1, 40, 1500, 50_000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.01, 0.5, 0.95, 0.99999]),
-    u=st.floats(0, 1, exclude_max=True),
+    top_p=st.sampled_from([1.0, 0.01, 0.5, 0.95, 0.99999]),
 )
-def test_the_head_gives_the_token_that_sorting_everything_gives(
-    seed: int, size: int, spread: float, grain: float, top_k: int, top_p: float, u: float
+def test_filters_keep_exactly_what_sorting_everything_keeps(
+    seed: int, size: int, spread: float, grain: float, top_k: int, top_p: float
 ) -> None:
+    weights = random_weights(seed, size, spread, grain)
+    assert _kept(weights, top_k, top_p).tolist() == kept_by_full_sort(weights, top_k, top_p)
+
+
+def random_weights(seed: int, size: int, spread: float, grain: float) -> NDArray[np.float32]:
     logits = np.random.default_rng(seed).normal(0, spread, size)
     if grain:
         logits = np.round(logits / grain) * grain  # many ties
     weights: NDArray[np.float32] = np.exp((logits - logits.max()).astype(np.float32))
-    assert choose(weights, top_k, top_p, u) == by_full_sort(weights, top_k, top_p, u)
+    return weights
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.0, 1.0, 4.0, 30.0]),
+    top_k=st.sampled_from([0, 0, 7]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    u=st.floats(0, 1, exclude_max=True),
+)
+def test_a_draw_is_always_a_token_that_was_kept(seed: int, spread: float, top_k: int, top_p: float, u: float) -> None:
+    weights = random_weights(seed, 5000, spread, 0.0)
+    assert choose(weights, top_k, top_p, u) in kept_by_full_sort(weights, top_k, top_p)
+
+
+def test_equal_steps_of_the_share_visit_tokens_in_proportion() -> None:
+    weights = random_weights(3, 300, 3.0, 0.0)
+    steps = 200_000
+    drawn = np.bincount([choose(weights, 0, 1.0, (step + 0.5) / steps) for step in range(0, steps, 10)], minlength=300)
+    assert np.abs(drawn / drawn.sum() - weights / weights.sum()).max() < 2e-4
 
 
 def test_a_draw_depends_on_seed_and_position_only() -> None:
     logits = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     settings_ = Sampling(seed=7)
-    first = [sampler(settings_, n=1000).draw(logits, position) for position in range(20)]
-    again = sampler(settings_, n=1000)
+    first = [sampler(settings_).draw(logits, position) for position in range(20)]
+    again = sampler(settings_)
     assert [again.draw(logits, position) for position in reversed(range(20))] == first[::-1]
-    other = sampler(Sampling(seed=8), n=1000)
+    other = sampler(Sampling(seed=8))
     assert [other.draw(logits, position) for position in range(20)] != first
 
 
 def test_draws_follow_the_distribution() -> None:
     logits = row(*np.log([0.5, 0.3, 0.2]))
-    drawn = Counter(sampler(Sampling(seed=1), n=3).draw(logits, position) for position in range(4000))
+    drawn = Counter(sampler(Sampling(seed=1)).draw(logits, position) for position in range(4000))
     assert [round(drawn[token] / 4000, 1) for token in range(3)] == [0.5, 0.3, 0.2]
 
 
 def test_uniform_numbers_are_in_range_and_differ() -> None:
-    numbers = {uniform(seed, position) for seed in (-1, 0, 2**70) for position in range(300)}
+    numbers = {uniform(seed, position) for seed in (-1, 0, 2**40) for position in range(300)}
     assert len(numbers) == 900
     assert all(0 <= number < 1 for number in numbers)
 
 
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
-    assert sampler(Sampling(temperature=0)).draw(row(1, 3, 3, 2), 0) == 1
+    for temperature in (0, 1e-40):
+        assert sampler(Sampling(temperature=temperature)).draw(row(1, 3, 3, 2), 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +106,7 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
     [
         (Sampling(top_k=2), {0, 1}),
         (Sampling(top_p=0.75), {0, 1}),
-        (Sampling(top_p=0.5), {0}),
+        (Sampling(top_p=0.49), {0}),
         (Sampling(min_p=0.5), {0, 1}),
         (Sampling(top_k=3, top_p=0.8), {0, 1}),  # of the mass of those three
         (Sampling(temperature=0.01), {0}),
@@ -91,7 +114,7 @@ def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
 )
 def test_filters_keep_what_they_name(sampling: Sampling, kept: set[int]) -> None:
     logits = row(*np.log([0.5, 0.27, 0.13, 0.1]))
-    drawn = {sampler(sampling, n=4).draw(logits, position) for position in range(300)}
+    drawn = {sampler(sampling).draw(logits, position) for position in range(300)}
     assert drawn == kept
 
 
@@ -110,7 +133,7 @@ def test_repetition_pushes_a_negative_logit_further_down() -> None:
 def test_frequency_grows_with_each_use_and_presence_does_not() -> None:
     logits = row(0, 4, 0)
     often = sampler(Sampling(temperature=0, frequency_penalty=1.5))
-    assert [often.draw(logits, position) for position in range(5)] == [1, 1, 1, 0, 0]
+    assert [often.draw(logits, position) for position in range(5)] == [1, 1, 1, 0, 2]
     once = sampler(Sampling(temperature=0, presence_penalty=1.5))
     assert [once.draw(logits, position) for position in range(5)] == [1] * 5
 
@@ -122,15 +145,12 @@ def test_output_that_was_there_at_the_start_is_counted() -> None:
 
 def test_many_distinct_tokens_are_all_penalised() -> None:
     tokens = list(range(500))
-    penalised = sampler(Sampling(temperature=0, repetition_penalty=10.0), tokens, 500, n=501)
+    penalised = sampler(Sampling(temperature=0, repetition_penalty=10.0), tokens, 500)
     assert penalised.draw(np.ones(501, np.float32), 500) == 500
 
 
-def test_a_bias_moves_a_token_and_an_unknown_token_is_refused() -> None:
+def test_a_bias_moves_a_token() -> None:
     assert sampler(Sampling(temperature=0, logit_bias={2: 5.0, 1: -100.0})).draw(row(0, 4, 0), 0) == 2
-    with pytest.raises(InvalidRequest) as refused:
-        sampler(Sampling(logit_bias={8: 1.0}))
-    assert refused.value.param == "logit_bias"
 
 
 def test_ignore_eos_never_draws_an_end() -> None:
@@ -166,7 +186,7 @@ class OnlyEven:
 
     def mask(self) -> NDArray[np.bool_]:
         self.masked += 1
-        return np.arange(4) % 2 == 0
+        return np.array([True, False, True, False])
 
     def accept(self, token: int) -> None:
         self.accepted.append(token)
@@ -176,10 +196,10 @@ class OnlyEven:
 
 def test_a_constraint_masks_only_when_the_first_draw_was_forbidden_and_keeps_proportions() -> None:
     even = OnlyEven()
-    constrained = Sampler(Sampling(seed=5), [], 0, n_vocab=4, eog=[], constraint=even)
+    constrained = Sampler(Sampling(seed=5), [2], 0, eog=[], constraint=even)
     logits = row(*np.log([0.3, 0.4, 0.1, 0.2]))
     drawn = Counter(constrained.draw(logits, position) for position in range(4000))
     assert set(drawn) == {0, 2}
     assert abs(drawn[0] / 4000 - 0.75) < 0.03
     assert 2000 < even.masked < 2800  # the 60 % that fell on odd tokens
-    assert len(even.accepted) == 4000
+    assert len(even.accepted) == 1 + 4000  # and the token that was there

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ def up_to_first_stop(text: str, stops: list[str]) -> str:
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(borders)]
 
 
 alphabet = st.text("ab<|é漢🙂", max_size=24)

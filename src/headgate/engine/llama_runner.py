@@ -1,5 +1,6 @@
 """Runs steps on llama.cpp: KV moves first, then one llama_decode, then a draw for every row that asks."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headgate.engine.llama import Context, Model, library
 from headgate.engine.sampler import Logits, Sampler, logprobs
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.clock import Clock, monotonic
-from headgate.model.errors import EngineFailed, StartupError
+from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Load, Move, Row, Save, Step, Trim
@@ -48,9 +49,10 @@ class LlamaRunner:
         n_ctx = slots * (-(-slot_tokens // _SLOT_ROUNDING) * _SLOT_ROUNDING)
         self._check(model, n_ctx)
         self.tokenizer = Tokenizer(model)
+        adapters = [model.adapter(path) for path in loras]
         self._context = Context(model, slots=slots, n_ctx=n_ctx, batch_tokens=self.max_batch_tokens, threads=threads)
-        if loras:
-            self._context.apply([model.adapter(path) for path in loras])
+        if adapters:
+            self._context.apply(adapters)
         # Built now, not with the first grammar: it takes a quarter of a second, in which no stream moves.
         self._grammars = Grammars(self.tokenizer, model.c)
         self._clock = clock
@@ -58,12 +60,14 @@ class LlamaRunner:
         self._blobs: dict[int, NDArray[np.uint8]] = {}
 
     def open(self, sequence: Sequence) -> None:
+        """Raise InvalidRequest for a bad grammar, and for token ids that would make llama.cpp fail everyone."""
+        self._check_ids(sequence.tokens, "prompt")
+        self._check_ids(sequence.sampling.logit_bias, "logit_bias")
         grammar = sequence.sampling.grammar
         self._samplers[sequence.id] = Sampler(
             sequence.sampling,
             sequence.tokens,
             sequence.prompt_len,
-            n_vocab=self.tokenizer.n_vocab,
             eog=self.tokenizer.eog,
             constraint=None if grammar is None else self._grammars.compile(grammar),
         )
@@ -72,11 +76,14 @@ class LlamaRunner:
         self._samplers.pop(sequence_id).close()
 
     def run(self, step: Step) -> list[Sampled]:
+        count, wanted = self._fill(step.rows)
         began = self._clock()
         self._carry_out(step)
+        moved = self._clock()
         count, wanted = self._fill(step.rows)
+        filled = self._clock()
         code = self._context.decode(count) if count else 0
-        self.model_s += self._clock() - began
+        self.model_s += (moved - began) + (self._clock() - filled)
         if code:
             raise EngineFailed(f"llama_decode gave {code} for {count} tokens: {library().why()}")
         return self._sample(step.rows, self._context.logits(wanted)) if wanted else []
@@ -169,6 +176,10 @@ class LlamaRunner:
             if token != guess or token in self.tokenizer.eog:
                 break
         return Sampled(row.sequence.id, tuple(tokens), tuple(chances))
+
+    def _check_ids(self, ids: Collection[int], param: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
+            raise InvalidRequest(f"{param}: token ids go from 0 to {self.tokenizer.n_vocab - 1}", param=param)
 
     def _check(self, model: Model, n_ctx: int) -> None:
         if not 0 < self.slots <= MAX_SLOTS or self.slot_tokens < 1:

@@ -10,7 +10,7 @@ class BatchConfig:
     """Most tokens in one step, decodes and prefill together."""
     chunk_limit: int = 512
     """Most prompt tokens in one step, however fast the machine."""
-    chunk_floor: int = 16
+    chunk_floor: int = 8
     """Fewest prompt tokens in a step that has any, however tight the running streams: keeps a long prompt moving."""
     step_limit_s: float = 0.5
     """Longest step to aim for when nobody is decoding: an arrival can't be seen to before the step ends."""
@@ -18,10 +18,13 @@ class BatchConfig:
     """Most waiting sequences; beyond it an arrival is refused at once."""
     headroom: float = 0.2
     """Share of KV memory kept free at admission, for sequences that talk longer than predicted."""
-    ageing_s: float = 10.0
-    """Waiting this long lifts a sequence by one priority."""
     starve_after_s: float = 60.0
-    """A sequence that has waited this long goes before everything younger, and nobody overtakes it into a slot."""
+    """A sequence that has waited this long, or as long as its own promise if that is longer, goes before everything
+    younger, and nobody overtakes it into a slot."""
+    ageing_s: float = 2.0
+    """Waiting this long, or four times its own promise if that is longer, lifts a sequence by one priority."""
+    most_yields: int = 2
+    """How often a sequence may be swapped out to make way for a higher lane; 0: never."""
     long_prompt_tokens: int = 512
     """A prompt with more than this left to prefill is long."""
     long_prefills: int = 1

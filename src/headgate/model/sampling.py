@@ -23,7 +23,7 @@ class Sampling:
     """None: no logprobs at all. 0: of the drawn token only. n: also of the n most likely."""
     ignore_eos: bool = False
     grammar: str | None = None
-    """A GBNF grammar that the output must follow."""
+    """What the output must follow, as a Lark grammar in llguidance's dialect (engine/grammar.py makes them)."""
 
 
 @dataclass(frozen=True, slots=True)

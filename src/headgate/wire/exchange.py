@@ -117,6 +117,8 @@ class Exchange:
     def stream(self, headers: Headers = ()) -> None:
         """Promise an event stream. Nothing is sent before the first event, so that a failure until then
         still gets a status of its own."""
+        if self.done:
+            return
         framing = b"content-type: text/event-stream\r\n"
         if self.http10:
             self.keep_alive = False  # no chunks there: the end of the connection is the end of the stream
@@ -155,7 +157,8 @@ class Exchange:
 
     def abort(self) -> None:
         """Drop the client without another byte; `on_gone` follows."""
-        self._transport.abort()
+        if not self.done:  # afterwards the connection may be another exchange's
+            self._transport.abort()
 
     def lost(self) -> None:
         """For the connection: the client has gone before the answer was complete."""

@@ -25,7 +25,8 @@ class Limits:
     max_connections: int = 16_384
     """A further client is answered 503 and closed."""
     pipelined: int = 16
-    """Requests taken from a single read; those behind are not answered and the connection is closed."""
+    """Requests taken at once, from one read or from what was held; those behind are not answered, and the
+    connection is closed."""
     held_bytes: int = 64 * 1024
     """Bytes kept unparsed while a request is being answered; at more, the socket is no longer read (and
     the client's leaving is noticed only when something is written to it)."""

@@ -120,6 +120,7 @@ class ServerProtocol(asyncio.Protocol):
             self._timer.cancel()
         self._held.clear()
         self._reader.close()
+        del self._reader  # it refers to us: only the garbage collector could free the two
         server = self._server
         server.connections.discard(self)
         if server.draining and not server.connections:

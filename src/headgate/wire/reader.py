@@ -89,10 +89,8 @@ class RequestReader:
                 self.refusal = Refusal(431, f"headers exceed {self._limits.header_bytes} bytes")
 
     def close(self) -> None:
-        """Break the parser's reference to us, or only the garbage collector could free the connection."""
+        """The connection is gone. The parser refers to us: only the garbage collector could free the two."""
         del self._parser
-        self.exhausted = True
-        self.ready.clear()
 
     # -- called by the parser ------------------------------------------------------------------------
 

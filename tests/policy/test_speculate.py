@@ -1,0 +1,39 @@
+from headgate.policy.speculate import draft_length, learn, look_up
+from tests.scripted import sequence
+
+
+def test_what_followed_the_same_ending_before_is_the_guess() -> None:
+    assert look_up([1, 2, 3, 4, 5, 9, 2, 3], 2) == (4, 5)
+
+
+def test_the_longest_ending_and_its_latest_occurrence_win() -> None:
+    assert look_up([1, 2, 3, 7, 2, 3, 8, 1, 2, 3], 1) == (7,)
+    assert look_up([2, 3, 7, 2, 3, 8, 2, 3], 1) == (8,)
+
+
+def test_nothing_is_guessed_where_nothing_repeats() -> None:
+    assert look_up([1, 2, 3, 4], 4) == ()
+    assert look_up([1], 4) == ()
+
+
+def test_drafting_pays_only_when_guesses_are_right_and_cheap_to_check() -> None:
+    def cheap(drafted: int) -> float:
+        return 0.010 + 0.001 * drafted
+
+    def dear(drafted: int) -> float:
+        return 0.010 * (1 + drafted)
+
+    assert draft_length(0.95, cheap, 8) == 8
+    assert draft_length(0.0, cheap, 8) == 0
+    assert draft_length(0.99, dear, 8) == 0
+    assert draft_length(0.99, cheap, 0) == 0
+
+
+def test_acceptance_follows_what_was_accepted_and_a_refusal_counts_once() -> None:
+    one = sequence(1, [1])
+    before = one.acceptance
+    learn(one, drafted=4, accepted=4)
+    risen = one.acceptance
+    assert risen > before
+    learn(one, drafted=4, accepted=0)
+    assert one.acceptance == risen * 0.85

@@ -1,0 +1,160 @@
+"""Is only JSON that every parser reads alike let in, and is the flaw's place named?"""
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.model.errors import InvalidRequest
+from headgate.wire.json import decode, parse
+from headgate.wire.limits import Limits
+from tests.wire.serving import steady
+
+LIMITS = Limits()
+
+
+def refusal(body: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as raised:
+        parse(body, LIMITS)
+    return raised.value
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b"", "not JSON: Expecting value at character 0", None),
+        (b"{", "not JSON", None),
+        (b"{'a': 1}", "not JSON", None),
+        (b'{"a": 1} x', "not JSON: Extra data at character 9", None),
+        (b'{"a": 01}', "not JSON", None),
+        (b'"\n"', "not JSON", None),
+        (b"\xef\xbb\xbf{}", "not JSON", None),
+        (b'{"a": "\xff"}', "not UTF-8 at byte 7", None),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8", None),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8", None),
+        (b'{"model": "a", "model": "b"}', "duplicate key at `$.model`", "model"),
+        (b'{"a": [{}, {"b": 1, "b": 2}]}', "duplicate key at `$.a[1].b`", "a"),
+        (b'{"a": {"x y": 1, "x y": 1}}', "duplicate key at `$.a['x y']`", "a"),
+        (b'{"t": NaN}', "NaN is not JSON at `$.t`", "t"),
+        (b'{"t": [1, -Infinity]}', "-Infinity is not JSON at `$.t[1]`", "t"),
+        (b'{"t": 1e999}', "number out of range at `$.t`", "t"),
+        (b'{"t": 0.' + b"1" * 5000 + b"}", "number out of range at `$.t`", "t"),
+        (b'{"seed": 12345678901234567890}', "more than 19 digits at `$.seed`", "seed"),
+        (b"[" + b"9" * 10_000 + b"]", "more than 19 digits at `$[0]`", None),
+        (b'{"a": NaN, "b": }', "NaN is not JSON at `$`", None),
+        (rb'{"messages": [{"content": "\ud800"}]}', "lone surrogate at `$.messages[0].content`", "messages"),
+        (rb'{"messages": [{"\uDc00": 1}]}', "lone surrogate at `$.messages[0]`", "messages"),
+        (b'{"a": ' + nested(64) + b"}", "nested deeper than 64 at `$.a[0]", "a"),
+        (nested(65), "nested deeper than 64 at `$[0][0]", None),
+        (nested(100_000), "nested deeper than 64", None),
+        (b'{"a":' * 100_000, "nested deeper than 64", None),
+    ],
+)
+def test_what_parsers_disagree_about_is_refused_with_its_place(body: bytes, message: str, param: str | None) -> None:
+    error = refusal(body)
+    assert message in error.message
+    assert error.param == param
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, -2, 0.5, True, None, "é😀"], "b": {}},
+        {"a": "[" * 200},
+        {"a": '"[' * 200 + "\\"},
+        {"a": '\\"[{' * 100},
+        [[]] * 100,
+        [{"a": [{}]}] * 50,
+        9223372036854775807,
+        "x",
+    ],
+)
+def test_what_json_can_say_is_read(value: object) -> None:
+    assert parse(json.dumps(value).encode(), LIMITS) == value
+    assert parse(json.dumps(value, ensure_ascii=False).encode(), LIMITS) == value
+
+
+def test_exactly_the_allowed_depth_is_allowed() -> None:
+    parse(nested(64), LIMITS)
+    parse(b'{"a":' * 64 + b"1" + b"}" * 64, LIMITS)
+
+
+def test_a_flaw_in_a_huge_body_is_refused_even_where_its_place_is_not_looked_for() -> None:
+    assert refusal(b"[" + b"1," * 50_000 + b"NaN]").message == "NaN is not JSON at `$`"
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class Chat(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    messages: list[Message]
+    temperature: float = 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b'{"messages": []}', "missing required field `model`", "model"),
+        (b'{"model": "a", "messages": [], "tempratur": 1}', "unknown field `tempratur`", "tempratur"),
+        (b'{"model": "a", "messages": [{"role": "u", "content": 1}]}', "`$.messages[0].content`", "messages"),
+        (b'{"model": "a", "messages": [{"role": "u"}]}', "missing required field `content` - at", "messages"),
+        (b'{"model": 1, "messages": []}', "Expected `str`, got `int` - at `$.model`", "model"),
+        (b"[]", "Expected `object`, got `array`", None),
+        (b"[", "not JSON", None),
+    ],
+)
+def test_a_body_of_another_shape_names_the_field(body: bytes, message: str, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        decode(body, Chat, LIMITS)
+    assert message in raised.value.message
+    assert raised.value.param == param
+
+
+def test_a_body_becomes_its_struct() -> None:
+    body = b'{"model": "a", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}'
+    assert decode(body, Chat, LIMITS) == Chat("a", [Message("user", "hi")], 0.0)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+)
+
+
+@steady
+@given(VALUES)
+def test_every_value_comes_back_as_it_was(value: Any) -> None:
+    assert parse(json.dumps(value).encode(), LIMITS) == value
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(
+        [b"{", b"}", b"[", b"]", b":", b",", b'"', b'"a"', rb'"\ud800"', b"NaN", b"1", b"9" * 30, b"1e999", b"\\"]
+    )
+).map(b"".join)
+
+
+@steady
+@given(FRAGMENTS | st.binary() | VALUES.map(lambda value: json.dumps(value).encode()[:-1]))
+def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
+    try:
+        value = parse(body, LIMITS)
+    except InvalidRequest:
+        return
+    msgspec.json.encode(value)  # and what passes, others can be sent
+    assert not (isinstance(value, float) and not math.isfinite(value))
