@@ -59,6 +59,9 @@ harvest hunter island journey kettle lantern letter market meadow mirror mountai
 river sailor shadow silver station summer temple thunder tower tunnel valley village walnut winter"""
 
 
+TOKEN_AT = "token_at_s"
+
+
 class Prompts:
     """Exact numbers of token ids of made-up prose. The same seed gives the same prompts, in order; no two
     begin alike, so nobody's prefix cache helps by accident."""
@@ -111,6 +114,8 @@ async def measure_gap(bench: Bench) -> None:
         raise Unusable("the running stream ended before the long prompt was served")
     gaps = [later - earlier for earlier, later in pairwise(stamps) if later > arrived.sent_at]
     bench.add("gap_ms", 1e3 * max(gaps))
+    # For benchmarks/picture.py: when the stream's tokens came, in the last round, from the long prompt's sending.
+    bench.samples[f"{bench.server}.{TOKEN_AT}"] = [stamp - arrived.sent_at for stamp in stamps]
     bench.add("beside_ms", 1e3 * arrived.ttft_s)
     await asyncio.sleep(1)  # for the server to see that the stream was cut
     if bench.server != "llama":
@@ -230,7 +235,7 @@ async def measure_swap(setup: Setup, samples: Samples) -> None:
 
 def summary(samples: Samples, server: str) -> str:
     mine = {key.split(".")[1]: values[-1] for key, values in samples.items() if key.startswith(f"{server}.")}
-    return ", ".join(f"{figure} {number(value)}" for figure, value in mine.items())
+    return ", ".join(f"{figure} {number(value)}" for figure, value in mine.items() if figure != TOKEN_AT)
 
 
 # -- the verdict ----------------------------------------------------------------------------------

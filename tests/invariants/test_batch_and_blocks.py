@@ -37,19 +37,19 @@ def play(seed: int, blocks: int, host_blocks: int) -> tuple[list[Step], dict[int
             everyone[one.id] = one
         if everyone and rng.random() < 0.03:
             batch.cancel(rng.choice(list(everyone)), now)
-        check_balance(batch, runner)
+        check_balance(batch)
         step = batch.plan(now)
         if step is None:
             now += 0.05
             continue
         steps.append(step)
         assert step.tokens <= TIGHT.step_tokens + 9 * TIGHT.draft_batch
-        check_balance(batch, runner)
+        check_balance(batch)
         sampled = [cut(one, stop_at) for one in runner.run(step)]
         stopped = frozenset(one.sequence_id for one in sampled if one.tokens[-1] in stop_at)
         now += step_seconds(step)
         batch.done(step, sampled, stopped, now, step_seconds(step))
-    check_balance(batch, runner)
+    check_balance(batch)
     assert batch.ledger.owned_blocks == 0
     return steps, everyone
 

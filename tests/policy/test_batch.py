@@ -6,7 +6,7 @@ import pytest
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
-from headgate.model.step import Load, Save, Step
+from headgate.model.step import Load, Move, Save, Step
 from headgate.policy.batch import Batcher, Refuse, urgency
 from headgate.policy.blocks import Ledger, Short
 from headgate.policy.estimate import StepShape, StepTime
@@ -191,11 +191,11 @@ def test_when_memory_is_short_the_latest_deadline_is_swapped_out_and_comes_back(
     second = sequence(2, [2] * 40, max_output=40, arrived=0.0, ttft_s=9.0)
     batch.add(first)
     batch.add(second)
-    moves = []
+    moves: list[Move] = []
     now = 0.0
     while step := batch.plan(now):
         moves += step.moves
-        check_balance(batch, runner)
+        check_balance(batch)
         now += step_seconds(step)
         batch.done(step, runner.run(step), frozenset(), now, step_seconds(step))
     assert (first.preemptions, second.preemptions) == (0, 1)
@@ -250,13 +250,17 @@ def plan_and_run(batch: Batcher, runner: ScriptedRunner, now: float) -> None:
 
 
 def test_nobody_is_preempted_twice_in_a_row_while_there_is_somebody_else() -> None:
-    batch, runner = batcher(BatchConfig(first_output_guess=1, headroom=0.0), blocks=26), ScriptedRunner()
-    victims: list[int] = []
-    preempt = batch._preempt
-    batch._preempt = lambda victim, now: (victims.append(victim.id), preempt(victim, now))[1]  # type: ignore[method-assign]
+    batch, runner, now = batcher(BatchConfig(first_output_guess=1, headroom=0.0), blocks=26), ScriptedRunner(), 0.0
     for number in range(4):
         batch.add(sequence(number, [number] * 40, max_output=100, ttft_s=number + 1.0))
-    drain(batch, runner)
+    victims: list[int] = []
+    hit = [0] * 4
+    while result := run_step(batch, runner, now):
+        now = result[0]
+        for one in batch.waiting.values():
+            if one.preemptions > hit[one.id]:
+                hit[one.id] = one.preemptions
+                victims.append(one.id)
     assert len(victims) > 2
     assert all(one != other for one, other in pairwise(victims))
 
@@ -410,7 +414,7 @@ def finish_times(repeat: bool, seed: int) -> dict[int, int]:
         steps += times
         for finished in batch.done(step, sampled, frozenset(), 0.0, 0.01 * times):
             ended[finished.id] = steps
-        check_balance(batch, runner)
+        check_balance(batch)
     return ended
 
 

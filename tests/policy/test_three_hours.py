@@ -32,10 +32,10 @@ class Run:
     busy_s: float
 
 
-def arrivals(rng: random.Random) -> list[Sequence]:
+def arrivals(rng: random.Random, per_second: float) -> list[Sequence]:
     """Poisson, with a burst of twenty every half hour."""
     times, now = [], 0.0
-    while (now := now + rng.expovariate(PER_SECOND)) < HOURS * 3600:
+    while (now := now + rng.expovariate(per_second)) < HOURS * 3600:
         times.append(now)
     times += [half * 1800.0 + 0.001 * n for half in range(2 * HOURS) for n in range(20)]
     made = []
@@ -57,9 +57,9 @@ def arrivals(rng: random.Random) -> list[Sequence]:
     return made
 
 
-def three_hours(seed: int, config: BatchConfig) -> Run:
+def three_hours(seed: int, config: BatchConfig, per_second: float = PER_SECOND) -> Run:
     batch = batcher(config, slots=8, slot_tokens=4096, host_blocks=1024, block_tokens=16)
-    everyone = arrivals(random.Random(seed))
+    everyone = arrivals(random.Random(seed), per_second)
     coming = [(one.arrived, one.id) for one in everyone]
     heapq.heapify(coming)
     now = busy = 0.0
@@ -123,5 +123,5 @@ def test_lanes_keep_their_order_in_the_tail(run: Run) -> None:
 @pytest.mark.timeout(120)
 def test_it_is_ageing_that_keeps_the_lowest_lane_from_starving() -> None:
     endless = 1e9
-    run = three_hours(1, BatchConfig(draft_batch=0, ageing_s=endless, starve_after_s=endless))
+    run = three_hours(1, BatchConfig(draft_batch=0, ageing_s=endless, starve_after_s=endless), per_second=0.56)
     assert max(waited(one) for one in run.everyone) > 300.0 + 70.0

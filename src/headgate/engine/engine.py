@@ -151,6 +151,11 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
+    @property
+    def mail(self) -> int:
+        """Sequences and cancels handed over that the engine has not looked at yet."""
+        return self._inbox.qsize()
+
     # -- the engine thread ----------------------------------------------------------------------------
 
     def _main(self) -> None:

@@ -270,7 +270,7 @@ class Context:
         params.n_batch = params.n_ubatch = batch_tokens
         params.n_threads = params.n_threads_batch = threads
         # Flash attention with a Q8_0 cache is what makes outputs independent of chunk size and of
-        # batch neighbours; with an F16 cache they were not (FIELD.md §2).
+        # batch neighbours; with an F16 cache they were not.
         params.flash_attn_type, params.type_k, params.type_v = 1, Q8_0, Q8_0
         params.kv_unified, params.no_perf = False, True
         self.handle: int | None = self.c.llama_init_from_model(model.handle, params)

@@ -152,7 +152,7 @@ def _kept(weights: Logits, top_k: int, top_p: float) -> NDArray[np.int64]:
             continue
         mass = np.cumsum(values[: top_k or None], dtype=np.float64)
         total = float(mass[-1]) if top_k else total
-        if mass[-1] >= top_p * total:
+        if mass[-1] >= top_p * total and (top_k or top_p < 1):
             break
     count = min(int(np.searchsorted(mass, top_p * total)) + 1, mass.size) if top_p < 1 else mass.size
     lightest = values[count - 1]

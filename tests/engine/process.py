@@ -1,0 +1,50 @@
+"""Headgate as its users run it: a process of its own, asked over sockets."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def headgate(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running `headgate …` and where it listens. Fails with what it printed if it does not get ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headgate", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1"},
+    )
+    assert process.stderr is not None
+    printed = []
+    try:
+        for line in process.stderr:
+            printed.append(line)
+            if found := re.search(r"Ready on (\S+)", line):
+                yield process, found[1]
+                return
+        raise AssertionError(f"it did not get ready: {''.join(printed)}")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def ask(
+    url: str, body: dict[str, Any] | bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """GET, or POST when there is a body."""
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
