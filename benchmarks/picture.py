@@ -58,7 +58,7 @@ def draw(samples: dict[str, list[float]]) -> str:
         "<title>Gaps between the tokens of a running stream while a 1 500-token prompt arrives</title>",
         STYLE,
         f'<rect class="card" width="{WIDTH}" height="{bottom + 8}" rx="8"/>',
-        f'<text x="{LEFT}" y="24">Gap before each token of a running stream; a 1 500-token prompt arrives at 0 s.</text>',
+        f'<text x="{LEFT}" y="24">Gap before each token of a running stream; 1 500 prompt tokens arrive at 0 s.</text>',
     ]
     for index, (server, name, colour) in enumerate(SERVERS):
         parts += panel(name, colour, samples[f"{server}.token_at_s"], TOP + index * (PANEL + 48))

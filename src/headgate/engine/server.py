@@ -102,6 +102,7 @@ class EngineServer:
             intake.tokenizer.encode_chat([{"role": "system", "content": text}], add_generation_prompt=False)
             for text in self.config.system_prompts
         ]
+        intake.tokenizer.encode_chat([{"role": "user", "content": "The first chat compiles the template."}])
         text = intake.tokenizer.encode("The quick brown fox jumps over the lazy dog, and then does it again. ")
         limit_s, step_time = self.config.warmup_limit_s, engine.batcher.step_time
         await warm_up(self._generate, text, pinned, step_time, intake.context, limit_s, self._clock)
