@@ -3,9 +3,14 @@
     ServeError
     ├── InvalidRequest          the client must change something
     │   ├── ContextOverflow     prompt and output do not fit the context
-    │   └── UnknownModel        no such model here
-    ├── QueueFull               come back later
-    ├── NotReady                still warming up, or draining
+    │   ├── UnknownModel        no such model here
+    │   └── Unauthorized        no such key
+    ├── Refused                 not now: over a limit, or it would wait too long; says when to come back
+    │   ├── QueueFull           the engine's own queue
+    │   └── NotReady            still warming up, or draining
+    ├── SlowClient              the client does not read
+    ├── ReplicaFailed           the replica broke off or could not be reached
+    │   └── ReplicaStalled      the replica fell silent
     └── EngineFailed            our fault
 
     StartupError                a process that can't start says so in one line
@@ -42,16 +47,45 @@ class UnknownModel(InvalidRequest):
     code = "model_not_found"
 
 
-class QueueFull(ServeError):
-    outcome = Outcome.QUEUE_FULL
-    code = "queue_full"
+class Unauthorized(InvalidRequest):
+    outcome = Outcome.UNAUTHORIZED
+    code = "invalid_api_key"
+
+
+class Refused(ServeError):
+    """Made from a policy's refusal, so the outcome is given."""
+
+    def __init__(self, message: str, outcome: Outcome, retry_after_s: float | None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.code = outcome.value
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Outcome.QUEUE_FULL, 1.0)
+
+
+class NotReady(Refused):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Outcome.NOT_READY, 1.0)
+
+
+class SlowClient(ServeError):
+    outcome = Outcome.SLOW_CLIENT
+    code = "slow_client"
+
+
+class ReplicaFailed(ServeError):
+    outcome = Outcome.REPLICA_FAILED
+    code = "replica_failed"
     retry_after_s = 1.0
 
 
-class NotReady(ServeError):
-    outcome = Outcome.NOT_READY
-    code = "not_ready"
-    retry_after_s = 1.0
+class ReplicaStalled(ReplicaFailed):
+    outcome = Outcome.REPLICA_STALLED
+    code = "replica_stalled"
 
 
 class EngineFailed(ServeError):

@@ -1,10 +1,11 @@
 """Which classes of service are there, and what is each promised?
 
-A lane is a class of service and its queue. The engine uses a lane's deadlines; the gateway also
-uses its waiting bound and share.
+A lane is a class of service and its queue. The engine uses a lane's priority and targets; the gateway also its waiting
+bound, share and limits.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +17,38 @@ class Lane:
     """The p95 promise for the first token: a sequence's deadline is its arrival plus this."""
     gap_target_s: float
     """The p99 promise for a token after the previous one; the engine sizes prefill chunks to keep it."""
+    wait_bound_s: float
+    """Longest wait in the gateway; a request predicted to wait longer is refused at once, one that has is refused then.
+    Only waiting counts: a request that finds room is served however slow its own prefill."""
+    weight: float
+    """Share of what the fleet can do while other lanes wait too."""
+    queue_limit: int = 1024
+    """Most requests waiting; more would only make refusals slower."""
+    concurrency: int | None = None
+    """Most requests of this lane at the replicas at once; None: as many as fit."""
+    reserve: float = 0.0
+    """Share of the fleet's room that this lane can always get back. While it is idle others use it."""
+    hold_above: float = 1.0
+    """Share of the fleet's room in use beyond which this lane waits: low lanes are held back first."""
+    slow_client: Literal["cancel", "spool"] = "cancel"
+    """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
 
 
 LANES: dict[str, Lane] = {
     lane.name: lane
     for lane in (
-        Lane(name="fast", priority=0, ttft_target_s=0.5, gap_target_s=0.2),
-        Lane(name="slow", priority=1, ttft_target_s=2.0, gap_target_s=0.2),
-        Lane(name="long", priority=2, ttft_target_s=10.0, gap_target_s=0.4),
-        Lane(name="batch", priority=3, ttft_target_s=300.0, gap_target_s=2.0),
+        Lane(name="fast", priority=0, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=8, reserve=0.25),
+        Lane(name="slow", priority=1, ttft_target_s=2.0, gap_target_s=0.2, wait_bound_s=2.0, weight=4, reserve=0.125),
+        Lane(name="long", priority=2, ttft_target_s=10.0, gap_target_s=0.4, wait_bound_s=8.0, weight=1, hold_above=0.9),
+        Lane(
+            name="batch",
+            priority=3,
+            ttft_target_s=300.0,
+            gap_target_s=2.0,
+            wait_bound_s=240.0,
+            weight=1,
+            hold_above=0.8,
+        ),
     )
 }
+"""The defaults. All of it is config."""

@@ -15,10 +15,19 @@ Headers = tuple[tuple[str, str], ...]
 STATUS: dict[Outcome, int] = {
     Outcome.COMPLETED: 200,
     Outcome.CANCELLED: 499,  # nginx's word for a client that left; only logs see it
+    Outcome.SLOW_CLIENT: 499,
     Outcome.INVALID: 400,
     Outcome.TOO_LONG: 400,
     Outcome.UNKNOWN_MODEL: 404,
-    Outcome.QUEUE_FULL: 503,  # not 429, which would say that this client sends too much
+    Outcome.UNAUTHORIZED: 401,
+    Outcome.OVER_LIMIT: 429,
+    Outcome.LANE_FULL: 503,  # not 429, which would say that this client sends too much
+    Outcome.WOULD_WAIT_TOO_LONG: 503,
+    Outcome.WAITED_TOO_LONG: 503,
+    Outcome.NO_REPLICA: 503,
+    Outcome.REPLICA_FAILED: 502,
+    Outcome.REPLICA_STALLED: 504,
+    Outcome.QUEUE_FULL: 503,
     Outcome.NOT_READY: 503,
     Outcome.ENGINE_FAILED: 500,
 }

@@ -1,0 +1,61 @@
+"""One place that can serve, and what is known of it."""
+
+from dataclasses import dataclass, field
+
+ReplicaId = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """Facts from config or discovery."""
+
+    id: ReplicaId
+    url: str
+    """http://host:port, https://…, or unix:/path/to.sock"""
+    model: str | None = None
+    """The model it serves; None: any."""
+    kind: str = "openai"
+    slots: int | None = None
+    """Requests it may have at once; None: found by watching its latency."""
+    token_limit: int | None = None
+    """Outstanding tokens it may have at once; None: only requests are limited."""
+    weight: float = 1.0
+    lanes: frozenset[str] = frozenset()
+    """Lanes it serves; empty: all."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """quantization, gpu_type, version, …: labels on its figures."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What a replica has to do right now, counted here and not scraped: scrapes lag behind bursts. Only the dispatcher
+    writes it."""
+
+    replica: Replica
+    limit: float
+    """Requests it may have at once."""
+    requests: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens sent whose first token has not come back."""
+    decode_tokens: int = 0
+    """Output tokens still to come of requests past their first token, as predicted."""
+    usable: float = 1.0
+    """0: ejected. Below 1: on probation or ramping, and gets that share of its room."""
+
+    @property
+    def id(self) -> ReplicaId:
+        return self.replica.id
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill_tokens + self.decode_tokens
+
+    @property
+    def room(self) -> int:
+        """Requests it can take now."""
+        return max(0, int(max(1.0, self.limit * self.usable) if self.usable > 0 else 0) - self.requests)
+
+    @property
+    def use(self) -> float:
+        """How much of its room is taken, 0 to 1 and beyond."""
+        return self.requests / max(1.0, self.limit * max(self.usable, 1e-9))
