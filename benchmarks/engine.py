@@ -6,40 +6,31 @@ HTTP by the same client. README.md beside this file says what each figure means.
 
 import argparse
 import asyncio
-import datetime
 import gc
 import importlib.metadata
-import json
 import os
-import platform
 import random
 import re
 import signal
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from benchmarks.peers import ROOT, Client, Setup, Unusable, bundled_model, child_json, running, servers
-
-import headgate
+from benchmarks.report import CpuTime, Facts, Report, Row, Samples, judge, machine, number, verdict_grid
 
 SHORT, LONG = 40, 1500
 PREFIX, PREFIXED = 900, 1000
+TITLE = "Headgate's engine and llama.cpp's server"
 RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
-
-Samples = dict[str, list[float]]
-"""All raw values of a figure, by `server.figure`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,27 +232,6 @@ def summary(samples: Samples, server: str) -> str:
 # -- the verdict ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    label: str
-    value: str
-    against: str | None
-    """Judged is the ratio of the two medians; without this, the median itself."""
-    sense: Literal["≤", "≥"] = "≤"
-    limit: float | None = None
-    """None: printed, not judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    label: str
-    median: float | None
-    against: float | None
-    bound: str
-    passed: bool | None = None
-    """None: no bound, or not measured in this run."""
-
-
 ROWS = (
     Row("gap beside a 1 500-token prompt, ms, over llama.cpp", "headgate.gap_ms", "llama.gap_ms", "≤", 0.15),
     Row("the same gap, ms", "headgate.gap_ms", None, "≤", 400),
@@ -280,70 +250,14 @@ ROWS = (
 )
 
 
-def judge(row: Row, samples: Samples) -> Verdict:
-    bound = "" if row.limit is None else f"{row.sense} {row.limit:g}{'×' if row.against else ''}"
-    median = statistics.median(samples[row.value]) if row.value in samples else None
-    against = statistics.median(samples[row.against]) if row.against in samples else None
-    if median is None or row.limit is None or (row.against and against is None):
-        return Verdict(row.label, median, against, bound)
-    judged = median / against if against else median
-    passed = judged <= row.limit if row.sense == "≤" else judged >= row.limit
-    return Verdict(row.label, median, against, bound, passed)
-
-
-HEADINGS = ("figure", "median", "against", "ratio", "bound", "verdict")
-
-
-def cells(verdict: Verdict) -> tuple[str, ...]:
-    word = {True: "pass", False: "FAIL", None: "–" if verdict.bound else ""}[verdict.passed]
-    ratio = f"{number(verdict.median / verdict.against)}×" if verdict.median and verdict.against else ""
-    return (verdict.label, number(verdict.median), number(verdict.against), ratio, verdict.bound, word)
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
-
-
-def as_table(verdicts: list[Verdict]) -> Table:
-    table = Table(title="Headgate's engine and llama.cpp's server")
-    for index, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="left" if index == 0 else "right")
-    for verdict in verdicts:
-        style = {True: "green", False: "bold red", None: ""}[verdict.passed]
-        table.add_row(*cells(verdict), style=style)
-    return table
-
-
-def as_markdown(verdicts: list[Verdict], facts: dict[str, object]) -> str:
-    lines = ["# Headgate's engine and llama.cpp's server", "", "Written by `benchmarks/engine.py`.", ""]
-    lines += [f"- {name.replace('_', ' ')}: {fact}" for name, fact in facts.items()]
-    lines += ["", "| " + " | ".join(HEADINGS) + " |", "|---" + "|--:" * (len(HEADINGS) - 1) + "|"]
-    lines += ["| " + " | ".join(cells(verdict)) + " |" for verdict in verdicts]
-    return "\n".join(lines) + "\n"
-
-
-def machine(setup: Setup, plan: Plan) -> dict[str, object]:
-    cpu = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
-    return {
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu[1] if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
+def facts_of(setup: Setup, plan: Plan) -> Facts:
+    return machine() | {
         "xllamacpp": importlib.metadata.version("xllamacpp"),
-        "headgate": headgate.__version__,
         "model": setup.model.name,
         "threads": setup.threads,
         "slots": f"{setup.slots} × {setup.context} tokens",
         "rounds": plan.rounds,
     }
-
-
-def cpu_seconds() -> tuple[float, float]:
-    """Spent so far: on the whole machine, and by this process and its ended children."""
-    user, nice, system, _, _, *rest = (int(field) for field in Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
 
 
 # -- the command ----------------------------------------------------------------------------------
@@ -372,25 +286,16 @@ async def run(args: argparse.Namespace, console: Console) -> bool:
         figures=(args.only,) if args.only else (*FIGURES, SWAP),
         servers=(args.server,) if args.server else tuple(MEASURED),
     )
-    before = cpu_seconds()
+    before = CpuTime.now()
     samples = await measure(plan, setup, console)
-    busy, ours = (b - a for a, b in zip(before, cpu_seconds(), strict=True))
-    facts = machine(setup, plan) | {"cpu_time_taken_by_others": f"{max(0, 1 - ours / busy):.0%}"}
+    facts = facts_of(setup, plan) | {"cpu_time_taken_by_others": f"{before.others_of_busy(CpuTime.now()):.0%}"}
     whole = not (args.quick or args.only or args.server)
     verdicts = [judge(row, samples) for row in ROWS if whole or row.value in samples or row.against in samples]
-    console.print(as_table(verdicts), f"CPU time taken by others: {facts['cpu_time_taken_by_others']}")
+    console.print(verdict_grid(verdicts).table(TITLE), f"CPU time taken by others: {facts['cpu_time_taken_by_others']}")
     if out := args.out or (RESULTS if whole else None):
-        keep(out, verdicts, facts, samples)
+        Report(TITLE, "benchmarks/engine.py", facts, verdicts, samples).keep(out)
         console.print(f"written: {out} and {out.with_suffix('.md').name}", highlight=False)
     return all(verdict.passed is not False for verdict in verdicts)
-
-
-def keep(out: Path, verdicts: list[Verdict], facts: dict[str, object], samples: Samples) -> None:
-    rounded = {figure: [round(value, 4) for value in values] for figure, values in samples.items()}
-    result = {"facts": facts, "rows": [asdict(verdict) for verdict in verdicts], "samples": rounded}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    out.with_suffix(".md").write_text(as_markdown(verdicts, facts))
 
 
 def main() -> int:

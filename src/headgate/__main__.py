@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from headgate import __version__
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
+from headgate.model.gateway_config import EmbeddedConfig
 from headgate.progress import Progress
 
 app = App(
@@ -26,6 +27,7 @@ positive = Parameter(validator=validators.Number(gte=1))
 MODEL = Group("Model")
 MEMORY = Group("Memory and batching")
 LISTEN = Group("Where it listens")
+FLEET = Group("What it serves")
 
 
 @Parameter(name="*")
@@ -87,6 +89,22 @@ class EngineFlags:
             ),
         )
 
+    def embedded(self) -> EmbeddedConfig:
+        """The same for the engine that a gateway runs for itself."""
+        return EmbeddedConfig(
+            model=self.model,
+            model_name=self.model_name,
+            slots=self.slots,
+            context=self.context,
+            threads=self.threads,
+            kv_tokens=self.kv_tokens,
+            host_tokens=self.host_tokens,
+            default_max_tokens=self.max_tokens,
+            truncate=self.truncate,
+            loras=self.lora,
+            system_prompts=self.system_prompt,
+        )
+
 
 DEFAULTS = EngineFlags()
 
@@ -94,20 +112,52 @@ DEFAULTS = EngineFlags()
 @app.command
 def serve(
     *,
-    host: Annotated[str, Parameter(group=LISTEN)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=LISTEN)] = 8000,
+    replica: Annotated[tuple[str, ...], Parameter(group=FLEET, negative="")] = (),
+    config: Annotated[Path | None, Parameter(group=FLEET)] = None,
+    check: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
+    host: Annotated[str | None, Parameter(group=LISTEN)] = None,
+    port: Annotated[int | None, Parameter(group=LISTEN)] = None,
+    insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
-    """Serve a model on an OpenAI-compatible API, ready to use.
+    """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with one of its own.
 
     Parameters
     ----------
+    replica
+        A running engine, such as http://10.0.0.7:8000; may be given several times. Without any, Headgate runs its own.
+    config
+        YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml).
+    check
+        Say whether the config is fine, and stop.
     host
-        Address to listen on.
+        Address to listen on. Default: 127.0.0.1.
     port
-        Port to listen on; 0 takes a free one.
+        Port to listen on; 0 takes a free one. Default: 8000.
+    insecure
+        Listen beyond this machine without any API key.
     """
-    _run(flags, ListenConfig(host=host, port=port))
+    from headgate import config_file
+    from headgate.model.gateway_config import GatewayConfig
+
+    chosen = config_file.load(config) if config is not None else GatewayConfig()
+    if replica:
+        chosen = replace(chosen, replicas=tuple(config_file.replica_at(url) for url in replica), embedded=None)
+    listen = replace(chosen.listen, host=host or chosen.listen.host, port=chosen.listen.port if port is None else port)
+    chosen = replace(chosen, listen=listen)
+    if not chosen.replicas and chosen.embedded is None:
+        chosen = replace(chosen, embedded=flags.embedded())
+    config_file.check_exposure(chosen, insecure)
+    if check:
+        print(config_file.describe(chosen))
+        return
+    from headgate.wiring import bundled_model, run_gateway
+
+    if chosen.embedded is not None and chosen.embedded.model is None:
+        bundled_model()  # says what to do if there is none, before anything starts
+    progress = Progress(monotonic)
+    progress.title()
+    run_gateway(chosen, progress)
 
 
 @app.command
@@ -116,6 +166,7 @@ def engine(
     host: Annotated[str, Parameter(group=LISTEN)] = "127.0.0.1",
     port: Annotated[int, Parameter(group=LISTEN)] = 8001,
     uds: Annotated[Path | None, Parameter(group=LISTEN)] = None,
+    banner: Annotated[bool, Parameter(group=LISTEN)] = True,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
     """Run one engine replica by itself.
@@ -128,17 +179,15 @@ def engine(
         Port to listen on; 0 takes a free one.
     uds
         Unix socket to listen on instead of host and port.
+    banner
+        Say hello and how to try it; a gateway that starts an engine for itself says that on its own.
     """
-    _run(flags, ListenConfig(host=host, port=port, uds=uds))
-
-
-def _run(flags: EngineFlags, listen: ListenConfig) -> None:
     config = flags.config()
     from headgate.wiring import run_engine
 
-    progress = Progress(monotonic)
+    progress = Progress(monotonic, banner=banner)
     progress.title()
-    run_engine(config, listen, progress)
+    run_engine(config, ListenConfig(host=host, port=port, uds=uds), progress)
 
 
 def main() -> None:

@@ -11,11 +11,15 @@ from headgate.model.clock import Clock
 
 
 class Progress:
-    def __init__(self, clock: Clock, console: Console | None = None) -> None:
+    def __init__(self, clock: Clock, console: Console | None = None, *, banner: bool = True) -> None:
         self._clock = clock
+        self._banner = banner
+        """False: phases only; somebody else says hello and when it is ready."""
         self._console = console or Console(stderr=True, highlight=False)
 
     def title(self) -> None:
+        if not self._banner:
+            return
         self._console.print(f"[bold]Headgate[/] {__version__}")
 
     def say(self, text: str) -> None:
@@ -31,6 +35,8 @@ class Progress:
         self._console.print(f"  {about}  [dim]{self._clock() - began:.1f} s[/]")
 
     def ready(self, where: str, model: str, took_s: float) -> None:
+        if not self._banner:
+            return
         self._console.print(f"[green]Ready[/] on [bold]{where}[/] after {took_s:.1f} s. Try:")
         socket = f"--unix-socket {where.removeprefix('unix:')} " if where.startswith("unix:") else ""
         base = "http://localhost" if socket else where

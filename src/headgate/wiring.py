@@ -7,8 +7,11 @@ import itertools
 import logging
 import os
 import random
+import resource
 import signal
+import ssl
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
@@ -16,13 +19,31 @@ import uvloop
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
+from headgate.gateway.accept import Acceptor
+from headgate.gateway.account import Account
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.identity import Identities
+from headgate.gateway.relay import RelayLimits
+from headgate.gateway.surface import Surface
+from headgate.gateway.watch import Watch
 from headgate.model.clock import Clock, monotonic
 from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
+from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, Tenant
+from headgate.model.replica import Replica
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
+from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.estimate import StepTime
+from headgate.policy.health import Health, HealthConfig
+from headgate.policy.lanes import classify
+from headgate.policy.limits import TenantLimits
+from headgate.policy.retry import RetryBudget
+from headgate.policy.route import RouteConfig
 from headgate.progress import Progress
+from headgate.replica.http import Pool, PoolLimits
+from headgate.replica.local import local_engine, until_it_ends
+from headgate.wire.limits import Limits
 from headgate.wire.server import HttpServer
 
 log = logging.getLogger(__name__)
@@ -119,12 +140,12 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng)
 
 
-async def _listen(http: HttpServer, listen: ListenConfig) -> str:
+async def _listen(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext | None = None) -> str:
     try:
         if listen.uds is not None:
             await http.listen_unix(listen.uds)
             return f"unix:{listen.uds}"
-        port = await http.listen(listen.host, listen.port)
+        port = await http.listen(listen.host, listen.port, tls=tls)
     except OSError as error:
         place = listen.uds or f"{listen.host}:{listen.port}"
         option = "--uds" if listen.uds else "--port"
@@ -143,3 +164,174 @@ async def _until(stop: asyncio.Event, engine: Engine) -> None:
         except TimeoutError:
             if engine.failed is not None:
                 raise StartupError(f"{engine.failed.message}; start it again") from engine.failed
+
+
+# -- the gateway ------------------------------------------------------------------------------------------
+
+
+def run_gateway(config: GatewayConfig, progress: Progress) -> None:
+    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(_serve_gateway(config, progress, monotonic))
+
+
+async def _serve_gateway(config: GatewayConfig, progress: Progress, clock: Clock) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gateway = _gateway(config, clock)
+    watches: list[Watch] = []
+    surface = Surface(gateway, watches)
+    http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
+    where = await _listen_gateway(http, config)
+    async with AsyncExitStack() as stack:
+        replicas = config.replicas
+        background: list[asyncio.Task[None]] = []
+        if not replicas:
+            embedded = config.embedded or EmbeddedConfig()
+            url, process = await stack.enter_async_context(local_engine(engine_flags(embedded)))
+            replicas = (Replica(id="embedded", url=url, kind="headgate", slots=embedded.slots),)
+            background.append(loop.create_task(until_it_ends(process)))
+        for replica in replicas:
+            pool = Pool(replica.url, clock=clock, limits=PoolLimits(connect_timeout_s=config.timeouts.connect_s))
+            stack.callback(pool.close)
+            gateway.join(replica, pool)
+            watch = Watch(replica, pool, gateway.hear, config.health.probe_interval_s, config.health.deep_interval_s)
+            watches.append(watch)
+            background.append(loop.create_task(watch.run()))
+        announcing = loop.create_task(_announce(watches, where, progress, clock))
+        try:
+            await _first_of(stop, background)
+            progress.say("draining: running requests may finish")
+            surface.draining = True
+            await http.drain(config.listen.drain_s)
+        finally:
+            for task in (announcing, *background):
+                task.cancel()
+            await asyncio.gather(announcing, *background, return_exceptions=True)
+
+
+async def _first_of(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> None:
+    """Until asked to stop, or until something in the background fails, which is then raised."""
+    stopping = asyncio.get_running_loop().create_task(_wait(stop))
+    done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done:
+        if task is not stopping:
+            await task
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _announce(watches: list[Watch], where: str, progress: Progress, clock: Clock) -> None:
+    """Say when the first replica is usable: from then on requests are served."""
+    began = clock() - process_age_s()
+    waiting = [asyncio.ensure_future(watch.joined.wait()) for watch in watches]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    models = [name for watch in watches for name in watch.models]
+    gc.collect()
+    gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
+    progress.ready(where, models[0] if models else "default", clock() - began)
+    await asyncio.gather(*waiting)
+
+
+def _gateway(config: GatewayConfig, clock: Clock) -> Gateway:
+    lanes = {lane.name: lane for lane in config.lanes}
+    lines = config.classify
+    tenants = {t.name: _limits_of(t) for t in (*config.tenants, config.anonymous)}
+    routing = RouteConfig(
+        algorithm=config.routing.algorithm,
+        epsilon=config.routing.bounded_load_epsilon,
+        exploration=config.routing.exploration,
+    )
+    dispatcher = Dispatcher(
+        lanes,
+        {name: limits for name, limits in tenants.items() if limits is not None},
+        routing,
+        Health(_health(config)),
+        random.Random(os.urandom(16)),
+        no_replica_wait_s=config.timeouts.no_replica_wait_s,
+        retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
+    )
+
+    def lane_of(prompt_tokens: int, streaming: bool, says_batch: bool) -> str:
+        return classify(
+            prompt_tokens=prompt_tokens,
+            streaming=streaming,
+            says_batch=says_batch,
+            long_above=lines.long_above_tokens,
+            fast_below=lines.fast_below_tokens,
+        )
+
+    acceptor = Acceptor(lanes, lane_of, Identities(config.tenants, config.anonymous), _wire_limits(config))
+    relay = RelayLimits(
+        events=config.relay.events,
+        unsent_bytes=config.relay.bytes,
+        spool_bytes=config.relay.spool_bytes,
+        grace_s=config.timeouts.slow_client_grace_s,
+        stall_s=config.timeouts.stall_s,
+        first_token_s=config.timeouts.first_token_s,
+    )
+    return Gateway(dispatcher, acceptor, Account(), relay, clock)
+
+
+def _health(config: GatewayConfig) -> HealthConfig:
+    health = config.health
+    return HealthConfig(
+        failures=health.failures, successes=health.successes, cooldown_s=health.cooldown_s, ramp_s=health.ramp_s
+    )
+
+
+def _limits_of(tenant: Tenant) -> TenantLimits | None:
+    if tenant.requests_per_min is None and tenant.tokens_per_min is None:
+        return None
+    return TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
+
+
+def _wire_limits(config: GatewayConfig) -> Limits:
+    limits, timeouts = config.limits, config.timeouts
+    return Limits(
+        header_bytes=limits.header_bytes,
+        header_count=limits.header_count,
+        body_bytes=limits.body_bytes,
+        json_depth=limits.json_depth,
+        max_connections=limits.connections,
+        header_timeout_s=timeouts.header_s,
+        body_timeout_s=timeouts.body_s,
+    )
+
+
+async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
+    listen, tls = config.listen, None
+    if listen.tls is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(listen.tls.cert, listen.tls.key)
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
+    where = await _listen(http, ListenConfig(host=listen.host, port=listen.port), tls)
+    return where.replace("http:", "https:", 1) if tls else where
+
+
+def engine_flags(embedded: EmbeddedConfig) -> list[str]:
+    """The command line of the engine that a gateway starts for itself."""
+    values: dict[str, object] = {
+        "--model": embedded.model,
+        "--model-name": embedded.model_name,
+        "--slots": embedded.slots,
+        "--context": embedded.context,
+        "--threads": embedded.threads,
+        "--kv-tokens": embedded.kv_tokens,
+        "--host-tokens": embedded.host_tokens,
+        "--max-tokens": embedded.default_max_tokens,
+    }
+    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    flags += ["--truncate"] if embedded.truncate else []
+    flags += [part for path in embedded.loras for part in ("--lora", str(path))]
+    flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
+    return flags

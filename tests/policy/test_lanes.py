@@ -16,4 +16,4 @@ from headgate.policy.lanes import classify
 def test_the_first_lane_that_matches_takes_the_request(
     prompt_tokens: int, streaming: bool, says_batch: bool, lane: str
 ) -> None:
-    assert classify(prompt_tokens=prompt_tokens, streaming=streaming, says_batch=says_batch).name == lane
+    assert classify(prompt_tokens=prompt_tokens, streaming=streaming, says_batch=says_batch) == lane

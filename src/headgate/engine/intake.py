@@ -73,7 +73,7 @@ class Intake:
                 raise InvalidRequest(f"no lane {body.lane!r}; there are {', '.join(LANES)}", param="lane")
             return LANES[body.lane]
         says_batch = body.service_tier == "flex"
-        return classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)
+        return LANES[classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)]
 
     def _prompts(self, body: ChatBody | TextBody) -> list[list[int]]:
         if isinstance(body, ChatBody):

@@ -26,6 +26,8 @@ class ServeError(Exception):
     code: str | None = None
     """OpenAI's machine-readable error code."""
     retry_after_s: float | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    """More to say in the answer's headers."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

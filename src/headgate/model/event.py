@@ -4,7 +4,7 @@ Events are facts a driver reports; commands are what it must carry out. Single t
 of arrivals, first tokens and ends.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
@@ -13,18 +13,15 @@ from headgate.model.request import Request
 # -- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(msgspec.Struct, frozen=True):
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The passage is over. `usage` is (prompt, output) tokens as the replica counted them, if it did."""
 
     request_id: str
@@ -32,8 +29,7 @@ class Ended:
     usage: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(msgspec.Struct, frozen=True):
     """The replica broke off before the first byte went to the client: another may try. `refused`: it said that it is
     busy, which is no fault."""
 
@@ -43,8 +39,7 @@ class AttemptFailed:
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(msgspec.Struct, frozen=True):
     """A health check's verdict. `deep`: a token was really generated."""
 
     replica_id: ReplicaId
@@ -52,18 +47,15 @@ class Probed:
     deep: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaJoined:
+class ReplicaJoined(msgspec.Struct, frozen=True):
     replica: Replica
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLeft:
+class ReplicaLeft(msgspec.Struct, frozen=True):
     replica_id: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """`wake_at` has come."""
 
 
@@ -72,8 +64,7 @@ Event = Arrived | FirstToken | Ended | AttemptFailed | Probed | ReplicaJoined | 
 # -- commands ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     request_id: str
     replica_id: ReplicaId
     attempt: int
@@ -81,8 +72,7 @@ class Dispatch:
     """Why this replica: for the record, and for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """`retry_after_s` is when it is worth coming back; None: never."""
 
     request_id: str

@@ -41,6 +41,10 @@ class Load:
     """Output tokens still to come of requests past their first token, as predicted."""
     usable: float = 1.0
     """0: ejected. Below 1: on probation or ramping, and gets that share of its room."""
+    prefill_token_s: float = 0.0005
+    """Seconds per prompt token, as measured; before that a guess, the same for all."""
+    tpot_s: float = 0.025
+    """Seconds from one output token of a request to its next, as measured; before that a guess."""
 
     @property
     def id(self) -> ReplicaId:

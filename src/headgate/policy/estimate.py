@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from headgate.model.step import Step
 
+MOST_NAMES = 256
+"""Models and lanes remembered: both come from clients, so there must be an end to them."""
+
 MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
 
@@ -118,3 +121,23 @@ class StepTime:
             if moved < 1e-4:
                 break
         x[0] = max(x[0], 1e-6)
+
+
+class Ratio:
+    """A figure learned per name, with one for everybody to start from: tokens per byte of prompt, tokens per answer."""
+
+    def __init__(self, start: float, pace: float = 0.05) -> None:
+        self._overall = start
+        self._pace = pace
+        self._by_name: dict[str, float] = {}
+
+    def of(self, name: str) -> float:
+        return self._by_name.get(name, self._overall)
+
+    def learn(self, name: str, value: float) -> None:
+        self._overall += self._pace * (value - self._overall)
+        known = self._by_name.get(name)
+        if known is not None:
+            self._by_name[name] = known + self._pace * (value - known)
+        elif len(self._by_name) < MOST_NAMES:
+            self._by_name[name] = value

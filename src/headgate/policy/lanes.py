@@ -1,19 +1,24 @@
 """Which lane does a request belong to?"""
 
-from headgate.model.lane import LANES, Lane
-
-LONG_FROM = 16_384
-"""Prompt tokens from which a request is long whatever else it is."""
+LONG_ABOVE = 16_384
+"""Prompt tokens above which a request is long whatever else it is."""
 FAST_BELOW = 512
 """Prompt tokens below which a streaming request is fast."""
 
 
-def classify(*, prompt_tokens: int, streaming: bool, says_batch: bool) -> Lane:
-    """The first that matches, in this order."""
-    if prompt_tokens > LONG_FROM:
-        return LANES["long"]
+def classify(
+    *,
+    prompt_tokens: int,
+    streaming: bool,
+    says_batch: bool,
+    long_above: int = LONG_ABOVE,
+    fast_below: int = FAST_BELOW,
+) -> str:
+    """The name of the first that matches, in this order."""
+    if prompt_tokens > long_above:
+        return "long"
     if says_batch:
-        return LANES["batch"]
-    if streaming and prompt_tokens < FAST_BELOW:
-        return LANES["fast"]
-    return LANES["slow"]
+        return "batch"
+    if streaming and prompt_tokens < fast_below:
+        return "fast"
+    return "slow"

@@ -54,9 +54,10 @@ def error_body(error: ServeError) -> bytes:
 def error_headers(error: ServeError) -> Headers:
     """openai-python reads `retry-after-ms` first; everybody else knows only whole seconds."""
     if error.retry_after_s is None:
-        return ()
+        return error.headers
     wait_s = max(0.0, error.retry_after_s)
-    return (("retry-after", str(math.ceil(wait_s))), ("retry-after-ms", str(math.ceil(wait_s * 1000))))
+    seconds, milliseconds = str(math.ceil(wait_s)), str(math.ceil(wait_s * 1000))
+    return (("retry-after", seconds), ("retry-after-ms", milliseconds), *error.headers)
 
 
 def refusal_body(status: int, message: str) -> bytes:

@@ -61,7 +61,11 @@ def parse(body: bytes, limits: Limits) -> object:
 
 def decode(body: bytes, type: type[T], limits: Limits) -> T:
     """`body` as a Struct, or whatever else msgspec converts to."""
-    value = parse(body, limits)
+    return convert(parse(body, limits), type)
+
+
+def convert(value: object, type: type[T]) -> T:
+    """What `parse` gave, as a Struct."""
     try:
         return msgspec.convert(value, type)
     except msgspec.ValidationError as error:

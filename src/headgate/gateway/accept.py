@@ -1,0 +1,176 @@
+"""From a client's bytes to a Request: who asks, for what, in which lane, and how much of it.
+
+Nothing here waits. What is sent on to a replica is written anew from what was understood, never the client's own bytes:
+two parsers that disagree are how gateways are bypassed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from headgate.gateway.identity import Identities
+from headgate.model.errors import InvalidRequest
+from headgate.model.gateway_config import Tenant
+from headgate.model.lane import Lane
+from headgate.model.request import Request
+from headgate.policy.estimate import Ratio
+from headgate.wire import json
+from headgate.wire.exchange import Exchange
+from headgate.wire.limits import Limits
+
+MOST_MESSAGES_HASHED = 128
+"""Later messages of a longer conversation do not decide where it goes."""
+LONGEST_NAME = 256
+
+_encode = msgspec.json.Encoder().encode
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Shape(msgspec.Struct, kw_only=True):
+    """The part of a body that the gateway has to understand; the rest passes through."""
+
+    model: str = ""
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[Any] | None = None
+    input: str | list[Any] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    lane: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Accepted:
+    """A request and what is needed to send it on."""
+
+    request: Request
+    body: dict[str, Any]
+    path: str
+    tenant: Tenant
+    wants_usage: bool
+    """Whether the client itself asked for a usage chunk."""
+    prompt_bytes: int
+
+
+class Acceptor:
+    def __init__(
+        self,
+        lanes: dict[str, Lane],
+        classify: Callable[[int, bool, bool], str],
+        identities: Identities,
+        limits: Limits,
+    ) -> None:
+        self._lanes = lanes
+        self._classify = classify
+        self._identities = identities
+        self._limits = limits
+        self.tokens_per_byte = Ratio(0.25)
+        self.tokens_per_answer = Ratio(128.0)
+
+    def accept(self, exchange: Exchange) -> Accepted:
+        """Raises InvalidRequest or Unauthorized."""
+        headers = exchange.headers
+        tenant = self._identities.of(headers)
+        body = json.parse(exchange.body, self._limits)
+        shape = json.convert(body, Shape)
+        assert isinstance(body, dict)
+        prefix, prompt_bytes = self._prompt(shape, exchange.path)
+        prompt_tokens = max(1, int(prompt_bytes * self.tokens_per_byte.of(shape.model)))
+        lane = self._lane(shape, headers, tenant, prompt_tokens)
+        request = Request(
+            id=exchange.request_id,
+            arrived=exchange.received_at,
+            model=shape.model,
+            lane=lane.name,
+            priority=self._priority(shape, headers, tenant, lane),
+            tenant=tenant.name,
+            weight=tenant.weight,
+            tier=tenant.tier,
+            prompt_tokens=prompt_tokens,
+            max_output=self._max_output(shape, lane),
+            wait_until=exchange.received_at + lane.wait_bound_s,
+            first_token_by=exchange.received_at + lane.ttft_target_s,
+            stream=shape.stream,
+            prefix=prefix,
+            session=headers.get("x-headgate-session") or shape.user,
+        )
+        if tenant.max_tokens is not None:
+            self._cap(body, tenant.max_tokens)
+        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
+        if shape.stream and not wants_usage:
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+        return Accepted(request, body, exchange.path, tenant, wants_usage, prompt_bytes)
+
+    def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
+        """Usage as the replica counted it."""
+        if accepted.prompt_bytes:
+            self.tokens_per_byte.learn(accepted.request.model, prompt_tokens / accepted.prompt_bytes)
+        self.tokens_per_answer.learn(accepted.request.lane, float(output_tokens))
+
+    def _prompt(self, shape: Shape, path: str) -> tuple[tuple[bytes, ...], int]:
+        """The hash chain over the conversation, and how long it is."""
+        if len(shape.model) > LONGEST_NAME:
+            raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
+        if path.endswith("/chat/completions"):
+            if not shape.messages:
+                raise InvalidRequest("messages must be a list of at least one message", param="messages")
+            parts: list[Any] = shape.messages
+        else:
+            name = "input" if path.endswith("/embeddings") else "prompt"
+            whole = shape.input if name == "input" else shape.prompt
+            if whole is None or whole == []:
+                raise InvalidRequest(f"{name} must not be empty", param=name)
+            parts = [whole]
+        chain: list[bytes] = []
+        size, digest = 0, b""
+        for part in parts:
+            encoded = _encode(part)
+            size += len(encoded)
+            if len(chain) < MOST_MESSAGES_HASHED:
+                digest = blake2b(encoded, digest_size=16, key=digest).digest()
+                chain.append(digest)
+        return tuple(chain), size
+
+    def _lane(self, shape: Shape, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
+        named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
+        name = named or tenant.default_lane
+        if name is None:
+            name = self._classify(prompt_tokens, shape.stream, shape.service_tier == "flex")
+        lane = self._lanes.get(name)
+        if lane is None:
+            raise InvalidRequest(f"no lane {name[:64]!r}; there are {', '.join(self._lanes)}", param="lane")
+        if tenant.lanes and name not in tenant.lanes:
+            raise InvalidRequest(f"lane {name!r} is not open to tenant {tenant.name!r}", param="lane")
+        return lane
+
+    def _priority(self, shape: Shape, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
+        """Said by the client only if it is trusted; whoever else could name it would name the best."""
+        if tenant.trusted:
+            if shape.priority is not None:
+                return max(-100, min(100, shape.priority))
+            named = headers.get("x-headgate-priority", "")
+            if named.lstrip("-").isdigit():
+                return max(-100, min(100, int(named[:8])))
+        return lane.priority
+
+    def _cap(self, body: dict[str, Any], most: int) -> None:
+        name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+        body[name] = min(body.get(name) or most, most)
+
+    def _max_output(self, shape: Shape, lane: Lane) -> int:
+        asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
+        if asked is not None and asked < 1:
+            raise InvalidRequest(f"max_tokens must be at least 1, got {asked}", param="max_tokens")
+        usual = max(1, int(self.tokens_per_answer.of(lane.name)))
+        return usual if asked is None else min(asked, usual)

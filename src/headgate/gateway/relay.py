@@ -1,0 +1,336 @@
+"""How does an answer get from a replica to a client? One attempt, joined to one exchange.
+
+    start ─→ waiting ── first event, or the whole body ──→ started ─→ over: on_end
+                │ the replica fails, refuses or stalls                  ▲
+                ├─→ over: on_attempt_failed                             │ done, failed, stalled,
+                └── the client leaves, or is itself at fault ───────────┘ gone, too slow
+
+Nothing goes to the client while waiting, so a failed attempt leaves the exchange as it was: its owner asks another
+replica, or answers. A relay is over exactly once.
+"""
+
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from headgate.gateway.backlog import Backlog, RelayLimits
+from headgate.model.clock import Clock
+from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
+from headgate.model.outcome import Outcome
+from headgate.replica.http import Call
+from headgate.replica.openai import Usage, error_body, read_error, read_usage
+from headgate.wire.errors import STATUS
+from headgate.wire.exchange import Exchange
+
+__all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
+
+DONE: Final = b"[DONE]"
+_NOT_A_TOKEN = (DONE, b'{"error"')
+"""How events begin that are not just passed on. Neither are those that report usage."""
+_REFUSALS = (429, 503)
+_CLIENT_FAULTS: dict[int, Outcome] = {
+    400: Outcome.INVALID,
+    404: Outcome.UNKNOWN_MODEL,
+    413: Outcome.TOO_LONG,
+    422: Outcome.INVALID,
+}
+"""What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
+_AFTER_DONE_S = 1.0
+"""How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """How an exchange ended that was answered by its relay. Times are on the relay's clock."""
+
+    outcome: Outcome
+    status: int
+    """What the client got; 499 if it left before it got any."""
+    error: ServeError | None
+    usage: tuple[int, int] | None
+    """Prompt and output tokens as the replica counted them; None if it did not."""
+    cached_tokens: int
+    """Of the prompt, found in the replica's cache."""
+    events: int
+    """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
+    sent_at: float | None
+    first_byte_at: float | None
+    first_at: float | None
+    """The first event."""
+    last_at: float | None
+    ended_at: float
+    max_gap_s: float
+    """The replica's longest silence between two reads with events; while the client was behind does not count."""
+    stalled_s: float
+    """How long the client was behind."""
+
+
+class Owner(Protocol):
+    """Whose request it is."""
+
+    def on_first(self) -> None:
+        """The first event has been written to the client."""
+
+    def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
+        """The exchange is as it was. `refused`: the replica said that it is busy, which is no fault."""
+
+    def on_end(self, summary: Summary) -> None:
+        """The exchange has been answered, or the client has left."""
+
+
+class Relay:
+    """A Listener to the replica."""
+
+    __slots__ = (
+        "_backlog",
+        "_body",
+        "_call",
+        "_clock",
+        "_exchange",
+        "_heard_at",
+        "_limits",
+        "_owner",
+        "_said_done",
+        "_spool",
+        "_status",
+        "_stream",
+        "_usage",
+        "_wants_usage",
+        "events",
+        "first_at",
+        "last_at",
+        "max_gap_s",
+        "over",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        owner: Owner,
+        limits: RelayLimits,
+        slow_client: Literal["cancel", "spool"],
+        stream: bool,
+        wants_usage: bool,
+        clock: Clock,
+    ) -> None:
+        """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage."""
+        self._exchange = exchange
+        self._owner = owner
+        self._limits = limits
+        self._spool = slow_client == "spool"
+        self._stream = stream
+        self._wants_usage = wants_usage
+        self._clock = clock
+        self._call: Call | None = None
+        self._status = 0
+        """Of the replica's answer, once its head has come."""
+        self._body = b""
+        self._said_done = False
+        self._usage: Usage | None = None
+        self._heard_at = 0.0
+        self._backlog: Backlog | None = None
+        self.events = 0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self.max_gap_s = 0.0
+        self.over = False
+
+    def start(self, call: Call) -> None:
+        """`call` has been sent with this relay as its listener. From here on the relay answers the exchange."""
+        self._call = call
+        self._heard_at = now = self._clock()
+        self._exchange.on_gone = self._on_gone
+        call.late_at = now + min(self._limits.first_token_s, self._limits.stall_s)
+
+    def fail(self, error: ServeError) -> None:
+        """End it with this: a status while nothing is sent, an error event afterwards."""
+        self._settle()
+        self._exchange.fail(error)
+        self._end(error.outcome, error)
+
+    # -- told by the connection to the replica -----------------------------------------------------------
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+        if status >= 300:
+            return
+        if is_stream != self._stream:
+            self._break_off(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"))
+        elif is_stream:
+            self._exchange.stream()
+
+    def on_events(self, events: list[bytes]) -> None:
+        if self._said_done:
+            return
+        now = self._clock()
+        exchange = self._exchange
+        first = not exchange.started
+        if not first and now - self._heard_at > self.max_gap_s:
+            self.max_gap_s = max(self.max_gap_s, self._silence_s(now))
+        self._heard_at = self.last_at = now
+        tokens: list[bytes] = []
+        for data in events:
+            # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond.
+            if data.find(b'"usage"') < 0 and not data.startswith(_NOT_A_TOKEN):
+                tokens.append(data)
+                continue
+            self._pass_on(tokens)
+            tokens.clear()
+            if self._take(data):
+                tokens.append(data)
+            elif self.over or self._said_done:
+                break
+        self._pass_on(tokens)
+        if self.over:
+            return
+        if first and exchange.started:
+            self.first_at = now
+            self._owner.on_first()
+        if not self._said_done and (self._backlog is not None or exchange.unsent):
+            self._judge_backlog(len(events), now)
+
+    def on_body(self, body: bytes) -> None:
+        self._body = body
+
+    def on_done(self) -> None:
+        if self._status >= 300:
+            self._judge_refusal(self._status, self._body)
+        elif self._stream:
+            self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
+        else:
+            self._note_usage(self._body)
+            self.first_at = self.last_at = self._clock()
+            self._settle()
+            self._exchange.respond(200, self._body)
+            self._end(Outcome.COMPLETED)
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._end_stream(error)
+
+    def on_late(self) -> None:
+        """Events do not put it off: it comes at least every `stall_s`, and looks how long the silence is."""
+        limits = self._limits
+        allowed_s = limits.stall_s if self._exchange.started else limits.first_token_s
+        now = self._clock()
+        silent_s = self._silence_s(now)
+        if self._said_done:
+            self._end_stream(ReplicaStalled("the replica did not end its answer"))
+        elif silent_s >= allowed_s:
+            self._break_off(ReplicaStalled(f"the replica said nothing for {silent_s:.1f} s"))
+        elif self._call is not None:
+            self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s)
+
+    def _pass_on(self, tokens: list[bytes]) -> None:
+        for data in tokens:
+            self._exchange.event(data)
+        self.events += len(tokens)
+
+    # -- what the replica said -----------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> bool:
+        """Look at an event that may not be a token. Whether it is to be passed on."""
+        if data == DONE:
+            self._said_done = True
+            self._exchange.end(DONE)
+            if self._call is not None:
+                self._call.late_at = self._heard_at + _AFTER_DONE_S
+            return False
+        if data.startswith(_NOT_A_TOKEN):
+            error = read_error(data)
+            if self._exchange.started:
+                self._break_off(ReplicaFailed(error.message))
+            else:
+                self._judge_refusal(error.status or 500, data)
+            return False
+        return b'"usage":null' in data or not self._note_usage(data) or self._wants_usage
+
+    def _note_usage(self, data: bytes) -> bool:
+        """Whether `data` is there for its usage only."""
+        usage, alone = read_usage(data)
+        if usage is not None:
+            self._usage = usage
+        return alone
+
+    def _silence_s(self, now: float) -> float:
+        """The replica's own: while it is not read, it has no chance to speak."""
+        backlog = self._backlog
+        if backlog is None:
+            return now - self._heard_at
+        return 0.0 if backlog.pausing else now - max(self._heard_at, backlog.resumed_at)
+
+    def _judge_refusal(self, status: int, body: bytes) -> None:
+        """Nothing has been sent to the client yet."""
+        error = read_error(body)
+        outcome = _CLIENT_FAULTS.get(status)
+        if outcome is None:
+            failed = ReplicaFailed(f"the replica answered {status}: {error.message}")
+            self._break_off(failed, refused=status in _REFUSALS)
+        else:
+            self._settle()
+            self._exchange.respond(status, error_body(error))
+            self._end(outcome, InvalidRequest(error.message, param=error.param), status)
+
+    def _end_stream(self, error: ReplicaFailed) -> None:
+        """The replica says no more; with `error`, unless it had said all."""
+        if self._said_done:
+            self._settle()
+            self._end(Outcome.COMPLETED)
+        else:
+            self._break_off(error)
+
+    def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
+        if self._exchange.started:
+            self.fail(error)
+        else:
+            self._settle()
+            self._owner.on_attempt_failed(error, refused)
+
+    # -- what the client does ----------------------------------------------------------------------------------
+
+    def _on_gone(self) -> None:
+        self._settle()
+        self._end(Outcome.CANCELLED)
+
+    def _judge_backlog(self, events: int, now: float) -> None:
+        if self._backlog is None:
+            assert self._call is not None
+            self._backlog = Backlog(
+                self._exchange, self._call, self._limits, self._spool, self._clock, self._give_up_client
+            )
+        self._backlog.judge(events, now)
+
+    def _give_up_client(self) -> None:
+        self.fail(SlowClient("the client did not read its stream, so it was cancelled"))
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """The one way to be over; what is told to whom comes after it."""
+        if self.over:
+            raise RuntimeError("a relay is over only once")
+        self.over = True
+        if self._backlog is not None:
+            self._backlog.close()
+        self._exchange.on_gone = self._exchange.on_writable = None
+        if self._call is not None:
+            self._call.cancel()
+
+    def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
+        usage, call, backlog = self._usage, self._call, self._backlog
+        self._call = self._backlog = None  # they refer to us
+        self._owner.on_end(
+            Summary(
+                outcome=outcome,
+                status=status or (200 if self.first_at is not None else STATUS[outcome]),
+                error=error,
+                usage=None if usage is None else (usage.prompt, usage.output),
+                cached_tokens=0 if usage is None else usage.cached,
+                events=self.events,
+                sent_at=None if call is None else call.sent_at,
+                first_byte_at=None if call is None else call.first_byte_at,
+                first_at=self.first_at,
+                last_at=self.last_at,
+                ended_at=self._clock(),
+                max_gap_s=self.max_gap_s,
+                stalled_s=0.0 if backlog is None else backlog.stalled_s,
+            )
+        )

@@ -1,0 +1,478 @@
+"""The gateway's choices composed: events in, commands out, and one `wake_at`.
+
+The backlog is held here, so that replicas' own queues stay near empty: each replica has so much room, and whoever finds
+none waits in its lane. Gateway and simulator drive this same object; single tokens pass it by.
+
+An arrival is charged to its tenant's limits, queued in its lane, and sent at once if there is room. If not, and it is
+predicted to wait past its bound, it is refused on the spot; if it reaches the bound, then. Every request that arrives
+ends in exactly one Refuse or is reported by exactly one Ended.
+"""
+
+import random
+from dataclasses import dataclass, field
+from math import inf
+
+from msgspec.structs import replace
+
+from headgate.model.event import (
+    Arrived,
+    AttemptFailed,
+    Command,
+    Dispatch,
+    Ended,
+    Event,
+    FirstToken,
+    Probed,
+    Refuse,
+    ReplicaJoined,
+    ReplicaLeft,
+    Tick,
+)
+from headgate.model.lane import Lane
+from headgate.model.outcome import Outcome
+from headgate.model.replica import Load, Replica, ReplicaId
+from headgate.model.request import Request
+from headgate.policy.admit import Drain, come_back_in
+from headgate.policy.affinity import Affinity
+from headgate.policy.fair import FairQueue
+from headgate.policy.fleet import Fleet
+from headgate.policy.gradient import GradientLimit
+from headgate.policy.health import SAW, Health, Saw, Verdict
+from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.retry import RetryBudget
+from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
+
+UNKNOWN_SIZE = (32, 8)
+"""Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
+LONG_PROMPT = 512
+"""Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
+LONG_SHARE = 0.25
+"""Of a pool's room, what long prefills may have at once; at least one for each replica."""
+LOOK_AGAIN_S = 0.1
+"""When everybody who was asked is busy or failed: how soon to ask again."""
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One request on its way through."""
+
+    request: Request
+    grant: Grant | None
+    load: Load | None = None
+    """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
+    attempts: int = 0
+    tried: frozenset[ReplicaId] = frozenset()
+    sent_at: float = 0.0
+    first_token_at: float | None = None
+    had_to_wait: bool = False
+
+    @property
+    def long_prefill(self) -> bool:
+        """Whether it is at a replica right now with a long prompt that has not been prefilled yet."""
+        return self.request.prompt_tokens > LONG_PROMPT and self.load is not None and self.first_token_at is None
+
+
+@dataclass(slots=True, eq=False)
+class LaneState:
+    """One lane's queue for one pool of replicas, and what it has had."""
+
+    lane: Lane
+    pool: "Pool"
+    queue: FairQueue = field(default_factory=FairQueue)
+    drain: Drain = field(default_factory=Drain)
+    running: int = 0
+    served: float = 0.0
+    """Tokens sent, over the lane's weight: whoever has had least goes next."""
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Everybody who asks for the same model. None: for any."""
+
+    model: str | None
+    lanes: dict[str, LaneState] = field(default_factory=dict)
+    waiting: int = 0
+    """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
+    long_prefills: int = 0
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        lanes: dict[str, Lane],
+        tenants: dict[str, TenantLimits],
+        routing: RouteConfig,
+        health: Health,
+        rng: random.Random,
+        *,
+        retries: RetryBudget | None = None,
+        no_replica_wait_s: float = 10.0,
+    ) -> None:
+        self.lanes = lanes
+        self.tenants = tenants
+        self.fleet = Fleet(ALGORITHMS[routing.algorithm].order)
+        self.health = health
+        self.affinity = Affinity()
+        self.limits = Limits()
+        self.retries = retries or RetryBudget()
+        self.passages: dict[str, Passage] = {}
+        self.pools: dict[str | None, Pool] = {}
+        self.wake_at = inf
+        self._routing = routing
+        self._rng = rng
+        self._no_replica_wait_s = no_replica_wait_s
+        self._found: dict[ReplicaId, GradientLimit] = {}
+        self._look_again_at = inf
+
+    def on(self, event: Event, now: float) -> list[Command]:
+        commands: list[Command] = []
+        match event:
+            case Arrived(request):
+                self._arrive(request, now, commands)
+            case FirstToken(request_id):
+                self._first_token(request_id, now, commands)
+            case Ended(request_id, outcome, usage):
+                self._end(request_id, outcome, usage, now, commands)
+            case AttemptFailed(request_id, replica_id, outcome, refused):
+                self._attempt_failed(request_id, replica_id, outcome, refused, now, commands)
+            case Probed(replica_id, ok, deep):
+                saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
+                if self._apply(self.health.on(replica_id, saw, now)):
+                    self._pump_all(now, commands)
+            case ReplicaJoined(replica):
+                self._join(replica, now)
+                self._pump_all(now, commands)
+            case ReplicaLeft(replica_id):
+                self._leave(replica_id)
+            case Tick():
+                self._tick(now, commands)
+        self._set_alarm()
+        return commands
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: Request, now: float, commands: list[Command]) -> None:
+        granted = self._charge(request, now)
+        if isinstance(granted, OverLimit):
+            message = f"tenant {request.tenant!r} is over its limit of {granted.which} per minute"
+            commands.append(Refuse(request.id, Outcome.OVER_LIMIT, message, granted.retry_after_s))
+            return
+        self.retries.earn(now)
+        passage = self.passages[request.id] = Passage(request, granted)
+        state = self._state(request)
+        pool = state.pool
+        if not pool.waiting and not state.running:
+            state.served = max(state.served, self._least_served(state))
+        if not pool.waiting and self._may_go(state, request) and self._place(passage, state, now, commands):
+            return
+        if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
+            known = ", ".join(self.fleet.models()[:16])
+            message = f"no model {request.model!r} for lane {request.lane!r} here; there is {known or 'none for it'}"
+            self._refuse(passage, Outcome.UNKNOWN_MODEL, message, now, commands)
+            return
+        self._enqueue(passage, state, now)
+        self._pump(pool, now, commands)
+        if passage.load is None:
+            self._keep_waiting_or_refuse(passage, state, now, commands)
+
+    def _enqueue(self, passage: Passage, state: LaneState, now: float) -> None:
+        state.queue.push(passage.request)
+        state.pool.waiting += 1
+        passage.had_to_wait = True
+        state.drain.backlog(True, now)
+
+    def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
+        if state.queue.remove(request_id) is not None:
+            state.pool.waiting -= 1
+            state.drain.backlog(len(state.queue) > 0, now)
+
+    def _charge(self, request: Request, now: float) -> Grant | OverLimit | None:
+        limits = self.tenants.get(request.tenant)
+        return self.limits.take(request.tenant, limits, request.tokens, now) if limits is not None else None
+
+    def _keep_waiting_or_refuse(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
+        request, lane, queue = passage.request, state.lane, state.queue
+        if not self.fleet.usable(request.model, request.lane):
+            # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
+            self._dequeue(request.id, state, now)
+            later = max(request.wait_until, request.arrived + self._no_replica_wait_s)
+            passage.request = replace(request, wait_until=later)
+            self._enqueue(passage, state, now)
+        elif len(queue) > lane.queue_limit:
+            message = f"lane {lane.name!r} has {lane.queue_limit} waiting"
+            self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
+        else:
+            ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
+            wait_s = state.drain.wait_s(ahead + 1, now)
+            if now + wait_s > request.wait_until:
+                message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {lane.wait_bound_s:g} s"
+                self._refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
+
+    def _first_token(self, request_id: str, now: float, commands: list[Command]) -> None:
+        passage = self.passages.get(request_id)
+        if passage is None or passage.load is None or passage.first_token_at is not None:
+            return
+        was_long = passage.long_prefill
+        passage.first_token_at = now
+        load = passage.load
+        load.prefill_tokens -= passage.request.prompt_tokens
+        load.decode_tokens += passage.request.max_output
+        self.fleet.changed(load)
+        if was_long:
+            pool = self._state(passage.request).pool
+            pool.long_prefills -= 1
+            self._pump(pool, now, commands)
+
+    def _end(
+        self, request_id: str, outcome: Outcome, usage: tuple[int, int] | None, now: float, commands: list[Command]
+    ) -> None:
+        passage = self.passages.pop(request_id, None)
+        if passage is None:
+            return
+        state = self._state(passage.request)
+        request = passage.request
+        load = passage.load
+        if load is None:
+            self._dequeue(request_id, state, now)
+        else:
+            self._watch(passage, load, outcome, usage, now)
+            self._release(passage, load, state)
+        if passage.grant is not None:
+            spent = sum(usage) if usage is not None else request.prompt_tokens if passage.first_token_at else 0
+            self.limits.settle(passage.grant, spent, now)
+        if usage is not None:
+            prompt, output = usage
+            state.queue.charge(request.tenant, request.weight, prompt + output - request.prompt_tokens)
+        if load is not None:
+            self._pump(state.pool, now, commands)
+
+    def _watch(self, passage: Passage, load: Load, outcome: Outcome, usage: tuple[int, int] | None, now: float) -> None:
+        """What this passage says about its replica: its health, and how much it can take at once."""
+        replica_id, saw = load.id, SAW[outcome]
+        if saw is not Saw.SUCCESS:
+            self._apply(self.health.on(replica_id, saw, now))
+            return
+        first = passage.first_token_at or now
+        ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
+        tpot_s = (now - first) / (output - 1) if output > 1 else None
+        self.health.served(replica_id, ttft_s, passage.request.prompt_tokens, tpot_s, now)
+        self._apply(self.health.on(replica_id, saw, now))
+        load.prefill_token_s += 0.1 * (ttft_s / max(1, passage.request.prompt_tokens) - load.prefill_token_s)
+        if tpot_s is not None:
+            load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
+        found = self._found.get(replica_id)
+        if found is not None:
+            found.observe(ttft_s, passage.request.prompt_tokens, tpot_s, load.requests, now)
+            load.limit = found.limit
+            self.fleet.changed(load)
+
+    def _attempt_failed(
+        self,
+        request_id: str,
+        replica_id: ReplicaId,
+        outcome: Outcome,
+        refused: bool,
+        now: float,
+        commands: list[Command],
+    ) -> None:
+        passage = self.passages.get(request_id)
+        if passage is None or passage.load is None or passage.load.id != replica_id:
+            return
+        state = self._state(passage.request)
+        in_flight = self._release(passage, passage.load, state)
+        passage.load = None
+        if not refused:
+            self._apply(self.health.on(replica_id, SAW[outcome], now))
+        passage.tried |= {replica_id}
+        # One replica's death fails all it had at once: that much is always absorbed.
+        again = self.retries.spend(now, in_flight, passage.attempts)
+        if not again:
+            message = f"{passage.attempts} of {passage.attempts} attempts failed; {again.value}"
+            self._refuse(passage, outcome, message, now, commands)
+            return
+        if not self._place(passage, state, now, commands):
+            # Others are busy, or this was the only one: wait like everybody else, from now on.
+            lane = state.lane
+            bound = (
+                self._no_replica_wait_s
+                if not self.fleet.usable(passage.request.model, passage.request.lane)
+                else lane.wait_bound_s
+            )
+            passage.tried = frozenset()
+            passage.request = replace(passage.request, wait_until=max(passage.request.wait_until, now + bound))
+            self._enqueue(passage, state, now)
+            self._look_again_at = min(self._look_again_at, now + LOOK_AGAIN_S)
+
+    def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
+        """Give the replica its room back. Gives what it still had in flight, this one included."""
+        state.running -= 1
+        if passage.long_prefill:
+            state.pool.long_prefills -= 1
+        load.requests -= 1
+        if passage.first_token_at is None:
+            load.prefill_tokens -= passage.request.prompt_tokens
+        else:
+            load.decode_tokens -= passage.request.max_output
+        self.fleet.changed(load)
+        return load.requests + 1
+
+    def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
+        request = passage.request
+        state = self._state(request)
+        del self.passages[request.id]
+        self._dequeue(request.id, state, now)
+        if passage.grant is not None:
+            self.limits.give_back(passage.grant, now)
+        after = come_back_in(state.drain, len(state.queue), state.lane.wait_bound_s, now, self._rng)
+        commands.append(Refuse(request.id, outcome, message, after))
+
+    # -- who goes next ----------------------------------------------------------------------------------------
+
+    def _pump_all(self, now: float, commands: list[Command]) -> None:
+        for pool in self.pools.values():
+            self._pump(pool, now, commands)
+
+    def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
+        """Send whoever is next for as long as this pool has room."""
+        blocked: set[str] = set()
+        while pool.waiting and (best := self._next(pool, blocked)) is not None:
+            request = best.queue.peek()
+            assert request is not None
+            passage = self.passages[request.id]
+            if self._place(passage, best, now, commands):
+                best.queue.pop(request.id)  # not just the next: being charged may have changed whose turn it is
+                pool.waiting -= 1
+                best.drain.left(now)
+                best.drain.backlog(len(best.queue) > 0, now)
+            else:
+                blocked.add(best.lane.name)
+
+    def _next(self, pool: Pool, blocked: set[str]) -> LaneState | None:
+        """The lane to serve: one that has less than its reserve before all others, by priority; otherwise the one that
+        has had least for its weight."""
+        best: LaneState | None = None
+        best_key = (inf, inf)
+        for state in pool.lanes.values():
+            lane = state.lane
+            if lane.name in blocked or not len(state.queue):
+                continue
+            request = state.queue.peek()
+            if request is None or not self._may_go(state, request):
+                continue
+            room, _ = self.fleet.capacity(pool.model, lane.name)
+            owed = state.running < int(lane.reserve * room)
+            key = (float(lane.priority), 0.0) if owed else (inf, state.served)
+            if best is None or key < best_key:
+                best, best_key = state, key
+        return best
+
+    def _may_go(self, state: LaneState, request: Request) -> bool:
+        """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
+        lane = state.lane
+        if lane.concurrency is not None and state.running >= lane.concurrency:
+            return False
+        if lane.hold_above >= 1.0 and request.prompt_tokens <= LONG_PROMPT:
+            return True
+        room, used = self.fleet.capacity(state.pool.model, lane.name)
+        return used == 0 or (used < lane.hold_above * room and not self._too_long_for_now(state, request, room))
+
+    def _too_long_for_now(self, state: LaneState, request: Request, room: int) -> bool:
+        """It has a long prompt, and enough of those are being prefilled already."""
+        if request.prompt_tokens <= LONG_PROMPT:
+            return False
+        most = max(self.fleet.usable(state.pool.model, state.lane.name), int(LONG_SHARE * room))
+        return state.pool.long_prefills >= most
+
+    def _place(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> bool:
+        choice = route(passage.request, self.fleet, self.affinity, self._routing, now, self._rng, passage.tried)
+        if not isinstance(choice, Choice):
+            return False
+        request = passage.request
+        load = self.fleet.get(choice.replica_id)
+        assert load is not None
+        load.requests += 1
+        load.prefill_tokens += request.prompt_tokens
+        self.fleet.changed(load)
+        self.affinity.remember(request, choice.replica_id)
+        passage.load, passage.sent_at, passage.first_token_at = load, now, None
+        passage.attempts += 1
+        if passage.long_prefill:
+            state.pool.long_prefills += 1
+        if passage.attempts == 1:
+            state.served += request.tokens / state.lane.weight
+            state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
+        state.running += 1
+        commands.append(Dispatch(request.id, choice.replica_id, passage.attempts, choice.reason))
+        return True
+
+    def _least_served(self, state: LaneState) -> float:
+        """What the least served of the lanes at work has had: one that comes back from idling starts from there, and
+        can't spend what it saved."""
+        others = [s.served for s in state.pool.lanes.values() if s is not state and (len(s.queue) or s.running)]
+        return min(others, default=0.0)
+
+    def _state(self, request: Request) -> LaneState:
+        """Requests for a model that some replica names wait for that model; all others for any replica."""
+        model = request.model if self.fleet.by_name(request.model) else None
+        pool = self.pools.get(model)
+        if pool is None:
+            pool = self.pools[model] = Pool(model)
+            pool.lanes = {lane.name: LaneState(lane, pool) for lane in self.lanes.values()}
+        return pool.lanes[request.lane]
+
+    # -- replicas -----------------------------------------------------------------------------------------------
+
+    def _join(self, replica: Replica, now: float) -> None:
+        if replica.slots is not None:
+            limit = float(replica.slots)
+        else:
+            self._found[replica.id] = GradientLimit(*UNKNOWN_SIZE)
+            limit = self._found[replica.id].limit
+        self.fleet.add(Load(replica, limit))
+        self._apply(self.health.add(replica, now))
+
+    def _leave(self, replica_id: ReplicaId) -> None:
+        self.fleet.remove(replica_id)
+        self.affinity.forget(replica_id)
+        self.health.remove(replica_id)
+        self._found.pop(replica_id, None)
+
+    def _apply(self, verdict: Verdict) -> bool:
+        """Whether anything changed about how much of it may be used."""
+        load = self.fleet.get(verdict.replica_id)
+        if load is None or verdict.usable == load.usable:
+            return False
+        if verdict.usable == 0.0:
+            self.affinity.forget(verdict.replica_id)  # when it is back its cache is empty
+        load.usable = verdict.usable
+        self.fleet.changed(load)
+        return True
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def _tick(self, now: float, commands: list[Command]) -> None:
+        for pool in self.pools.values():
+            for state in pool.lanes.values() if pool.waiting else ():
+                for request in state.queue.expired(now):
+                    pool.waiting -= 1
+                    self._time_out(self.passages[request.id], state, now, commands)
+        for verdict in self.health.tick(now):
+            self._apply(verdict)
+        if self._look_again_at <= now:
+            self._look_again_at = inf
+        self._pump_all(now, commands)
+
+    def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
+        waited = now - passage.request.arrived
+        if self.fleet.usable(passage.request.model, passage.request.lane):
+            message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows"
+            self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
+        else:
+            self._refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
+
+    def _set_alarm(self) -> None:
+        wake_at = min(self._look_again_at, self.health.wake_at())
+        for pool in self.pools.values():
+            for state in pool.lanes.values() if pool.waiting else ():
+                wake_at = min(wake_at, state.queue.next_expiry)
+        self.wake_at = wake_at

@@ -1,0 +1,239 @@
+"""Whose turn is it among the tenants of a lane? Weighted virtual token counters.
+
+Each tenant has a counter of the tokens it was served, divided by its weight; whoever waits with the smallest is next.
+A tenant that was away is lifted to the smallest counter of those waiting, so that a rest earns no right to a burst
+("Fairness in Serving Large Language Models", OSDI 2024). Between two tenants that keep waiting, served tokens over
+weight then never differ by more than a constant, however many requests either of them has sent.
+
+Whoever drives this charges: prompt tokens on dispatch, output tokens at the end, or a guess at once and the
+difference, which may be negative, later.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from headgate.model.request import Request
+
+T = TypeVar("T")
+
+CHOICES = 8
+"""Most tenants offered to a preference."""
+SAMPLE = 16
+"""Most tenants looked at to say how much is ahead; of more, every so-manyth."""
+IDLE = 1024
+"""Most counters remembered of tenants that have nothing waiting. Beyond it the smallest are forgotten: a tenant comes
+back no lower than the floor anyway. Not sooner, because what a tenant has running is charged later, and counts from
+where it stood."""
+
+
+class _Heap(Generic[T]):
+    """Members are struck out by number and swept when they are the majority."""
+
+    __slots__ = ("_entries", "_live")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[float, ...], int, T]] = []
+        self._live: set[int] = set()  # only ever asked for membership
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def push(self, key: tuple[float, ...], number: int, item: T) -> None:
+        heappush(self._entries, (key, number, item))
+        self._live.add(number)
+
+    def strike(self, number: int) -> None:
+        self._live.discard(number)
+        if len(self._entries) > 2 * len(self._live) + 32:
+            self._entries = [entry for entry in self._entries if entry[1] in self._live]
+            heapify(self._entries)
+
+    def first(self) -> T | None:
+        while self._entries and self._entries[0][1] not in self._live:
+            heappop(self._entries)
+        return self._entries[0][2] if self._entries else None
+
+    def smallest(self, most: int, up_to: float) -> list[T]:
+        """The first few with a key of at most `up_to`, in order."""
+        taken: list[tuple[tuple[float, ...], int, T]] = []
+        while len(taken) < most and self.first() is not None and self._entries[0][0][0] <= up_to:
+            taken.append(heappop(self._entries))
+        for entry in taken:
+            heappush(self._entries, entry)
+        return [item for _, _, item in taken]
+
+    def sample(self, most: int) -> list[T]:
+        """All of them, or evenly spread ones, in no particular order."""
+        stride = -(-len(self._entries) // most) or 1
+        chosen = self._entries if len(self._live) <= most else self._entries[::stride]
+        return [item for _, number, item in chosen if number in self._live]
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    name: str
+    weight: float
+    counter: float
+    """Tokens served, over weight."""
+    requests: _Heap[Request] = field(default_factory=_Heap)
+    tokens: int = 0
+    number: int = 0
+    """Its place among those who wait; 0: it does not."""
+
+
+class FairQueue:
+    """One lane's waiting requests."""
+
+    def __init__(self, idle: int = IDLE) -> None:
+        self.tokens = 0
+        """Of all who wait."""
+        self._idle_limit = idle
+        self._numbers = 0
+        self._waiting: dict[str, tuple[int, Request]] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._turns: _Heap[_Tenant] = _Heap()
+        """Tenants who wait."""
+        self._expiries: _Heap[Request] = _Heap()
+        self._last = _Tenant("", 1.0, 0.0)
+        """Who left last. While nobody waits, this one's counter is the floor."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def tenants(self) -> int:
+        """How many have something waiting."""
+        return len(self._turns)
+
+    @property
+    def floor(self) -> float:
+        """The smallest counter of those waiting."""
+        return (self._turns.first() or self._last).counter
+
+    @property
+    def next_expiry(self) -> float:
+        first = self._expiries.first()
+        return float("inf") if first is None else first.wait_until
+
+    # -- requests come and go -------------------------------------------------------------------------
+
+    def push(self, request: Request) -> None:
+        if request.id in self._waiting:
+            raise ValueError(f"request {request.id} is waiting already")
+        tenant = self._known(request.tenant, request.weight)
+        if not tenant.requests:
+            tenant.counter = max(tenant.counter, self.floor)
+        number = self._next_number()
+        self._waiting[request.id] = (number, request)
+        self._expiries.push((request.wait_until,), number, request)
+        tenant.requests.push((request.priority, request.first_token_by), number, request)
+        tenant.tokens += request.tokens
+        self.tokens += request.tokens
+        if len(tenant.requests) == 1:
+            self._place(tenant)
+
+    def peek(self, prefer: Callable[[Request], float] | None = None, within: float = 0.0) -> Request | None:
+        """Whose turn it is: of the tenant with the smallest counter the lowest priority number, then the earliest
+        deadline, then the first to come. Where a preference is given, the highest score decides between the tenants
+        within so many tokens (at weight 1) of the smallest: an unfairness no larger than that buys prefix hits."""
+        first = self._turns.first()
+        if first is None or prefer is None:
+            return None if first is None else first.requests.first()
+        tenants = self._turns.smallest(CHOICES, first.counter + within)
+        heads = [head for tenant in tenants if (head := tenant.requests.first()) is not None]
+        return max(heads, key=prefer)
+
+    def pop(self, request_id: str | None = None) -> Request:
+        """Take out whose turn it is, or the one that was peeked at. KeyError: there is none."""
+        request = self.peek() if request_id is None else self._waiting[request_id][1]
+        if request is None:
+            raise KeyError("nobody waits")
+        self._take_out(request)
+        return request
+
+    def remove(self, request_id: str) -> Request | None:
+        """It was cancelled. None: it does not wait here."""
+        _, request = self._waiting.get(request_id, (0, None))
+        if request is not None:
+            self._take_out(request)
+        return request
+
+    def expired(self, now: float) -> list[Request]:
+        """Take out those who may wait no longer."""
+        gone = []
+        while (first := self._expiries.first()) is not None and first.wait_until <= now:
+            self._take_out(first)
+            gone.append(first)
+        return gone
+
+    def charge(self, tenant: str, weight: float, tokens: float) -> None:
+        """It was served these tokens, or fewer than charged before if negative."""
+        served = self._known(tenant, weight)
+        served.counter += tokens / weight
+        if served.requests:
+            self._place(served)
+
+    def ahead_of(self, tenant: str, weight: float, pushed: Request | None = None) -> tuple[int, int]:
+        """About how many requests and tokens are served before a new request of this tenant would be; `pushed`: this is
+        the one, and it waits here already.
+
+        Its turn comes when its counter, with all that waits before it, is the smallest. Until then each other tenant is
+        served as much as brings its own counter there, if it has so much waiting."""
+        own = self._tenants.get(tenant) or _Tenant(tenant, weight, 0.0)
+        waits = len(own.requests) > 0
+        before = len(own.requests) - (pushed is not None)
+        tokens = own.tokens - (pushed.tokens if pushed is not None else 0)
+        turn_at = (own.counter if waits else max(own.counter, self.floor)) + tokens / weight
+        others = [other for other in self._turns.sample(SAMPLE) if other is not own]
+        scale = (len(self._turns) - waits) / max(1, len(others))
+        requests, ahead = 0.0, 0.0
+        for other in others:
+            if other.counter <= turn_at:
+                mean = other.tokens / len(other.requests)
+                share = (turn_at - other.counter) * other.weight // max(1.0, mean) + 1
+                requests += min(len(other.requests), share)
+                ahead += min(len(other.requests), share) * mean
+        return before + round(requests * scale), tokens + round(ahead * scale)
+
+    # -- how it is done -------------------------------------------------------------------------------
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _known(self, name: str, weight: float) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) - len(self._turns) >= self._idle_limit:
+                self._forget()
+            tenant = self._tenants[name] = _Tenant(name, weight, self.floor)
+        tenant.weight = weight
+        return tenant
+
+    def _take_out(self, request: Request) -> None:
+        number, _ = self._waiting.pop(request.id)
+        tenant = self._tenants[request.tenant]
+        self._expiries.strike(number)
+        tenant.requests.strike(number)
+        tenant.tokens -= request.tokens
+        self.tokens -= request.tokens
+        if not tenant.requests:
+            self._last = tenant
+            self._place(tenant)
+
+    def _place(self, tenant: _Tenant) -> None:
+        """Where its counter and its having something waiting belong. Equal counters: who got there first."""
+        if tenant.number:
+            self._turns.strike(tenant.number)
+            tenant.number = 0
+        if tenant.requests:
+            tenant.number = self._next_number()
+            self._turns.push((tenant.counter,), tenant.number, tenant)
+
+    def _forget(self) -> None:
+        """The smaller half of the idle counters at once: keeping the smallest at hand would cost every charge."""
+        idle = sorted((t for t in self._tenants.values() if not t.requests), key=lambda t: t.counter)
+        for tenant in idle[: len(idle) - self._idle_limit // 2]:
+            del self._tenants[tenant.name]

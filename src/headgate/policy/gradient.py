@@ -1,0 +1,189 @@
+"""How many requests at once can this replica take? Found by watching its latency.
+
+Time to first token per prompt token and time per output token are each compared with what is normal. While both are
+near it and the limit is in use, the limit grows; when they are not, it is cut. A cut is also an experiment: if latency
+falls with it, it was our queue; if not, the replica itself has become slower, so the cut is taken back and what is
+normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the long-term average, a queue that stands
+long enough becomes the norm.
+
+The line between the two is half: latency falls by half as much, in proportion, as concurrency did. That is where
+throughput over latency is best (Kleinrock), so a replica that slows down smoothly has a place to settle too.
+"""
+
+from dataclasses import dataclass
+from math import log
+
+TOLERANCE = 1.35
+"""Times normal beyond which latency says that something queues."""
+CUTS = (0.8, 0.8, 0.65, 0.5)
+"""What is left after the first, second, … cut in a row."""
+GROWTH = 0.05
+"""Per window, up to where it was last cut; beyond, twice, three times, … as much: nothing is known there."""
+FASTEST = 0.5
+WINDOW = 32
+"""Fewest samples that are judged together. Their mid-mean is known to 6 % where single ones scatter by 30 %."""
+STALE_S = 60.0
+"""A window not full after this is begun again: its samples tell of different times."""
+PROBE = 40
+"""Most windows until a cut is made only to see whether it helps. At first it is a few: whether `start` is more than the
+replica can take is the first thing to find out."""
+LOWER = 0.95
+"""What is left of normal when a cut has helped …"""
+ACCEPT = 0.3
+"""… and how far it moves towards what is seen when one has not. Were it to move up only, chance would move it there."""
+OVERHEAD = 128
+"""A prompt of no tokens costs about as much as this many."""
+SHORTEST_S = 1e-6
+
+
+class _Signal:
+    """One kind of latency: the samples of this window, and what is normal."""
+
+    __slots__ = ("normal", "now", "samples")
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+        self.now: float | None = None
+        self.normal: float | None = None
+
+    def close(self) -> None:
+        """The window's mid-mean; None where there are too few samples for one."""
+        ordered = sorted(self.samples)
+        middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+        self.now = sum(middle) / len(middle) if len(ordered) >= WINDOW // 2 else None
+        self.samples.clear()
+
+    @property
+    def ratio(self) -> float:
+        return 1.0 if self.now is None or self.normal is None else self.now / self.normal
+
+    def learn(self) -> None:
+        """Lower is always nearer to normal."""
+        if self.now is not None:
+            normal = self.normal or self.now
+            self.normal = normal + 0.3 * min(0.0, self.now - normal)
+
+    def fell_by(self, least: float, before: float | None) -> bool:
+        """Did it fall by so much, as a logarithm? Then it was a queue, and normal is rather lower than we thought."""
+        if self.now is None or before is None or self.normal is None or log(before / self.now) < least:
+            return False
+        self.normal *= LOWER if self.now > self.normal else 1.0
+        return True
+
+    def accept(self) -> None:
+        """What it is now, is more or less normal."""
+        if self.now is not None and self.normal is not None:
+            self.normal += ACCEPT * (self.now - self.normal)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How things were before it."""
+
+    limit: float
+    use: float
+    probe: bool
+    """Made to see, not because latency was too high."""
+    latencies: tuple[float | None, ...]
+
+
+class GradientLimit:
+    def __init__(self, start: float = 8, least: float = 1, most: float = 1024) -> None:
+        self.limit = float(start)
+        self._least = least
+        self._most = most
+        self._signals = (_Signal(), _Signal())
+        self._use = 0
+        self._count = 0
+        self._skip = int(start)  # the first ones find an empty replica, whatever the limit
+        self._began = float("-inf")
+        self._cut: _Cut | None = None
+        self._cuts = 0
+        self._last_cut_at = 0.0
+        self._growths = 0
+        self._since_probe = 0
+        self._probe_after = 0
+
+    def observe(self, ttft_s: float, prompt_tokens: int, tpot_s: float | None, in_flight: int, now: float) -> None:
+        """A request ended that had `in_flight` around it, itself included. What was under way when the limit changed
+        tells of the old one, and is skipped."""
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        if self._count and now > self._began + STALE_S:
+            self._start_window()
+        if not self._count:
+            self._began = now
+        first, gap = self._signals
+        first.samples.append(max(ttft_s, SHORTEST_S) / (prompt_tokens + OVERHEAD))
+        if tpot_s is not None:
+            gap.samples.append(max(tpot_s, SHORTEST_S))
+        self._count += 1
+        self._use += max(1, in_flight)
+        if self._count >= min(max(WINDOW, self.limit), 4 * WINDOW):
+            self._end_window(in_flight)
+
+    def _end_window(self, in_flight: int) -> None:
+        before, use = self.limit, self._use / self._count
+        for signal in self._signals:
+            signal.close()
+        self._adjust(use)
+        self._start_window()
+        if self.limit != before:
+            self._skip = in_flight
+
+    def _start_window(self) -> None:
+        self._use = self._count = 0
+        for signal in self._signals:
+            signal.samples.clear()
+
+    def _adjust(self, use: float) -> None:
+        cut, self._cut = self._cut, None
+        if cut is not None and not self._helped(cut, use):
+            self._take_back(cut)
+            return
+        over = max(signal.ratio for signal in self._signals) > TOLERANCE
+        for signal in self._signals:
+            signal.learn()
+        self._since_probe += 1
+        used = 2.0 * use >= self.limit
+        probe = used and not over and (self._since_probe > self._probe_after or (cut is not None and cut.probe))
+        if (over or probe) and self.limit > self._least:
+            self._shrink(use, probe)
+        elif over:
+            for signal in self._signals:
+                signal.accept()
+        elif used:
+            self._grow()
+
+    def _helped(self, cut: _Cut, use: float) -> bool:
+        """Did latency fall by at least half as much as concurrency did?"""
+        less = log(cut.use / use)
+        if less < 0.05:
+            return False
+        fell = [signal.fell_by(0.5 * less, before) for signal, before in zip(self._signals, cut.latencies, strict=True)]
+        return any(fell)
+
+    def _take_back(self, cut: _Cut) -> None:
+        self.limit = cut.limit
+        self._cuts = self._growths = 0
+        if cut.probe:
+            self._probe_after = min(PROBE, 2 * self._probe_after + 2)
+        for signal in self._signals:
+            signal.accept()
+
+    def _shrink(self, use: float, probe: bool) -> None:
+        if not self._cuts:
+            self._last_cut_at = self.limit
+        self._cut = _Cut(self.limit, use, probe, tuple(signal.now for signal in self._signals))
+        self.limit = max(self._least, self.limit * CUTS[min(self._cuts, len(CUTS) - 1)])
+        self._cuts += 1
+        self._growths = 0
+        if probe:
+            self._since_probe = 0
+
+    def _grow(self) -> None:
+        self._cuts = 0
+        self._growths = self._growths + 1 if self.limit >= self._last_cut_at else 0
+        step = min(FASTEST, GROWTH * (1 + self._growths)) * self.limit
+        self.limit = min(self._most, self.limit + max(1.0 if self._growths > 1 else 0.25, step))

@@ -1,0 +1,60 @@
+"""Again, elsewhere, or stop? A budget that absorbs one replica's death and never becomes a storm.
+
+Retries put the budget in debt; requests pay it off at `ratio` each, and time pays off a whole floor per `REFILL_S`. A
+retry is allowed while the debt stays within the floor: what one replica has in flight, since all of it fails at once
+when that replica dies. So over any window of w seconds
+
+    retries ≤ ratio · requests + floor · (1 + w / REFILL_S)
+
+with the largest floor told in the window or in the `DEATH_S` before it. Nothing is saved up beyond that, however long
+all went well. The same class with a smaller ratio is a budget for hedging.
+"""
+
+from enum import Enum
+
+REFILL_S = 60.0
+"""A death a minute is absorbed even where hardly anything is sent."""
+DEATH_S = 5.0
+"""How long a floor holds. What a dying replica has in flight shrinks with each failure that is reported, while all of
+them belong to the same death."""
+
+
+class Verdict(Enum):
+    """True in a condition: try again."""
+
+    AGAIN = "again"
+    TOO_MANY_ATTEMPTS = "too many attempts"
+    BUDGET_SPENT = "retry budget spent"
+
+    def __bool__(self) -> bool:
+        return self is Verdict.AGAIN
+
+
+class RetryBudget:
+    def __init__(self, ratio: float = 0.1, floor: int = 3, attempts: int = 3) -> None:
+        self.ratio = ratio
+        self.attempts = attempts
+        """Most times one request is sent, the first included."""
+        self.debt = 0.0
+        self._least_floor = floor
+        self._floor = floor
+        self._floor_at = float("-inf")
+        self._paid_at = float("-inf")
+
+    def earn(self, now: float) -> None:
+        """A request came in."""
+        self.debt = max(0.0, self.debt - self.ratio)
+
+    def spend(self, now: float, floor: int, attempts: int = 1) -> Verdict:
+        """May a request that was sent `attempts` times be sent once more? Yes is counted; `floor` is what the replica
+        that failed had in flight."""
+        if attempts >= self.attempts:
+            return Verdict.TOO_MANY_ATTEMPTS
+        if floor >= self._floor or now > self._floor_at + DEATH_S:
+            self._floor, self._floor_at = max(floor, self._least_floor), now
+        self.debt = max(0.0, self.debt - self._floor * (now - self._paid_at) / REFILL_S)
+        self._paid_at = now
+        if self.debt + 1.0 > self._floor + 1e-9:
+            return Verdict.BUDGET_SPENT
+        self.debt += 1.0
+        return Verdict.AGAIN

@@ -1,0 +1,375 @@
+"""One connection to a replica: what does it answer?
+
+Carries one call at a time. What the parser finds in a read is collected, and told when it has returned: the listener
+may then do as it likes, also cancel, and its mistakes are not taken for malformed HTTP.
+"""
+
+import asyncio
+import math
+import socket
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.replica.sse import EventSplitter
+
+_JOINED = 16 * 1024
+"""Bytes of a body that are copied behind their head: one buffer is written faster than three, up to a point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    max_idle: int = 64
+    """Connections kept for the next request; any more are closed when their answer is complete."""
+    idle_timeout_s: float = 4.0
+    """A connection unused for this long is closed. Less than the 5 s after which uvicorn, and so vLLM, closes its end:
+    a request written to a connection that is being closed has to be sent again."""
+    connect_timeout_s: float = 2.0
+    """From the first SYN to a connection, TLS included."""
+    stale_s: float = 1.0
+    """A reused connection that is lost this soon after a request was written, without a byte of an answer, was closed
+    by a replica that has not read the request: it is sent once more, on a fresh one. Lost later, the replica died."""
+    header_bytes: int = 64 * 1024
+    """Status line and headers of an answer; also bounds trailers and chunk extensions. Judged after each read."""
+    body_bytes: int = 32 * 1024 * 1024
+    """A body that is not a stream; more is a failure of the replica."""
+    event_bytes: int = 1024 * 1024
+    """One event of a stream; more is a failure of the replica."""
+    look_every_s: float = 0.25
+    """How often connections are looked at for being late or idle too long: one timer for all, none for each call."""
+
+
+class Listener(Protocol):
+    """Who asked. Told in this order; after on_done, on_failed or `Call.cancel` there is silence.
+
+    on_head ─┬─ a stream: on_events, any number ─┬→ on_done
+             └─ else: on_body, once ─────────────┘
+    at any time, also before on_head ─────────────→ on_failed
+    once the call's `late_at` has come, and until it is set anew: on_late
+    """
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        """`is_stream`: a 2xx of text/event-stream. Header names are in lower case."""
+
+    def on_events(self, events: list[bytes]) -> None:
+        """The payloads of the events that one read completed, at least one."""
+
+    def on_body(self, body: bytes) -> None:
+        """The whole body of an answer that is not a stream."""
+
+    def on_done(self) -> None:
+        """The answer is a complete HTTP message. Whether a stream said all it had to say, the listener knows."""
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        """Not reached, cut off, or not HTTP. `sent`: the request was written to a live connection."""
+
+    def on_late(self) -> None:
+        """`late_at` has come, up to `look_every_s` ago."""
+
+
+class Call:
+    """One request to one replica. Only its pool and connection write it, but for `late_at`."""
+
+    __slots__ = (
+        "body",
+        "connecting",
+        "connection",
+        "first_byte_at",
+        "head",
+        "late_at",
+        "listener",
+        "retried",
+        "sent_at",
+    )
+
+    def __init__(self, head: bytes, body: bytes, listener: Listener) -> None:
+        self.head = head
+        self.body = body
+        self.listener: Listener | None = listener
+        """None when it is over."""
+        self.connection: Connection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.retried = False
+        self.sent_at: float | None = None
+        """When the request was written; the last time, if it was written twice."""
+        self.first_byte_at: float | None = None
+        self.late_at = math.inf
+        """When to call `on_late`, on the pool's clock; the listener's to write."""
+
+    def cancel(self) -> None:
+        """Close the connection, which is how engines notice, and tell the listener nothing more."""
+        connection, connecting = self.connection, self.connecting
+        self.end()
+        if connecting is not None:
+            connecting.cancel()
+        if connection is not None:
+            connection.drop()
+
+    def pause(self) -> None:
+        """Stop reading from the replica. What has been read is still told."""
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.connection is not None:
+            self.connection.resume()
+
+    # -- called by the pool and the connection -------------------------------------------------------
+
+    def end(self) -> Listener | None:
+        """It is over. Whom to tell, unless it was over before."""
+        listener, self.listener = self.listener, None
+        self.connection = self.connecting = None
+        return listener
+
+    def fail(self, error: ReplicaFailed) -> None:
+        listener = self.end()
+        if listener is not None:
+            listener.on_failed(error, self.sent_at is not None)
+
+
+class Home(Protocol):
+    """What a connection needs of the pool it belongs to."""
+
+    url: str
+    clock: Clock
+    limits: PoolLimits
+
+    def opened(self, connection: "Connection") -> None: ...
+    def lost(self, connection: "Connection") -> None: ...
+
+    def keep(self, connection: "Connection") -> bool:
+        """Whether it is kept for the next call."""
+
+    def try_again(self, call: Call) -> bool:
+        """Whether it is sent once more, on a fresh connection."""
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_call",
+        "_chunks",
+        "_complete",
+        "_headers",
+        "_home",
+        "_keep_alive",
+        "_parser",
+        "_paused",
+        "_splitter",
+        "_status",
+        "_told_head",
+        "_unaccounted",
+        "_used",
+        "idle_since",
+        "transport",
+    )
+    transport: asyncio.Transport
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._call: Call | None = None
+        self._used = False
+        """Whether an earlier call was answered on it."""
+        self._paused = False
+        self.idle_since: float | None = None
+        """None while it is not the pool's to give."""
+
+    # -- called by the pool and the call ---------------------------------------------------------------
+
+    def begin(self, call: Call) -> None:
+        self._call = call
+        call.connection = self
+        self._headers: dict[str, str] = {}
+        self._status = 0
+        """0 until the headers are complete."""
+        self._told_head = self._complete = self._keep_alive = False
+        self._splitter: EventSplitter | None = None
+        """For a stream's events; else the body is collected whole."""
+        self._chunks: list[bytes] = []
+        self._body: list[bytes] = []
+        self._body_bytes = self._unaccounted = 0
+        call.sent_at = self._home.clock()
+        length = b"content-length: %d\r\n\r\n" % len(call.body)
+        if len(call.body) <= _JOINED:
+            self.transport.write(call.head + length + call.body)
+        else:
+            self.transport.writelines((call.head, length, call.body))
+
+    def look(self, now: float) -> None:
+        """Is it late, or has it been idle for too long?"""
+        call = self._call
+        if call is not None:
+            if call.late_at <= now and call.listener is not None:
+                call.listener.on_late()
+        elif self.idle_since is not None and now - self.idle_since >= self._home.limits.idle_timeout_s:
+            self.transport.close()
+
+    def drop(self) -> None:
+        self._call = None
+        self.transport.abort()
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+
+    # -- called by the loop ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._parser = HttpResponseParser(self)
+        peer: socket.socket = transport.get_extra_info("socket")
+        if peer.family != socket.AF_UNIX:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._home.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        call = self._call
+        if call is None:
+            self.transport.abort()  # nobody asked: it would be taken for the answer to the next request
+            return
+        if call.first_byte_at is None:
+            call.first_byte_at = self._home.clock()
+        # Bytes since the last header block or piece of body: llhttp would swallow a header without end.
+        self._unaccounted += len(data)
+        error: ReplicaFailed | None = None
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as flaw:
+            self._keep_alive = False
+            if not self._complete:
+                error = ReplicaFailed(f"{self._home.url} sent malformed HTTP: {flaw!r}")
+        else:
+            if self._unaccounted > self._home.limits.header_bytes:
+                error = ReplicaFailed(f"{self._home.url} sent headers without end")
+        self._tell(call, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        home, call = self._home, self._call
+        home.lost(self)
+        del self._parser  # it refers to us: only the garbage collector could free the two
+        if call is None:
+            return
+        if exc is None and self._status and self._ends_with_connection():
+            self._complete = True
+            self._tell(call, None)
+        elif self._used and call.first_byte_at is None and home.try_again(call):
+            self._call = None
+        else:
+            self._call = None
+            why = f": {exc}" if exc is not None and str(exc) else ""
+            call.fail(ReplicaFailed(f"{home.url} closed the connection before its answer was complete{why}"))
+
+    # -- called by the parser ----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("a second answer to one request")  # the only way to make llhttp stop
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._status:
+            return  # a trailer
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
+
+    def on_headers_complete(self) -> None:
+        self._unaccounted = 0
+        status = self._parser.get_status_code()
+        if status < 200:  # 100 Continue and its like: the answer is still to come
+            self._headers = {}
+        else:
+            self._status = status
+
+    def on_body(self, data: bytes) -> None:
+        self._unaccounted = 0
+        self._chunks.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._status:
+            self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()
+
+    # -- told to the listener ----------------------------------------------------------------------------
+
+    def _tell(self, call: Call, error: ReplicaFailed | None) -> None:
+        """All that is new, as long as the call is not cancelled meanwhile."""
+        listener = call.listener
+        if listener is None:
+            return
+        if self._status and not self._told_head:
+            self._told_head = True
+            error = self._judge_head() or error
+            listener.on_head(self._status, self._headers, self._splitter is not None)
+        chunks = self._chunks
+        if chunks and self._call is call:
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunks.clear()
+            if self._splitter is None:
+                error = self._collect(data) or error
+            else:
+                try:
+                    events = self._splitter.feed(data)
+                except ReplicaFailed as flaw:
+                    error = flaw
+                else:
+                    if events:
+                        listener.on_events(events)
+        if self._call is not call:
+            return
+        if error is not None:
+            self.drop()
+            call.fail(error)
+        elif self._complete:
+            self._finish(call, listener)
+
+    def _judge_head(self) -> ReplicaFailed | None:
+        headers = self._headers
+        if headers.get("content-encoding", "identity") != "identity":
+            return ReplicaFailed(f"{self._home.url} answered in an encoding that nobody asked for")
+        if self._status < 300 and headers.get("content-type", "").lower().startswith("text/event-stream"):
+            self._splitter = EventSplitter(self._home.limits.event_bytes)
+        return None
+
+    def _collect(self, data: bytes) -> ReplicaFailed | None:
+        self._body.append(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > (limit := self._home.limits.body_bytes):
+            return ReplicaFailed(f"{self._home.url} sent a body of more than {limit} bytes")
+        return None
+
+    def _finish(self, call: Call, listener: Listener) -> None:
+        if self._splitter is None:
+            body = self._body
+            listener.on_body(body[0] if len(body) == 1 else b"".join(body))
+            if self._call is not call:
+                return
+        # First let go: the listener may have the next request at hand.
+        self._call = None
+        call.end()
+        self._release()
+        listener.on_done()
+
+    def _release(self) -> None:
+        self._used = True
+        self.resume()
+        # An answer that came before all of the request was written leaves the rest of it in the way.
+        free = self._keep_alive and not self.transport.is_closing() and self.transport.get_write_buffer_size() == 0
+        if free and self._home.keep(self):
+            self.idle_since = self._home.clock()
+        else:
+            self.transport.close()
+
+    def _ends_with_connection(self) -> bool:
+        encoding = self._headers.get("transfer-encoding", "").lower()
+        return "content-length" not in self._headers and not encoding.endswith("chunked")

@@ -1,0 +1,196 @@
+"""How is a model server reached? The asking side of HTTP/1.1.
+
+Callbacks, no task per request: with an idle connection at hand, a request is written before `send` returns.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from urllib.parse import urlsplit
+
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed, ReplicaStalled
+from headgate.replica.connection import Call, Connection, Listener, PoolLimits
+
+__all__ = ["Call", "Listener", "Pool", "PoolLimits", "request_head"]
+
+
+def request_head(path: str, host: str, headers: tuple[tuple[str, str], ...] = (), method: str = "POST") -> bytes:
+    """What `Pool.send` wants: all but the body's length and the empty line. So it can be made once for many requests,
+    and lines be appended to it. What is posted is JSON."""
+    lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers)]
+    if method == "POST":
+        lines.append("content-type: application/json")
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError(f"line break in a request head: {lines}")
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+class Pool:
+    """The connections to one replica. Built and used within one running loop."""
+
+    def __init__(
+        self, url: str, *, clock: Clock, limits: PoolLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.url = url
+        self.clock = clock
+        self.limits = limits or PoolLimits()
+        self.host, self._address = _parse(url)
+        self._tls = (tls or ssl.create_default_context()) if url.startswith("https:") else None
+        self._loop = asyncio.get_running_loop()
+        self._idle: deque[Connection] = deque()
+        """Oldest first. The youngest is used next, so that those not needed grow old."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._connections: set[Connection] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    def send(self, head: bytes, body: bytes, listener: Listener) -> Call:
+        """Ask; `head` is from `request_head`. The listener hears nothing before this has returned."""
+        call = Call(head, body, listener)
+        while self._idle:
+            connection = self._idle.pop()
+            connection.idle_since = None
+            if not connection.transport.is_closing():
+                connection.begin(call)
+                return call
+        self._start_connecting(call)
+        return call
+
+    async def get(self, path: str, timeout_s: float = 2.0) -> tuple[int, bytes]:
+        """Status and body of a small GET. Raises ReplicaFailed, or ReplicaStalled after `timeout_s`."""
+        return await self.ask("GET", path, b"", timeout_s)
+
+    async def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """The same for any method: for questions of our own, not for clients' requests."""
+        probe = _Probe(self._loop.create_future())
+        call = self.send(request_head(path, self.host, method=method), body, probe)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await probe.answer
+        except TimeoutError:
+            raise ReplicaStalled(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        """Close every connection; calls under way fail."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._connecting):
+            task.cancel()
+        for connection in tuple(self._connections):
+            connection.transport.abort()
+
+    # -- called by the connections -----------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.limits.look_every_s, self._look)
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if connection.idle_since is not None:
+            self._idle.remove(connection)
+
+    def keep(self, connection: Connection) -> bool:
+        if self._closed or len(self._idle) >= self.limits.max_idle:
+            return False
+        self._idle.append(connection)
+        return True
+
+    def try_again(self, call: Call) -> bool:
+        if self._closed or call.retried or call.sent_at is None:
+            return False
+        if self.clock() - call.sent_at > self.limits.stale_s:
+            return False
+        call.retried = True
+        call.connection = None
+        self._start_connecting(call)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _start_connecting(self, call: Call) -> None:
+        task = self._loop.create_task(self._connect(call))
+        call.connecting = task
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, call: Call) -> None:
+        connection = Connection(self)
+        address = self._address
+        try:
+            async with asyncio.timeout(self.limits.connect_timeout_s):
+                if isinstance(address, str):
+                    await self._loop.create_unix_connection(lambda: connection, address)
+                else:
+                    await self._loop.create_connection(lambda: connection, *address, ssl=self._tls)
+        except asyncio.CancelledError:
+            if connection in self._connections:  # made in the very moment of the cancellation
+                connection.drop()
+            call.fail(ReplicaFailed(f"{self.url} is no longer asked"))  # unless that is who cancelled
+        except (OSError, UnicodeError) as error:
+            why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
+            call.fail(ReplicaFailed(f"{self.url} could not be reached: {why}"))
+        else:
+            call.connecting = None
+            connection.begin(call)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self.clock()
+        for connection in tuple(self._connections):
+            connection.look(now)
+        if self._connections and not self._closed:
+            self._timer = self._loop.call_later(self.limits.look_every_s, self._look)
+
+
+class _Probe:
+    """The Listener of a `get`."""
+
+    def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
+        self.answer = answer
+        self._status = 0
+        self._body = b""
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+
+    def on_events(self, events: list[bytes]) -> None:
+        pass
+
+    def on_body(self, body: bytes) -> None:
+        self._body = body
+
+    def on_done(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result((self._status, self._body))
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def on_late(self) -> None:
+        pass
+
+
+def _parse(url: str) -> tuple[str, str | tuple[str, int]]:
+    """What to say as Host, and where to connect: a socket's path, or host and port."""
+    if url.startswith("unix:") and len(url) > len("unix:"):
+        return "localhost", url.removeprefix("unix:")
+    parts = urlsplit(url)
+    plain = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        raise ValueError(f"a replica's address is http://host:port, https://host:port or unix:/path, not {url!r}")
+    return parts.netloc, (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))

@@ -1,0 +1,100 @@
+"""What does an engine's answer say, as far as the gateway must know? Usage and errors, in any engine's dialect.
+
+Only what asks for it is decoded: one event of a stream, and bodies that are passed on anyway.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+MOST_MESSAGE = 4096
+"""Characters of an engine's error message that are passed on."""
+
+
+class Usage(NamedTuple):
+    prompt: int
+    output: int
+    cached: int
+    """Tokens of the prompt that were in the engine's cache."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct):
+    """Of a stream's event, or of a whole body; whatever else is in it is skipped, not decoded."""
+
+    usage: _Usage | None = None
+    choices: list[msgspec.Raw] | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def read_usage(data: bytes) -> tuple[Usage | None, bool]:
+    """The usage an event or a body reports, and whether that is all it says (`choices` is empty)."""
+    try:
+        answer = _answer.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None, False
+    found = answer.usage
+    if found is None:
+        return None, False
+    details = found.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    return Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0), answer.choices == []
+
+
+@dataclass(frozen=True, slots=True)
+class EngineError:
+    """OpenAI's error object, from whatever an engine makes of it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    status: int | None
+    """What engines of vLLM's school say as `code`."""
+
+
+def read_error(data: bytes) -> EngineError:
+    """The error in a body or event. vLLM's older form has no `error` around it and an integer for `code`, FastAPI's own
+    refusals have only `detail`, and some have no JSON at all."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = data.decode("utf-8", "replace").strip()
+    found = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(found, dict):
+        found = {"message": found}
+    message = found.get("message") or found.get("detail") or "the replica gave no reason"
+    code = found.get("code")
+    return EngineError(
+        message=_text(message)[:MOST_MESSAGE],
+        type=_or_none(found.get("type")) or "invalid_request_error",
+        param=_or_none(found.get("param")),
+        code=_or_none(code),
+        status=code if isinstance(code, int) else None,
+    )
+
+
+def error_body(error: EngineError) -> bytes:
+    return msgspec.json.encode(
+        {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+    )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

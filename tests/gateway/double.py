@@ -1,0 +1,145 @@
+"""An engine's double: speaks OpenAI over HTTP, computes nothing, takes its time.
+
+    python -m tests.gateway.double PORT
+
+A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS`. `ttft` passes for each by
+itself; `work` is prefill that all requests share, as they would a processor. `GET /seen` tells what it has seen:
+requests, those running, and those whose client closed the connection before the end, with when.
+"""
+
+import asyncio
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import uvloop
+
+from headgate.model.clock import monotonic
+from headgate.wire.exchange import Exchange
+from headgate.wire.router import Router
+from headgate.wire.server import HttpServer
+
+TICK_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    exchange: Exchange
+    stream: bool
+    tokens: int
+    gap_s: float
+    wait_until: float
+    work_s: float
+    prompt_tokens: int
+    said: int = 0
+    due: float = 0.0
+
+
+@dataclass
+class Double:
+    jobs: list[Job] = field(default_factory=list)
+    seen: int = 0
+    most: int = 0
+    closed_at: list[float] = field(default_factory=list)
+    refuse: int = 0
+    """Answer this many requests 503."""
+
+    def router(self) -> Router:
+        return Router(
+            {
+                ("POST", "/v1/chat/completions"): self.take,
+                ("POST", "/v1/completions"): self.take,
+                ("POST", "/refuse"): self.start_refusing,
+                ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
+                ("GET", "/v1/models"): lambda exchange: exchange.respond(
+                    200, b'{"object":"list","data":[{"id":"double","object":"model"}]}'
+                ),
+                ("GET", "/seen"): self.tell,
+            }
+        )
+
+    def tell(self, exchange: Exchange) -> None:
+        facts = {"seen": self.seen, "running": len(self.jobs), "most": self.most, "closed_at": self.closed_at}
+        exchange.respond(200, msgspec.json.encode(facts))
+
+    def start_refusing(self, exchange: Exchange) -> None:
+        self.refuse = int(exchange.body)
+        exchange.respond(200, b"{}")
+
+    def take(self, exchange: Exchange) -> None:
+        if self.refuse > 0:
+            self.refuse -= 1
+            exchange.respond(503, b'{"error":{"message":"busy","code":503}}')
+            return
+        body = msgspec.json.decode(exchange.body)
+        text = str(body.get("prompt") or body["messages"][-1]["content"])
+        knobs = {name: float(value) for name, value in re.findall(r"(ttft|itl|n|work)=([\d.]+)", text)}
+        now = monotonic()
+        job = Job(
+            exchange,
+            bool(body.get("stream")),
+            int(knobs.get("n", 3)),
+            knobs.get("itl", 0.0) / 1e3,
+            now + knobs.get("ttft", 0.0) / 1e3,
+            knobs.get("work", 0.0) / 1e3,
+            max(1, len(text) // 4),
+        )
+        self.seen += 1
+        self.jobs.append(job)
+        self.most = max(self.most, len(self.jobs))
+
+        def gone() -> None:
+            self.jobs.remove(job)
+            self.closed_at.append(time.monotonic())
+
+        exchange.on_gone = gone
+        if job.stream:
+            exchange.stream()
+
+    async def run(self) -> None:
+        last = monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now, passed, last = monotonic(), monotonic() - last, monotonic()
+            working = [job for job in self.jobs if job.work_s > 0]
+            for job in working:
+                job.work_s -= passed / len(working)
+            for job in list(self.jobs):
+                if job.work_s <= 0 and now >= job.wait_until:
+                    self.speak(job, now)
+
+    def speak(self, job: Job, now: float) -> None:
+        job.due = job.due or now
+        while job.said < job.tokens and job.due <= now:
+            job.said += 1
+            job.due += job.gap_s
+            if job.stream:
+                finish = b'"stop"' if job.said == job.tokens else b"null"
+                job.exchange.event(
+                    b'{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"w "},'
+                    b'"text":"w ","finish_reason":%b}]}' % finish
+                )
+        if job.said >= job.tokens and job in self.jobs:
+            self.jobs.remove(job)
+            usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.tokens, "total_tokens": 0}
+            if job.stream:
+                job.exchange.event(msgspec.json.encode({"id": "x", "choices": [], "usage": usage}))
+                job.exchange.end(b"[DONE]")
+            else:
+                text = "w " * job.tokens
+                choice = {"index": 0, "text": text, "message": {"role": "assistant", "content": text}}
+                body = {"id": "x", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]}
+                job.exchange.respond(200, msgspec.json.encode({**body, "usage": usage}))
+
+
+async def main(port: int) -> None:
+    double = Double()
+    server = HttpServer(double.router(), clock=monotonic)
+    print(await server.listen("127.0.0.1", port), flush=True)
+    await double.run()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1])))

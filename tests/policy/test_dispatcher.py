@@ -1,0 +1,395 @@
+import random
+from itertools import count
+from math import inf
+
+import pytest
+
+from headgate.model.event import (
+    Arrived,
+    AttemptFailed,
+    Command,
+    Dispatch,
+    Ended,
+    FirstToken,
+    Probed,
+    Refuse,
+    ReplicaJoined,
+    ReplicaLeft,
+    Tick,
+)
+from headgate.model.lane import LANES
+from headgate.model.outcome import Outcome
+from headgate.model.replica import Replica
+from headgate.model.request import Request
+from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.health import Health
+from headgate.policy.limits import TenantLimits
+from headgate.policy.route import RouteConfig
+
+numbers = count()
+
+
+def request(
+    lane: str = "fast", *, at: float = 0.0, tenant: str = "anonymous", model: str = "m", tokens: int = 10
+) -> Request:
+    promise = LANES[lane]
+    return Request(
+        id=f"r{next(numbers)}",
+        arrived=at,
+        model=model,
+        lane=lane,
+        priority=promise.priority,
+        tenant=tenant,
+        prompt_tokens=tokens,
+        max_output=tokens,
+        wait_until=at + promise.wait_bound_s,
+        first_token_by=at + promise.ttft_target_s,
+    )
+
+
+def dispatcher(
+    *slots: int, tenants: dict[str, TenantLimits] | None = None, now: float = 0.0, no_replica_wait_s: float = 10.0
+) -> Dispatcher:
+    """With a healthy replica for each number, called a, b, c …"""
+    rng = random.Random(1)
+    made = Dispatcher(LANES, tenants or {}, RouteConfig(), Health(), rng, no_replica_wait_s=no_replica_wait_s)
+    for name, size in zip("abcdefgh", slots, strict=False):
+        join(made, name, size, now)
+    return made
+
+
+def join(made: Dispatcher, name: str, slots: int | None, now: float = 0.0, model: str | None = None) -> None:
+    made.on(ReplicaJoined(Replica(id=name, url=f"http://{name}", slots=slots, model=model)), now)
+
+
+def send(made: Dispatcher, *requests: Request, now: float | None = None) -> list[Command]:
+    return [c for r in requests for c in made.on(Arrived(r), r.arrived if now is None else now)]
+
+
+def placed(commands: list[Command]) -> list[str]:
+    return [c.request_id for c in commands if isinstance(c, Dispatch)]
+
+
+def refused(commands: list[Command]) -> list[Outcome]:
+    return [c.outcome for c in commands if isinstance(c, Refuse)]
+
+
+# -- room and waiting -------------------------------------------------------------------------------------
+
+
+def test_whoever_finds_room_goes_at_once_and_whoever_does_not_waits() -> None:
+    made = dispatcher(2)
+    first, second, third = request(), request(), request()
+    assert placed(send(made, first, second, third)) == [first.id, second.id]
+    assert placed(made.on(Ended(first.id, Outcome.COMPLETED, (10, 5)), 0.1)) == [third.id]
+
+
+def test_an_idle_replica_takes_anything_however_long_it_will_take() -> None:
+    made = dispatcher(1)
+    assert placed(send(made, request(tokens=10_000_000)))
+
+
+def test_a_request_that_reaches_its_bound_is_refused_then_and_told_when_to_come_back() -> None:
+    made = dispatcher(1)
+    send(made, request(), request(at=0.0))
+    assert made.wake_at == pytest.approx(0.4)
+    (command,) = made.on(Tick(), 0.41)
+    assert isinstance(command, Refuse)
+    assert command.outcome is Outcome.WAITED_TOO_LONG
+    assert command.retry_after_s is not None
+    assert 0 < command.retry_after_s < 2
+    assert made.wake_at == inf or made.wake_at > 0.41
+
+
+def test_a_request_predicted_to_wait_too_long_is_refused_on_arrival() -> None:
+    made, now = dispatcher(1), 0.0
+    running = request()
+    send(made, running)
+    for _ in range(30):  # one at a time, a second each: the queue drains at one a second
+        follower = request("slow", at=now)
+        send(made, follower)
+        now += 1.0
+        made.on(Ended(running.id, Outcome.COMPLETED, (10, 5)), now)
+        running = follower
+    queue = [request("slow", at=now) for _ in range(4)]
+    assert refused(send(made, *queue)) == [Outcome.WOULD_WAIT_TOO_LONG] * 2
+
+
+def test_a_full_lane_refuses_at_once() -> None:
+    made = dispatcher(1)
+    commands = send(made, *(request() for _ in range(1026)))
+    assert refused(commands) == [Outcome.LANE_FULL]
+
+
+def test_without_any_replica_requests_wait_for_one_to_come_up_and_no_longer_than_that_budget() -> None:
+    made = dispatcher(no_replica_wait_s=5.0)
+    lucky, late = request(), request()
+    assert send(made, lucky, late) == []
+    assert made.on(Tick(), 1.0) == []
+    assert refused(made.on(Tick(), 5.1)) == [Outcome.NO_REPLICA, Outcome.NO_REPLICA]
+    made = dispatcher(no_replica_wait_s=5.0)
+    send(made, lucky)
+    assert placed(made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=1)), 3.0)) == [lucky.id]
+
+
+def test_a_model_nobody_has_is_unknown_and_says_what_there_is() -> None:
+    made = dispatcher()
+    join(made, "a", 4, model="llama")
+    (command,) = send(made, request(model="gpt"))
+    assert isinstance(command, Refuse)
+    assert command.outcome is Outcome.UNKNOWN_MODEL
+    assert "llama" in command.message
+    assert placed(send(made, request(model="llama")))
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
+    made = dispatcher(1)
+    first, second, third = request(), request(), request()
+    send(made, first, second, third)
+    assert made.on(Ended(second.id, Outcome.CANCELLED), 0.1) == []
+    assert placed(made.on(Ended(first.id, Outcome.COMPLETED, (1, 1)), 0.2)) == [third.id]
+    made.on(Ended(third.id, Outcome.CANCELLED), 0.3)
+    assert made.passages == {}
+
+
+# -- lanes --------------------------------------------------------------------------------------------------
+
+
+def test_the_fast_lane_gets_its_reserve_back_first() -> None:
+    made = dispatcher(8)
+    slow = [request("slow") for _ in range(12)]
+    send(made, *slow)
+    fast = [request("fast") for _ in range(3)]
+    send(made, *fast)
+    freed = [made.on(Ended(one.id, Outcome.COMPLETED, (10, 10)), 0.1) for one in slow[:2]]
+    assert [placed(commands) for commands in freed] == [[fast[0].id], [fast[1].id]]
+
+
+def test_low_lanes_are_held_back_first_but_an_idle_fleet_takes_them() -> None:
+    made = dispatcher(10)
+    batch = [request("batch") for _ in range(10)]
+    assert len(placed(send(made, *batch))) == 8
+    assert len(placed(send(made, *(request("fast") for _ in range(3))))) == 2
+
+
+def test_backlogged_lanes_share_by_weight() -> None:
+    made, now = dispatcher(1), 0.0
+    running = request("batch")
+    send(made, running)
+    lanes = dict.fromkeys(("fast", "slow", "batch"), 0)
+    waiting = {lane: request(lane, at=now) for lane in lanes}
+    send(made, *waiting.values())
+    for _ in range(260):
+        now += 0.01
+        (started,) = placed(made.on(Ended(running.id, Outcome.COMPLETED, (10, 10)), now))
+        running = made.passages[started].request
+        lanes[running.lane] += 1
+        waiting[running.lane] = request(running.lane, at=now)
+        send(made, waiting[running.lane])
+    assert lanes["fast"] > lanes["slow"] * 1.5 > lanes["batch"] * 2
+    assert lanes["batch"] > 5
+
+
+def test_a_lane_keeps_to_its_concurrency() -> None:
+    from dataclasses import replace
+
+    lanes = {**LANES, "slow": replace(LANES["slow"], concurrency=2)}
+    made = Dispatcher(lanes, {}, RouteConfig(), Health(), random.Random(1))
+    join(made, "a", 8)
+    assert len(placed(send(made, *(request("slow") for _ in range(5))))) == 2
+
+
+# -- tenants ------------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_over_its_limit_is_refused_with_the_exact_time_and_gets_back_what_it_did_not_use() -> None:
+    made = dispatcher(8, tenants={"t": TenantLimits(tokens_per_min=60)})
+    first = request(tenant="t", tokens=30)
+    assert placed(send(made, first))
+    (command,) = send(made, request(tenant="t", tokens=10))
+    assert isinstance(command, Refuse)
+    assert command.outcome is Outcome.OVER_LIMIT
+    assert command.retry_after_s == pytest.approx(20.0, abs=1)
+    made.on(FirstToken(first.id), 0.1)
+    made.on(Ended(first.id, Outcome.COMPLETED, (5, 5)), 0.2)
+    assert placed(send(made, request(tenant="t", tokens=10, at=0.2)))
+
+
+def test_one_tenants_hundred_requests_do_not_go_before_anothers_one() -> None:
+    made, now = dispatcher(1), 0.0
+    running = request("batch", tenant="loud")
+    send(made, running, *(request("batch", tenant="loud") for _ in range(100)))
+    quiet = request("batch", tenant="quiet")
+    send(made, quiet)
+    order = []
+    for _ in range(3):
+        now += 0.1
+        (started,) = placed(made.on(Ended(running.id, Outcome.COMPLETED, (10, 10)), now))
+        running = made.passages[started].request
+        order.append(running.tenant)
+    assert "quiet" in order[:2]
+
+
+# -- failures -----------------------------------------------------------------------------------------------
+
+
+def test_a_failed_attempt_goes_elsewhere() -> None:
+    made = dispatcher(4, 4)
+    one = request()
+    (first,) = send(made, one)
+    assert isinstance(first, Dispatch)
+    (second,) = made.on(AttemptFailed(one.id, first.replica_id, Outcome.REPLICA_FAILED), 0.1)
+    assert isinstance(second, Dispatch)
+    assert {first.replica_id, second.replica_id} == {"a", "b"}
+    assert second.attempt == 2
+
+
+def test_when_a_replica_dies_all_it_had_is_absorbed_and_it_gets_nothing_more() -> None:
+    made = dispatcher(20, 40)
+    requests = [request() for _ in range(30)]
+    where = {c.request_id: c.replica_id for c in send(made, *requests) if isinstance(c, Dispatch)}
+    dead = [name for name, replica in where.items() if replica == "a"]
+    commands = [c for name in dead for c in made.on(AttemptFailed(name, "a", Outcome.REPLICA_FAILED), 0.1)]
+    assert len(dead) > 5
+    assert refused(commands) == []
+    assert {c.replica_id for c in commands if isinstance(c, Dispatch)} == {"b"}
+    assert {c.replica_id for c in send(made, *(request(at=0.2) for _ in range(5))) if isinstance(c, Dispatch)} == {"b"}
+
+
+def test_a_request_that_fails_everywhere_is_refused_in_the_end() -> None:
+    made = dispatcher(4, 4, 4, 4)
+    one = request()
+    commands = send(made, one)
+    for now in (0.1, 0.2, 0.3, 0.4):
+        last = commands[-1]
+        if not isinstance(last, Dispatch):
+            break
+        commands += made.on(AttemptFailed(one.id, last.replica_id, Outcome.REPLICA_FAILED), now)
+    assert len(placed(commands)) == 3
+    assert refused(commands) == [Outcome.REPLICA_FAILED]
+    assert made.passages == {}
+
+
+def test_the_only_replicas_requests_wait_for_it_to_come_back() -> None:
+    made = dispatcher(4)
+    one = request()
+    send(made, one)
+    assert made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), 0.1) in ([], [])
+    assert one.id in made.passages
+
+
+def test_a_busy_replica_is_not_blamed() -> None:
+    made = dispatcher(4, 4)
+    for _ in range(10):
+        one = request()
+        commands = send(made, one)
+        last = commands[-1]
+        assert isinstance(last, Dispatch)
+        made.on(AttemptFailed(one.id, last.replica_id, Outcome.QUEUE_FULL, refused=True), 0.1)
+        made.on(Ended(one.id, Outcome.CANCELLED), 0.1)
+    assert made.fleet.usable("m") == 2
+
+
+def test_a_replica_that_left_is_not_used_and_its_requests_end_without_harm() -> None:
+    made = dispatcher(4, 4)
+    one = request()
+    (command,) = send(made, one)
+    assert isinstance(command, Dispatch)
+    made.on(ReplicaLeft(command.replica_id), 0.1)
+    made.on(FirstToken(one.id), 0.1)
+    made.on(Ended(one.id, Outcome.COMPLETED, (1, 1)), 0.2)
+    assert len(made.fleet.loads) == 1
+
+
+def test_what_is_not_known_any_more_is_ignored() -> None:
+    made = dispatcher(1)
+    assert made.on(FirstToken("never"), 0.0) == []
+    assert made.on(Ended("never", Outcome.COMPLETED), 0.0) == []
+    assert made.on(AttemptFailed("never", "a", Outcome.REPLICA_FAILED), 0.0) == []
+    assert made.on(Probed("nobody", ok=True), 0.0) == []
+
+
+def test_a_replica_without_a_given_size_finds_it_by_watching() -> None:
+    made = dispatcher()
+    join(made, "a", None)
+    load = made.fleet.get("a")
+    assert load is not None
+    before, now = load.limit, 0.0
+    for _ in range(60):
+        batch = [request(at=now) for _ in range(int(load.limit))]
+        started = [one for one in batch if placed(send(made, one))]
+        now += 0.05
+        for one in started:
+            made.on(FirstToken(one.id), now)
+        now += 0.2
+        for one in started:
+            made.on(Ended(one.id, Outcome.COMPLETED, (10, 5)), now)
+    assert load.limit > before
+
+
+# -- everything at once -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_arrival_ends_exactly_once_and_every_load_returns_to_nothing(seed: int) -> None:
+    rng, now = random.Random(seed), 0.0
+    made = dispatcher(3, 2, tenants={"t1": TenantLimits(requests_per_min=600, tokens_per_min=60_000)})
+    ended: dict[str, int] = {}
+    running: dict[str, str] = {}
+    arrived: list[str] = []
+
+    def carry_out(commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Dispatch):
+                assert command.request_id not in running
+                running[command.request_id] = command.replica_id
+            else:
+                ended[command.request_id] = ended.get(command.request_id, 0) + 1
+
+    for _ in range(1500):
+        now += rng.expovariate(50)
+        kind = rng.random()
+        if kind < 0.45 and len(arrived) < 500:
+            one = request(rng.choice(list(LANES)), at=now, tenant=f"t{rng.randrange(3)}", tokens=rng.randrange(1, 500))
+            arrived.append(one.id)
+            carry_out(made.on(Arrived(one), now))
+        elif kind < 0.55 and made.passages:
+            name = rng.choice(sorted(made.passages))
+            running.pop(name, None)
+            ended[name] = ended.get(name, 0) + 1
+            carry_out(made.on(Ended(name, Outcome.CANCELLED), now))
+        elif kind < 0.85 and running:
+            name = rng.choice(sorted(running))
+            if rng.random() < 0.5:
+                carry_out(made.on(FirstToken(name), now))
+            elif rng.random() < 0.3:
+                replica = running.pop(name)
+                carry_out(made.on(AttemptFailed(name, replica, Outcome.REPLICA_FAILED), now))
+            else:
+                del running[name]
+                ended[name] = ended.get(name, 0) + 1
+                carry_out(made.on(Ended(name, Outcome.COMPLETED, (10, 20)), now))
+        elif kind < 0.9:
+            carry_out(made.on(Probed(rng.choice("ab"), ok=rng.random() < 0.7), now))
+        if made.wake_at <= now:
+            carry_out(made.on(Tick(), now))
+        for load in made.fleet.loads.values():
+            assert load.requests == sum(replica == load.id for replica in running.values())
+    for name in sorted(running):
+        ended[name] = ended.get(name, 0) + 1
+        now += 0.01
+        commands = made.on(Ended(name, Outcome.COMPLETED, (10, 20)), now)
+        for command in commands:  # whoever is let in now ends too
+            if isinstance(command, Dispatch):
+                ended[command.request_id] = ended.get(command.request_id, 0) + 1
+                made.on(Ended(command.request_id, Outcome.CANCELLED), now)
+            else:
+                ended[command.request_id] = ended.get(command.request_id, 0) + 1
+    for name in sorted(made.passages):
+        ended[name] = ended.get(name, 0) + 1
+        made.on(Ended(name, Outcome.CANCELLED), now)
+    assert sorted(ended) == sorted(arrived)
+    assert set(ended.values()) <= {1}
+    assert made.passages == {}
+    for load in made.fleet.loads.values():
+        assert (load.requests, load.prefill_tokens, load.decode_tokens) == (0, 0, 0)

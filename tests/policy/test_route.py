@@ -1,0 +1,333 @@
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from headgate.model.replica import Load, Replica
+from headgate.model.request import Request
+from headgate.policy.affinity import Affinity, session_order
+from headgate.policy.fleet import Fleet
+from headgate.policy.route import ALGORITHMS, Algorithm, Choice, NoReplica, NoRoom, RouteConfig, route
+
+URGENT, NORMAL, LOW = 0, 1, 3
+CALM = RouteConfig(exploration=0.0)
+
+
+def request(**facts: Any) -> Request:
+    defaults: dict[str, Any] = {
+        "id": "r", "arrived": 0.0, "model": "m", "lane": "fast", "priority": NORMAL, "wait_until": 1.0,
+        "first_token_by": 10.0, "prompt_tokens": 100, "max_output": 100,
+    }  # fmt: skip
+    return Request(**{**defaults, **facts})
+
+
+def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 16.0, **facts: Any) -> Fleet:
+    fleet = Fleet(ALGORITHMS[algorithm].order)
+    for number in range(count):
+        fleet.add(Load(Replica(id=f"r{number}", url="http://x", **facts), limit=limit))
+    return fleet
+
+
+def busy(fleet: Fleet, **tokens: int) -> None:
+    """So many prompt tokens to prefill on each."""
+    for name, count in tokens.items():
+        fleet.loads[name].prefill_tokens = count
+        fleet.loads[name].requests = max(1, fleet.loads[name].requests)
+        fleet.changed(fleet.loads[name])
+
+
+def choose(
+    asked: Request,
+    fleet: Fleet,
+    affinity: Affinity | None = None,
+    config: RouteConfig = CALM,
+    *,
+    now: float = 0.0,
+    rng: random.Random | None = None,
+    tried: frozenset[str] = frozenset(),
+) -> Choice:
+    choice = route(asked, fleet, affinity or Affinity(), config, now, rng or random.Random(1), tried)
+    assert isinstance(choice, Choice)
+    return choice
+
+
+def knows(replica_id: str, prefix: tuple[bytes, ...]) -> Affinity:
+    affinity = Affinity()
+    affinity.remember(request(prefix=prefix), replica_id)
+    return affinity
+
+
+def take(fleet: Fleet, choice: Choice, asked: Request) -> None:
+    load = fleet.loads[choice.replica_id]
+    load.requests += 1
+    load.prefill_tokens += asked.prompt_tokens
+    fleet.changed(load)
+
+
+# -- balanced -------------------------------------------------------------------------------------------------
+
+
+def test_without_affinity_the_least_loaded_is_chosen() -> None:
+    fleet = fleet_of()
+    busy(fleet, r0=50, r1=20, r3=70)
+    choice = choose(request(), fleet)
+    assert (choice.replica_id, choice.reason) == ("r2", "least_loaded")
+
+
+def test_a_warm_prefix_wins_near_the_least_load_and_not_beyond() -> None:
+    fleet, affinity = fleet_of(), knows("r3", (b"1", b"2"))
+    asked = request(prefix=(b"1", b"2", b"3"))
+    choice = choose(asked, fleet, affinity)
+    assert (choice.replica_id, choice.reason) == ("r3", "prefix")
+    busy(fleet, r0=1000, r1=1000, r2=1000, r3=1300)  # a quarter more, and less than one request
+    assert choose(asked, fleet, affinity).reason == "prefix"
+    busy(fleet, r3=3000)
+    choice = choose(asked, fleet, affinity)
+    assert (choice.replica_id, choice.reason) == ("r0", "least_loaded")
+    assert {one.replica_id: one.match for one in choice.scores} == {"r3": 0.0, "r0": 0.0}
+
+
+def test_the_longer_match_is_preferred() -> None:
+    affinity = knows("r1", (b"1",))
+    affinity.remember(request(prefix=(b"1", b"2", b"3")), "r2")
+    choice = choose(request(prefix=(b"1", b"2", b"3", b"4")), fleet_of(), affinity)
+    assert {one.replica_id: one.match for one in choice.scores if one.match} == {"r2": 0.75, "r1": 0.25}
+    assert choice.replica_id == "r2"
+
+
+def test_a_session_stays_where_it_belongs_and_moves_on_under_load() -> None:
+    fleet = fleet_of(8)
+    first, second = session_order("s", [fleet.pools("m", "fast")[0].ring], 2)
+    choice = choose(request(session="s"), fleet)
+    assert (choice.replica_id, choice.reason) == (first, "session")
+    busy(fleet, **{first: 5000})
+    choice = choose(request(session="s"), fleet)
+    assert (choice.replica_id, choice.reason) == (second, "session")
+    busy(fleet, **{second: 5000})
+    assert choose(request(session="s"), fleet).reason == "least_loaded"
+
+
+def test_the_cache_counts_more_than_the_session() -> None:
+    fleet = fleet_of(8)
+    home = session_order("s", [fleet.pools("m", "fast")[0].ring], 1)[0]
+    other = next(name for name in fleet.loads if name != home)
+    asked = request(session="s", prefix=(b"1", b"2", b"3"))
+    assert choose(asked, fleet, knows(other, (b"1",))).replica_id == home
+    choice = choose(asked, fleet, knows(other, (b"1", b"2")))
+    assert (choice.replica_id, choice.reason) == (other, "prefix")
+
+
+def test_urgent_requests_go_to_the_least_loaded_unless_a_warm_cache_saves_more() -> None:
+    fleet, affinity = fleet_of(), knows("r3", (b"1",))
+    asked = request(priority=URGENT, prefix=(b"1",), prompt_tokens=100, max_output=10_000)
+    busy(fleet, r3=99)
+    assert choose(asked, fleet, affinity).replica_id == "r3"
+    busy(fleet, r3=101)
+    assert choose(asked, fleet, affinity).reason == "least_loaded"
+    assert choose(replace(asked, priority=NORMAL), fleet, affinity).reason == "prefix"
+
+
+def test_a_request_whose_promise_is_due_is_urgent_whatever_its_lane() -> None:
+    fleet, affinity = fleet_of(), knows("r3", (b"1",))
+    asked = request(priority=LOW, prefix=(b"1",), max_output=10_000)
+    busy(fleet, r3=101)
+    assert choose(asked, fleet, affinity, now=9.0).reason == "prefix"
+    assert choose(asked, fleet, affinity, now=10.0).reason == "least_loaded"
+
+
+def test_low_priorities_spread_and_leave_the_least_loaded_to_others() -> None:
+    fleet, rng = fleet_of(20), random.Random(1)
+    busy(fleet, **{f"r{number}": 10 for number in range(1, 20)})
+    low = Counter(choose(request(priority=LOW), fleet, rng=rng).replica_id for _ in range(200))
+    assert len(low) > 10
+    assert low["r0"] < 60
+    assert choose(request(priority=LOW), fleet).reason == "spread"
+    assert {choose(request(priority=URGENT), fleet, rng=rng).replica_id for _ in range(50)} == {"r0"}
+
+
+def test_one_choice_in_a_hundred_explores_but_never_an_urgent_one() -> None:
+    fleet, rng, config = fleet_of(50), random.Random(1), RouteConfig()
+    reasons = Counter(choose(request(), fleet, config=config, rng=rng).reason for _ in range(3000))
+    assert 10 <= reasons["exploration"] <= 60
+    urgent = {choose(request(priority=URGENT), fleet, config=config, rng=rng).reason for _ in range(1000)}
+    assert urgent == {"least_loaded"}
+
+
+def test_one_hot_prefix_does_not_collapse_onto_one_replica() -> None:
+    fleet, affinity, rng = fleet_of(8, limit=64.0), Affinity(), random.Random(1)
+    for number in range(256):
+        asked = request(priority=number % 3, prefix=(b"system", b"%d" % number))
+        choice = choose(asked, fleet, affinity, RouteConfig(), rng=rng)
+        take(fleet, choice, asked)
+        affinity.remember(asked, choice.replica_id)
+    counts = sorted(load.requests for load in fleet.loads.values())
+    assert counts[0] >= 20
+    assert counts[-1] <= 48
+
+
+# -- algorithms by name -------------------------------------------------------------------------------------------
+
+
+def spread_of(algorithm: Algorithm, fleet: Fleet, count: int, **facts: Any) -> Counter[str]:
+    config, rng, counts = RouteConfig(algorithm=algorithm), random.Random(1), Counter[str]()
+    for _ in range(count):
+        asked = request(**facts)
+        choice = choose(asked, fleet, config=config, rng=rng)
+        take(fleet, choice, asked)
+        counts[choice.replica_id] += 1
+    return counts
+
+
+def test_round_robin_takes_turns() -> None:
+    assert spread_of("round_robin", fleet_of(4, "round_robin"), 12) == {"r0": 3, "r1": 3, "r2": 3, "r3": 3}
+
+
+def test_weighted_gives_shares_by_weight() -> None:
+    fleet = Fleet(ALGORITHMS["weighted"].order)
+    for number, weight in enumerate((1.0, 2.0, 5.0)):
+        fleet.add(Load(Replica(id=f"r{number}", url="http://x", weight=weight), limit=100.0))
+    assert spread_of("weighted", fleet, 80) == {"r0": 10, "r1": 20, "r2": 50}
+
+
+def test_least_connections_counts_requests_and_not_their_size() -> None:
+    fleet = fleet_of(3, "least_connections")
+    busy(fleet, r0=1, r1=1)
+    fleet.loads["r2"].prefill_tokens = 9999
+    fleet.changed(fleet.loads["r2"])
+    choice = choose(request(), fleet, config=RouteConfig(algorithm="least_connections"))
+    assert (choice.replica_id, choice.reason) == ("r2", "least_connections")
+
+
+def test_token_aware_counts_prefill_and_decode_against_speed() -> None:
+    fleet = fleet_of(2, "token_aware")
+    r0, r1 = fleet.loads.values()
+    r0.prefill_tokens, r1.decode_tokens = 1000, 1000
+    for speed, chosen in ((0.001, "r1"), (0.0001, "r0")):
+        r0.prefill_token_s = speed
+        r1.tpot_s = 0.005
+        fleet.changed(r0)
+        fleet.changed(r1)
+        assert choose(request(), fleet, config=RouteConfig(algorithm="token_aware")).replica_id == chosen
+
+
+def test_power_of_two_takes_the_better_of_two_at_random() -> None:
+    fleet, config, rng = fleet_of(50, "power_of_two"), RouteConfig(algorithm="power_of_two"), random.Random(1)
+    busy(fleet, **{f"r{number}": number for number in range(1, 50)})
+    choices = [choose(request(), fleet, config=config, rng=rng) for _ in range(200)]
+    assert len({choice.replica_id for choice in choices}) > 20
+    for choice in choices:
+        assert choice.reason == "two_choices"
+        assert len(choice.scores) <= 2
+        assert min(choice.scores, key=lambda one: one.load).replica_id == choice.replica_id
+
+
+def test_prefix_session_and_tenant_alone() -> None:
+    fleet, asked = fleet_of(8), request(session="s", tenant="t", prefix=(b"1",))
+    ring = fleet.pools("m", "fast")[0].ring
+    prefix = choose(asked, fleet, knows("r5", (b"1",)), RouteConfig(algorithm="prefix"))
+    assert (prefix.replica_id, prefix.reason) == ("r5", "prefix")
+    session = choose(asked, fleet, knows("r5", (b"1",)), RouteConfig(algorithm="session"))
+    assert (session.replica_id, session.reason) == (session_order("s", [ring], 1)[0], "session")
+    tenant = choose(asked, fleet, config=RouteConfig(algorithm="tenant"))
+    assert (tenant.replica_id, tenant.reason) == (session_order("t", [ring], 1)[0], "tenant")
+    nobody = choose(request(), fleet, config=RouteConfig(algorithm="session"))
+    assert nobody.reason == "least_loaded"
+
+
+def test_an_algorithm_needs_its_own_index() -> None:
+    with pytest.raises(ValueError, match="round_robin needs a fleet ordered by turn"):
+        choose(request(), fleet_of(), config=RouteConfig(algorithm="round_robin"))
+
+
+# -- nobody, and filters --------------------------------------------------------------------------------------------
+
+
+def refusal(fleet: Fleet, asked: Request, tried: frozenset[str] = frozenset()) -> NoRoom | NoReplica:
+    answer = route(asked, fleet, Affinity(), CALM, 0.0, random.Random(1), tried)
+    assert not isinstance(answer, Choice)
+    return answer
+
+
+def test_full_is_another_answer_than_nobody() -> None:
+    fleet = fleet_of(2, limit=1.0, model="m")
+    assert refusal(fleet, request(model="other")) == NoReplica(0)
+    assert refusal(fleet_of(0), request(session="s")) == NoReplica(0)
+    busy(fleet, r0=1, r1=1)
+    assert refusal(fleet, request()) == NoRoom(2)
+    assert refusal(fleet, request(), frozenset({"r0"})) == NoRoom(1)
+    assert refusal(fleet, request(), frozenset({"r0", "r1", "gone"})) == NoReplica(2)
+    for load in fleet.loads.values():
+        load.usable = 0.0
+        fleet.changed(load)
+    assert refusal(fleet, request(priority=LOW)) == NoReplica(2)
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_who_was_tried_is_not_chosen_again(algorithm: Algorithm) -> None:
+    fleet, config = fleet_of(3, algorithm), RouteConfig(algorithm=algorithm)
+    asked = request(session="s", prefix=(b"1",))
+    for seed in range(20):
+        choice = choose(
+            asked, fleet, knows("r1", (b"1",)), config, rng=random.Random(seed), tried=frozenset({"r0", "r1"})
+        )
+        assert choice.replica_id == "r2"
+
+
+def test_a_request_waits_for_room_for_its_tokens_but_an_idle_replica_takes_anything() -> None:
+    fleet = fleet_of(2, token_limit=1000)
+    assert choose(request(prompt_tokens=5000), fleet).replica_id == "r0"
+    busy(fleet, r0=700, r1=850)
+    assert choose(request(), fleet).replica_id == "r0"
+    assert refusal(fleet, request(prompt_tokens=300)) == NoRoom(2)
+
+
+def test_holders_that_cannot_serve_it_are_passed_over() -> None:
+    fleet = fleet_of(2, model="m")
+    fleet.add(Load(Replica(id="other", url="http://x", model="o"), limit=4.0))
+    affinity = knows("other", (b"1",))
+    affinity.remember(request(prefix=(b"1",)), "gone")
+    assert choose(request(prefix=(b"1",)), fleet, affinity).reason == "least_loaded"
+
+
+def test_replicas_of_any_model_and_of_this_one_are_weighed_together() -> None:
+    fleet = fleet_of(2, model="m")
+    fleet.add(Load(Replica(id="any", url="http://x"), limit=4.0))
+    busy(fleet, r0=10, r1=10)
+    assert choose(request(), fleet).replica_id == "any"
+    low = {choose(request(priority=LOW), fleet, rng=random.Random(seed)).replica_id for seed in range(50)}
+    assert low == {"r0", "r1", "any"}
+    assert choose(request(session="s"), fleet).reason in ("session", "least_loaded")
+
+
+# -- whatever the fleet -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 100_000), algorithm=st.sampled_from(list(ALGORITHMS)))
+def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int, algorithm: Algorithm) -> None:
+    def play() -> list[Choice | NoRoom | NoReplica]:
+        rng, affinity = random.Random(seed), Affinity(per_replica=16)
+        fleet = fleet_of(rng.choice((1, 3, 40)), algorithm, limit=3.0, token_limit=rng.choice((None, 400)))
+        answers = []
+        for number in range(40):
+            prefix = tuple(b"%d" % rng.randrange(3) for _ in range(rng.randrange(4)))
+            asked = request(prefix=prefix, session=rng.choice((None, "s", "t")), priority=number % 4)
+            answer = route(asked, fleet, affinity, RouteConfig(algorithm=algorithm), 0.0, rng)
+            if isinstance(answer, Choice):
+                assert fleet.loads[answer.replica_id].room > 0
+                take(fleet, answer, asked)
+                affinity.remember(asked, answer.replica_id)
+            answers.append(answer)
+        return answers
+
+    answers = play()
+    for answer in answers:
+        if isinstance(answer, Choice):
+            assert 1 <= len(answer.scores) <= 8
+            assert all(0.0 <= one.score <= 1.0 for one in answer.scores)
+            assert answer.replica_id in {one.replica_id for one in answer.scores}
+    assert answers == play()
