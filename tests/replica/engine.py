@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed
+from headgate.replica.http import Call, Pool, PoolLimits, request_head
+from tests.wire.serving import until
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -150,3 +153,33 @@ class Heard:
     def on_late(self) -> None:
         assert not self.over.is_set()
         self.late += 1
+
+
+HEAD = request_head("/v1/x", "test")
+
+
+@contextlib.asynccontextmanager
+async def reaching(limits: PoolLimits | None = None) -> AsyncIterator[tuple[Engine, Pool]]:
+    async with engine() as replica:
+        pool = Pool(replica.url, clock=monotonic, limits=limits)
+        try:
+            yield replica, pool
+        finally:
+            pool.close()
+            await until(lambda: not pool.connections)
+
+
+def ask(pool: Pool, body: bytes = b"{}") -> tuple[Call, Heard]:
+    heard = Heard()
+    return pool.send(HEAD, body, heard), heard
+
+
+async def answered(pool: Pool, talk: Talk | None, replica: Engine, answer: bytes) -> tuple[Heard, Talk]:
+    """One call from send to its end, on this connection or the next."""
+    _, heard = ask(pool)
+    if talk is None:
+        talk = await replica.talk()
+    await talk.request()
+    talk.send(answer)
+    await heard.over.wait()
+    return heard, talk

@@ -70,7 +70,7 @@ class Gateway:
         self.tickets: dict[str, Ticket] = {}
         self._relay_limits = relay_limits
         self._clock = clock
-        self._pools: dict[ReplicaId, tuple[Replica, Pool, str]] = {}
+        self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
@@ -127,17 +127,23 @@ class Gateway:
         return tuple(headers)
 
     def _send(self, ticket: Ticket, replica_id: ReplicaId) -> None:
-        replica, pool, host = self._pools[replica_id]
+        replica, pool, heads = self._pools[replica_id]
         accepted, exchange = ticket.accepted, ticket.exchange
         request = accepted.request
         lane = self.dispatcher.lanes[request.lane]
-        headers = [("x-request-id", request.id)]
-        headers += [(name, exchange.headers[name]) for name in PASSED_ON if name in exchange.headers]
+        # Made once per path; only the id, and what is passed on, differ from request to request.
+        head = heads.get(accepted.path)
+        if head is None:
+            head = heads[accepted.path] = request_head(accepted.path, pool.host)
+        head += b"x-request-id: %b\r\n" % request.id.encode()
+        for name in PASSED_ON:
+            if name in exchange.headers:
+                head += f"{name}: {exchange.headers[name]}\r\n".encode("latin-1", "replace")
         ticket.relay = relay = Relay(
             exchange, ticket, self._relay_limits, lane.slow_client, request.stream, accepted.wants_usage, self._clock
         )
-        body = DIALECTS.get(replica.kind, as_it_is)(accepted, self.dispatcher)
-        relay.start(pool.send(request_head(accepted.path, host, tuple(headers)), _encode(body), relay))
+        body = for_headgate(accepted, self.dispatcher) if replica.kind == "headgate" else accepted.body
+        relay.start(pool.send(head, _encode(body), relay))
 
     def attempt_failed(self, ticket: Ticket, error: ServeError, refused: bool) -> None:
         """The relay is done with; the exchange is still open, and the dispatcher says what becomes of it."""
@@ -183,8 +189,7 @@ class Gateway:
     # -- replicas ----------------------------------------------------------------------------------------
 
     def join(self, replica: Replica, pool: Pool) -> None:
-        host = replica.url.split("://", 1)[-1].rstrip("/") if "://" in replica.url else "localhost"
-        self._pools[replica.id] = (replica, pool, host)
+        self._pools[replica.id] = (replica, pool, {})
 
     # -- time --------------------------------------------------------------------------------------------
 
@@ -203,10 +208,6 @@ class Gateway:
             self._set_timer(self._clock())
 
 
-def as_it_is(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
-    return accepted.body
-
-
 def for_headgate(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
     """Our own engine takes the lane's promises with the request."""
     request = accepted.request
@@ -219,5 +220,3 @@ def for_headgate(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
     }
     return {**accepted.body, **extra}
 
-
-DIALECTS = {"headgate": for_headgate}

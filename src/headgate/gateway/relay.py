@@ -220,9 +220,9 @@ class Relay:
             self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s)
 
     def _pass_on(self, tokens: list[bytes]) -> None:
-        for data in tokens:
-            self._exchange.event(data)
-        self.events += len(tokens)
+        if tokens:
+            self._exchange.events(tokens)
+            self.events += len(tokens)
 
     # -- what the replica said -----------------------------------------------------------------------------
 

@@ -255,8 +255,9 @@ class Dispatcher:
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
-        self.health.served(replica_id, ttft_s, passage.request.prompt_tokens, tpot_s, now)
-        self._apply(self.health.on(replica_id, saw, now))
+        verdict = self.health.success(replica_id, ttft_s, passage.request.prompt_tokens, tpot_s, now)
+        if verdict is not None:
+            self._apply(verdict)
         load.prefill_token_s += 0.1 * (ttft_s / max(1, passage.request.prompt_tokens) - load.prefill_token_s)
         if tpot_s is not None:
             load.tpot_s += 0.1 * (tpot_s - load.tpot_s)

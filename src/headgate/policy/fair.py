@@ -231,6 +231,8 @@ class FairQueue:
         if tenant.requests:
             tenant.number = self._next_number()
             self._turns.push((tenant.counter,), tenant.number, tenant)
+        elif len(self._tenants) - len(self._turns) > self._idle_limit:
+            self._forget()
 
     def _forget(self) -> None:
         """The smaller half of the idle counters at once: keeping the smallest at hand would cost every charge."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.outlier import Kin, OutlierConfig, Record
+from headgate.policy.outlier import LOOK_S, Kin, OutlierConfig, Record
 
 RAMP_STEPS = 10
 FIRST_SHARE = 0.1
@@ -196,6 +196,23 @@ class Health:
             return
         watch.record.took(ttft_s, prompt_tokens, tpot_s)
         watch.kin.look(now)
+
+    def success(
+        self, replica_id: ReplicaId, ttft_s: float, prompt_tokens: int, tpot_s: float | None, now: float
+    ) -> Verdict | None:
+        """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
+        slower than its peers is asked once a second, when the peers' median is taken, and not at every request."""
+        watch = self._watched.get(replica_id)
+        if watch is None:
+            return None
+        record = watch.record
+        if watch.state is UP and not record.failed and now - watch.kin.looked_at < LOOK_S:
+            watch.deep_failed = 0
+            record.ended(failed=False)
+            record.took(ttft_s, prompt_tokens, tpot_s)
+            return None
+        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now)
+        return self.on(replica_id, Saw.SUCCESS, now)
 
     def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> Verdict:
         watch = self._watched.get(replica_id)

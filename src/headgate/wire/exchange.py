@@ -13,7 +13,7 @@ the answer is complete, or after the client has gone, has no effect.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Protocol
 
@@ -128,9 +128,14 @@ class Exchange:
 
     def event(self, data: bytes) -> None:
         """One SSE event, in one write."""
+        self.events((data,))
+
+    def events(self, batch: Sequence[bytes]) -> None:
+        """Some SSE events, in one write: a relay reads many at a time when it is busy, and a write costs as much as all
+        else that is done for an event."""
         if self.done:
             return
-        payload = self._frame(data)
+        payload = self._frame(batch[0]) if len(batch) == 1 else b"".join([self._frame(data) for data in batch])
         if not self.started:
             payload = self._take_head() + payload
         self._transport.write(payload)
@@ -183,7 +188,8 @@ class Exchange:
         self.on_gone = self.on_writable = None
 
     def _frame(self, data: bytes) -> bytes:
-        if b"\n" in data or b"\r" in data:  # else what follows the line break could pose as a field or event
+        # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond each.
+        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # else what follows could pose as a field or event
             data = _LINE_END.sub(b"\ndata: ", data)
         if self.method == "HEAD":
             return b""

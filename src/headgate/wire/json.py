@@ -43,9 +43,11 @@ class _Flaw(ValueError):
 def parse(body: bytes, limits: Limits) -> object:
     """The value in `body`. Raises InvalidRequest and nothing else."""
     try:
-        value = _strict.decode(body.decode())
+        value = _decode(body.decode())
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"body is not UTF-8 at byte {error.start}") from None
+    except StopIteration as stopped:
+        raise InvalidRequest(f"body is not JSON: Expecting value at character {stopped.value}") from None
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"body is not JSON: {error.msg} at character {error.pos}") from None
     except _Flaw as flaw:
@@ -103,7 +105,17 @@ def _constant(text: str) -> NoReturn:
     raise _Flaw(f"{text} is not JSON")
 
 
+def _decode(text: str) -> object:
+    """As the decoder would, without its search for white space around a body that has none: a tenth of the time."""
+    if text[:1] == "{" and text[-1:] == "}":
+        value, end = _scan(text, 0)
+        if end == len(text):
+            return value
+    return _strict.decode(text)
+
+
 _strict = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant)
+_scan: Callable[[str, int], tuple[object, int]] = vars(_strict)["scan_once"]
 
 
 def _too_deep(body: bytes, limit: int) -> bool:

@@ -1,0 +1,108 @@
+"""A gateway of one replica and no policy, between a client and an engine that do as they are told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
+
+import msgspec
+
+from headgate.gateway.relay import Relay, RelayLimits, Summary
+from headgate.model.clock import monotonic
+from headgate.model.errors import ServeError
+from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.wire.exchange import Exchange
+from tests.replica.engine import Engine, Talk, engine, event
+from tests.wire.serving import Answer, Client, Served, post, serving, until
+
+DONE = event(b"[DONE]")
+USAGE = event(
+    b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}'
+)
+ASK = post(b"{}")
+
+
+class Gate:
+    """The owner of every relay."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.limits = RelayLimits()
+        self.slow_client: Literal["cancel", "spool"] = "cancel"
+        self.stream = True
+        self.wants_usage = False
+        self.exchanges: list[Exchange] = []
+        self.relays: list[Relay] = []
+        self.firsts = 0
+        self.ended: asyncio.Queue[Summary] = asyncio.Queue()
+        self.failed: asyncio.Queue[tuple[ServeError, bool]] = asyncio.Queue()
+        self.on_failed: Callable[[ServeError], None] = lambda error: self.exchanges[-1].fail(error)
+
+    def __call__(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+        self.attempt(exchange)
+
+    def attempt(self, exchange: Exchange) -> None:
+        relay = Relay(exchange, self, self.limits, self.slow_client, self.stream, self.wants_usage, monotonic)
+        self.relays.append(relay)
+        relay.start(self.pool.send(request_head("/v1/x", self.pool.host), exchange.body, relay))
+
+    def on_first(self) -> None:
+        self.firsts += 1
+
+    def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
+        self.failed.put_nowait((error, refused))
+        self.on_failed(error)
+
+    def on_end(self, summary: Summary) -> None:
+        self.ended.put_nowait(summary)
+
+
+class Scene:
+    def __init__(self, gate: Gate, served: Served, replica: Engine) -> None:
+        self.gate = gate
+        self.served = served
+        self.replica = replica
+
+    @property
+    def behind(self) -> bool:
+        backlog = self.gate.relays[0]._backlog
+        return backlog is not None and backlog.pausing
+
+    async def asking(self) -> tuple[Client, Talk]:
+        """A client that has asked, and the replica that has got it."""
+        client = await self.served.connect()
+        client.send(ASK)
+        return client, await self.replica.asked()
+
+
+@contextlib.asynccontextmanager
+async def scene(**limits: Any) -> AsyncIterator[Scene]:
+    async with engine() as replica:
+        gate = Gate(Pool(replica.url, clock=monotonic, limits=PoolLimits(look_every_s=0.01)))
+        gate.limits = RelayLimits(**limits)
+        async with serving(gate) as served:
+            try:
+                yield Scene(gate, served, replica)
+            finally:
+                gate.pool.close()
+                await until(lambda: not gate.pool.connections)
+        assert all(relay.over for relay in gate.relays)
+        assert gate.ended.empty()  # nothing ended twice, and each test has looked
+        assert gate.failed.empty()
+
+
+def payloads(answer: Answer) -> list[bytes]:
+    assert answer.status == 200
+    assert answer.body.endswith(b"\n\n")
+    return [part.removeprefix(b"data: ") for part in answer.body[:-2].split(b"\n\n")]
+
+
+def content(payload: bytes) -> str:
+    text: str = msgspec.json.decode(payload)["choices"][0]["delta"]["content"]
+    return text
+
+
+def error_in(payload: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = msgspec.json.decode(payload)["error"]
+    return error
