@@ -5,6 +5,7 @@
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
+#   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, LiteLLM
 #   make lock      resolve dependencies anew
 #   make release   build the wheel and the source archive
 
@@ -17,7 +18,7 @@ INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: serve test check install bench lock release clean
+.PHONY: serve test check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -33,6 +34,12 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+bench-gateway: $(VENV)/.dev
+	$(BIN)/python benchmarks/gateway.py $(ARGS)
+
+bench-peers: $(VENV)/.dev
+	$(BIN)/python benchmarks/gateway_peers.py install $(ARGS)
 
 install: $(VENV)/.run
 

@@ -254,8 +254,8 @@ async def stream(url: str, body: dict[str, Any], key: str | None = None) -> tupl
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(body).encode()
     auth = f"authorization: Bearer {key}\r\n" if key else ""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{auth}content-length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{auth}"
+    writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     try:
         status_line = await reader.readline()
         took = time.perf_counter() - began
@@ -327,9 +327,10 @@ def test_official_clients_recover_by_themselves_from_429_and_503(tmp_path: Path,
     with gateway(tmp_path, config, engine) as url:
         messages: Any = [{"role": "user", "content": "n=1"}]
         with OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as hasty:
+            for _ in range(60):
+                hasty.chat.completions.create(model="double", messages=messages)
             with pytest.raises(openai.RateLimitError) as caught:
-                for _ in range(70):
-                    hasty.chat.completions.create(model="double", messages=messages)
+                hasty.chat.completions.create(model="double", messages=messages)
             assert float(caught.value.response.headers["retry-after-ms"]) > 0
             assert caught.value.response.headers["x-ratelimit-limit-requests"] == "60"
             assert caught.value.response.headers["x-request-id"]

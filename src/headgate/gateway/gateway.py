@@ -219,4 +219,3 @@ def for_headgate(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
         "tpot_target_ms": lane.gap_target_s * 1e3,
     }
     return {**accepted.body, **extra}
-

@@ -42,8 +42,10 @@ from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 
-UNKNOWN_SIZE = (32, 8)
+UNKNOWN_SIZE = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
+IMMATERIAL_S = (0.05, 0.01)
+"""Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
 LONG_PROMPT = 512
 """Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
 LONG_SHARE = 0.25
@@ -263,7 +265,9 @@ class Dispatcher:
             load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
         found = self._found.get(replica_id)
         if found is not None:
-            found.observe(ttft_s, passage.request.prompt_tokens, tpot_s, load.requests, now)
+            noise_s, token_noise_s = IMMATERIAL_S
+            tpot_s = None if tpot_s is None else tpot_s + token_noise_s
+            found.observe(ttft_s + noise_s, passage.request.prompt_tokens, tpot_s, load.requests, now)
             load.limit = found.limit
             self.fleet.changed(load)
 

@@ -15,6 +15,8 @@ OVERHEAD_TOKENS = 100
 """What a request costs before its first prompt token, in prompt tokens: makes short and long prompts comparable."""
 PACE = 0.1
 """How quickly latency averages follow."""
+TTFT_MARGIN_S, TPOT_MARGIN_S = 0.1, 0.02
+"""How much slower than its peers an outlier is at least: between one millisecond and four there is only chance."""
 LOOK_S = 1.0
 """How old the peers' median may be: taking it looks at all of them."""
 
@@ -100,9 +102,12 @@ class Kin:
         enough, slower = self.config.samples, self.config.slower
         if record.requests >= enough and record.error_rate > self.config.error_rate:
             return "error rate"
-        if record.ttft_s.count >= enough and record.ttft_per_token_s > slower * self.ttft_per_token_s:
+        usual_s = self.ttft_per_token_s * record.tokens.value
+        if record.ttft_s.count >= enough and record.ttft_s.value > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
             return "slow first tokens"
-        if record.tpot_s.count >= enough and record.tpot_s.value > slower * self.tpot_s:
+        if record.tpot_s.count >= enough and record.tpot_s.value > max(
+            slower * self.tpot_s, self.tpot_s + TPOT_MARGIN_S
+        ):
             return "slow tokens"
         return ""
 
