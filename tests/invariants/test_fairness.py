@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headgate.model.request import Request
 from headgate.policy.fair import FairQueue
@@ -134,7 +135,7 @@ def play(seed: int) -> list[str]:
         what = rng.random()
         if what < 0.5:
             made = request(rng, number, rng.choice(senders))
-            made = Request(**{name: getattr(made, name) for name in made.__slots__} | {"wait_until": now + 30 * what})
+            made = replace(made, wait_until=now + 30 * what)
             queue.push(made)
             inside[made.id] = made
         elif what < 0.75 and inside:
