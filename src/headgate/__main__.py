@@ -24,6 +24,8 @@ app = App(
 )
 
 positive = Parameter(validator=validators.Number(gte=1))
+at_least_a_block = Parameter(validator=validators.Number(gte=32))
+port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
 MODEL = Group("Model")
 MEMORY = Group("Memory and batching")
 LISTEN = Group("Where it listens")
@@ -47,9 +49,9 @@ class EngineFlags:
     """Cut an over-long prompt from the left instead of refusing it."""
     slots: Annotated[int, positive, Parameter(group=MEMORY)] = EngineConfig.slots
     """Sequences in KV memory at once."""
-    context: Annotated[int, positive, Parameter(group=MEMORY)] = EngineConfig.context
+    context: Annotated[int, at_least_a_block, Parameter(group=MEMORY)] = EngineConfig.context
     """Tokens each slot holds: the longest prompt plus its output."""
-    kv_tokens: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
+    kv_tokens: Annotated[int | None, at_least_a_block, Parameter(group=MEMORY)] = None
     """KV memory to hand out, in tokens. Default: slots × context."""
     host_tokens: Annotated[int | None, Parameter(group=MEMORY)] = None
     """Host memory for swapped and cached KV, in tokens. Default: half of slots × context."""
@@ -105,6 +107,12 @@ class EngineFlags:
             system_prompts=self.system_prompt,
         )
 
+    def batching(self) -> list[str]:
+        """What a gateway's own engine is told on top."""
+        flags = ["--step-limit-ms", str(self.step_limit_ms), "--draft-batch", str(self.draft_batch)]
+        flags += [] if self.gap_target_ms is None else ["--gap-target-ms", str(self.gap_target_ms)]
+        return flags + ([] if self.longest_shared is None else ["--longest-shared", str(self.longest_shared)])
+
 
 DEFAULTS = EngineFlags()
 
@@ -116,7 +124,7 @@ def serve(
     config: Annotated[Path | None, Parameter(group=FLEET)] = None,
     check: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
     host: Annotated[str | None, Parameter(group=LISTEN)] = None,
-    port: Annotated[int | None, Parameter(group=LISTEN)] = None,
+    port: Annotated[int | None, port_number, Parameter(group=LISTEN)] = None,
     insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
@@ -145,8 +153,13 @@ def serve(
         chosen = replace(chosen, replicas=tuple(config_file.replica_at(url) for url in replica), embedded=None)
     listen = replace(chosen.listen, host=host or chosen.listen.host, port=chosen.listen.port if port is None else port)
     chosen = replace(chosen, listen=listen)
-    if not chosen.replicas and chosen.embedded is None:
+    own_engine = not chosen.replicas and config is None
+    if own_engine:
         chosen = replace(chosen, embedded=flags.embedded())
+    elif flags != DEFAULTS:
+        raise StartupError(
+            "engine options have no effect with --replica or --config: give them to that engine, or there"
+        )
     config_file.check_exposure(chosen, insecure)
     if check:
         print(config_file.describe(chosen))
@@ -157,14 +170,14 @@ def serve(
         bundled_model()  # says what to do if there is none, before anything starts
     progress = Progress(monotonic)
     progress.title()
-    run_gateway(chosen, progress)
+    run_gateway(chosen, progress, flags.batching())
 
 
 @app.command
 def engine(
     *,
     host: Annotated[str, Parameter(group=LISTEN)] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=LISTEN)] = 8001,
+    port: Annotated[int, port_number, Parameter(group=LISTEN)] = 8001,
     uds: Annotated[Path | None, Parameter(group=LISTEN)] = None,
     banner: Annotated[bool, Parameter(group=LISTEN)] = True,
     flags: EngineFlags = DEFAULTS,

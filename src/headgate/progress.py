@@ -23,6 +23,8 @@ class Progress:
         self._console.print(f"[bold]Headgate[/] {__version__}")
 
     def say(self, text: str) -> None:
+        if not self._banner:
+            return
         self._console.print(f"  {escape(text)}")
 
     @contextmanager

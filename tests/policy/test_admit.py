@@ -19,7 +19,7 @@ def test_the_rate_is_that_of_the_backlog_and_idle_time_does_not_count() -> None:
             now += 0.1
             drain.left(now)
         drain.backlog(False, now)
-        now += 1000.0
+        now += 8.0
     assert drain.per_second(now) == pytest.approx(10.0, rel=0.1)
     assert drain.wait_s(50, now) == pytest.approx(5.0, rel=0.1)
 
@@ -31,6 +31,15 @@ def test_a_queue_that_stops_draining_is_noticed() -> None:
         drain.left(index * 0.1)
     assert drain.wait_s(10, 10.0) < 1.2
     assert drain.wait_s(10, 40.0) > 100
+
+
+def test_what_was_learned_long_ago_is_forgotten_with_the_next_backlog() -> None:
+    drain = Drain()
+    drain.backlog(True, 0.0)
+    drain.left(6.0)
+    drain.backlog(False, 6.0)
+    drain.backlog(True, 60.0)
+    assert drain.wait_s(3, 60.0) == 0.0
 
 
 def test_it_follows_a_change_of_speed() -> None:

@@ -87,12 +87,27 @@ def test_a_short_prefix_is_not_worth_a_host_copy() -> None:
 
 
 def test_what_is_held_elsewhere_too_is_not_saved_again() -> None:
-    book = ledger(slots=2)
+    book = ledger(slots=1)
     book.release(put(book, 1, list(range(16))).slot, 1.0)
-    assert book.pin(0, 1.0) == [Save(0, 2, 16)]
-    assert put(book, 2, [50 + i for i in range(8)], 2.0).slot == 0
+    assert book.pin(0, 1.0) == [Save(0, 1, 16)]
+    assert put(book, 2, [50 + i for i in range(8)], 2.0).moves == (Trim(0, 0),)
     assert book.evictions == 1
     assert book.host_used == 4
+
+
+def test_an_empty_slot_is_taken_before_a_cached_one_and_then_the_least_recently_used() -> None:
+    book = ledger(slots=3)
+    for owner, base in enumerate((0, 100), start=1):
+        assert put(book, owner, [base + i for i in range(4)], float(owner)).slot == owner - 1
+    book.release(0, 9.0)
+    book.release(1, 8.0)
+    assert put(book, 3, [200, 201, 202, 203]).slot == 2
+    assert put(book, 4, [300, 301, 302, 303], 10.0).slot == 1
+
+
+def test_a_salt_can_not_pose_as_another_prompts_beginning() -> None:
+    whole = chain(list(range(8)))
+    assert chain([4, 5, 6, 7], salt=whole[0])[0] != whole[1]
 
 
 def test_eviction_never_drops_the_blob_that_is_about_to_be_loaded() -> None:

@@ -60,6 +60,7 @@ def dispatcher(
 
 def join(made: Dispatcher, name: str, slots: int | None, now: float = 0.0, model: str | None = None) -> None:
     made.on(ReplicaJoined(Replica(id=name, url=f"http://{name}", slots=slots, model=model)), now)
+    made.on(Probed(name, ok=True), now)
 
 
 def send(made: Dispatcher, *requests: Request, now: float | None = None) -> list[Command]:
@@ -129,7 +130,8 @@ def test_without_any_replica_requests_wait_for_one_to_come_up_and_no_longer_than
     assert refused(made.on(Tick(), 5.1)) == [Outcome.NO_REPLICA, Outcome.NO_REPLICA]
     made = dispatcher(no_replica_wait_s=5.0)
     send(made, lucky)
-    assert placed(made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=1)), 3.0)) == [lucky.id]
+    assert made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=1)), 3.0) == []
+    assert placed(made.on(Probed("a", ok=True), 3.1)) == [lucky.id]
 
 
 def test_a_model_nobody_has_is_unknown_and_says_what_there_is() -> None:
@@ -270,12 +272,92 @@ def test_a_request_that_fails_everywhere_is_refused_in_the_end() -> None:
     assert made.passages == {}
 
 
-def test_the_only_replicas_requests_wait_for_it_to_come_back() -> None:
+def test_the_only_replicas_requests_wait_for_it_to_come_back_and_its_death_costs_them_no_attempt() -> None:
     made = dispatcher(4)
     one = request()
     send(made, one)
-    assert made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), 0.1) in ([], [])
-    assert one.id in made.passages
+    now, sent = 0.1, 1
+    for _ in range(40):  # it is asked again until three failures have put it out
+        commands = made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), now) if sent else []
+        now += 0.1
+        commands += made.on(Tick(), now) if made.wake_at <= now else []
+        assert refused(commands) == []
+        sent = len(placed(commands))
+    assert made.fleet.usable("m") == 0
+    for _ in range(30):
+        made.on(Probed("a", ok=True), now)
+        now += 0.1
+        made.on(Tick(), now)
+    assert made.passages[one.id].load is not None
+
+
+def test_who_waits_when_the_last_replica_goes_out_waits_for_it_as_long_as_for_any() -> None:
+    made = dispatcher(1)
+    running, waits = request(), request()
+    send(made, running, waits)
+    for moment in (0.1, 0.2, 0.3):
+        made.on(Probed("a", ok=False), moment)
+    assert made.fleet.usable("m") == 0
+    assert refused(made.on(Tick(), 0.5)) == []
+    assert refused(made.on(Tick(), 10.1)) == [Outcome.NO_REPLICA]
+
+
+def test_a_model_that_gets_a_name_while_requests_wait_for_it_loses_none_of_them() -> None:
+    made = dispatcher()
+    first, second = request(), request()
+    send(made, first, second)
+    join(made, "a", 1, 0.1, model="m")
+    assert made.passages[first.id].load is not None
+    made.on(Ended(second.id, Outcome.CANCELLED), 0.2)
+    made.on(Ended(first.id, Outcome.COMPLETED, (1, 1)), 0.3)
+    assert placed(send(made, request(at=0.4)))
+    assert made.running("fast") == 1
+    assert made.waiting("fast") == 0
+
+
+def test_room_that_a_failed_request_leaves_is_given_to_who_waits() -> None:
+    made = dispatcher(1, 1)
+    one, other, waits = request("batch"), request("batch"), request("slow")
+    send(made, one, other, waits)
+    for _ in range(3):
+        place = made.passages[one.id].load
+        if place is None:
+            break
+        made.on(AttemptFailed(one.id, place.id, Outcome.REPLICA_FAILED), 0.1)
+    assert sum(made.running(lane) for lane in LANES) == 2
+
+
+def test_a_slow_hour_is_forgotten() -> None:
+    made = dispatcher(2)
+    first, second, third = request(), request(), request()
+    send(made, first, second, third)
+    made.on(Tick(), 0.39)
+    for moment in (5.0, 5.1):
+        made.on(Ended(first.id if moment == 5.0 else second.id, Outcome.COMPLETED, (1, 1)), moment)
+    later = [request(at=60.0) for _ in range(4)]
+    assert refused(send(made, *later)) == []
+
+
+def test_short_requests_of_a_lane_do_not_wait_behind_its_long_ones() -> None:
+    made = dispatcher(8)
+    send(made, *(request("slow", tokens=600) for _ in range(5)))
+    assert made.waiting("slow") == 3
+    assert placed(send(made, request("slow", tokens=10)))
+
+
+def test_no_lane_starves_while_higher_ones_keep_the_fleet_full() -> None:
+    made, now, served = dispatcher(4), 0.0, dict.fromkeys(LANES, 0)
+    running: list[str] = []
+    for _ in range(400):
+        for lane in ("fast", "slow", "batch"):
+            running += placed(send(made, request(lane, at=now), request(lane, at=now)))
+        now += 0.02
+        done = running.pop(0)
+        served[made.passages[done].request.lane] += 1
+        running += placed(made.on(Ended(done, Outcome.COMPLETED, (10, 10)), now))
+        running += placed(made.on(Tick(), now))
+    assert served["batch"] > 5
+    assert served["fast"] > served["slow"] > served["batch"]
 
 
 def test_a_busy_replica_is_not_blamed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from headgate.engine.engine import Said
 from headgate.engine.openai import Choice, Dialect, Usage
-from headgate.model.errors import EngineFailed
+from headgate.model.errors import SlowClient
 from headgate.model.sequence import Sequence
 from headgate.wire.exchange import Exchange
 
@@ -74,7 +74,7 @@ class Answer:
     def _stream(self, index: int, said: Said) -> None:
         choice, wishes, exchange = self._choices[index], self._wishes, self._exchange
         last = not self._open
-        if said.text or said.logprobs or choice.finish:
+        if said.text or said.logprobs or choice.finish or (self._dialect.token_ids and said.tokens):
             usage = self._usage() if wishes.usage_always else None
             extra = self._extra(choice) if last and not wishes.usage else {}
             exchange.event(self._dialect.chunk(index, said, choice.finish, usage, extra))
@@ -83,7 +83,7 @@ class Answer:
                 exchange.event(self._dialect.usage_chunk(self._usage(), self._extra(choice)))
             exchange.end(b"[DONE]")
         elif exchange.unsent > MOST_UNSENT:
-            exchange.fail(EngineFailed("the client does not read its stream"))
+            exchange.fail(SlowClient("the client does not read its stream"))
             self._give_up()
 
     def _give_up(self) -> None:

@@ -18,6 +18,7 @@ from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
 from headgate.policy.batch import Batcher, Refuse
+from headgate.policy.blocks import Short
 
 
 class Runner(Protocol):
@@ -139,7 +140,10 @@ class Engine:
         self._thread.start()
 
     def submit(self, ask: Ask) -> None:
-        self._inbox.put(ask)
+        if self.failed is not None:
+            self._sink([Said(ask.sequence.id, "", error=self.failed)])
+        else:
+            self._inbox.put(ask)
 
     def cancel(self, sequence_id: int) -> None:
         """It and its memory are gone by the next step, and the sink hears no more of it."""
@@ -172,13 +176,17 @@ class Engine:
             self.failed = error if isinstance(error, ServeError) else EngineFailed(f"the engine failed: {error!r}")
         else:
             self.failed = EngineFailed("the engine was stopped")
-        gone, self._lives = self._lives, {}
+        gone, self._lives = list(self._lives), {}
+        while not self._inbox.empty():
+            match self._inbox.get():
+                case Ask(sequence):
+                    gone.append(sequence.id)
         self._sink([Said(sequence_id, "", error=self.failed) for sequence_id in gone])
         self.runner.shutdown()
 
     def _take_mail(self) -> bool:
         """Everything that has come in; waits for something when there is nothing to do. False: stop."""
-        idle = not self.batcher.running and not self.batcher.waiting
+        idle = not self.batcher.has_work
         try:
             while True:
                 match self._inbox.get(block=idle):
@@ -253,9 +261,10 @@ class Engine:
     def _last(self, sequence: Sequence, said: Said, slot: int, now: float) -> Said:
         life = self._lives[sequence.id]
         text = said.text + life.text.finish()
-        if life.ask.pin:
-            self.batcher.pin(slot, now)
         self._close(sequence.id)
+        if life.ask.pin and isinstance(short := self.batcher.pin(slot, now), Short):
+            tokens = short.blocks * self.batcher.ledger.block_tokens
+            return Said(said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it"))
         return Said(said.sequence_id, text, said.tokens, said.logprobs, sequence.finish, timings(sequence, life, now))
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from headgate.engine import grammar
 from headgate.engine.openai import (
@@ -21,6 +22,9 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.sequence import Sequence
 from headgate.policy.lanes import classify
 
+MOST_IDS = 1_000_000
+"""Token ids looked at in one prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Intake:
@@ -31,13 +35,6 @@ class Intake:
     ids: Iterator[int]
     rng: random.Random
     """Gives seeds to requests that name none."""
-
-    def size(self, body: ChatBody | TextBody) -> int:
-        """About how many characters have to be tokenized."""
-        if isinstance(body, TextBody):
-            prompts = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-            return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-        return sum(len(str(message.get("content", ""))) for message in body.messages)
 
     def sequences(self, body: ChatBody | TextBody, arrived: float) -> tuple[list[Sequence], tuple[str, ...]]:
         """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
@@ -98,6 +95,8 @@ class Intake:
     def _ids(self, ids: object) -> list[int]:
         if not isinstance(ids, list) or not ids:
             raise InvalidRequest("prompt wants text or lists of token ids", param="prompt")
+        if len(ids) > MOST_IDS:
+            raise ContextOverflow(f"a prompt of {len(ids)} tokens is longer than any context here", param="prompt")
         for token in ids:
             if not isinstance(token, int) or not 0 <= token < self.tokenizer.n_vocab:
                 raise InvalidRequest(f"{token!r} is no token id of this model", param="prompt")
@@ -125,8 +124,11 @@ class Intake:
             first_token_by=arrived + ttft_s,
             gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
             sampling=sampling_of(body, seed, rules),
-            cache_salt=(body.cache_salt or "").encode()[:64],
-            longest_neighbour=body.longest_neighbour,
+            cache_salt=blake2b(body.cache_salt.encode(), digest_size=32).digest() if body.cache_salt else b"",
+            # Not less: a client that tolerates nobody would have the engine to itself.
+            longest_neighbour=None
+            if body.longest_neighbour is None
+            else max(body.longest_neighbour, self.context // 4),
         )
 
     def _fitting(self, prompt: list[int], output: int, truncate: bool | None) -> list[int]:

@@ -76,7 +76,6 @@ class LlamaRunner:
         self._samplers.pop(sequence_id).close()
 
     def run(self, step: Step) -> list[Sampled]:
-        count, wanted = self._fill(step.rows)
         began = self._clock()
         self._carry_out(step)
         moved = self._clock()
@@ -85,7 +84,8 @@ class LlamaRunner:
         code = self._context.decode(count) if count else 0
         self.model_s += (moved - began) + (self._clock() - filled)
         if code:
-            raise EngineFailed(f"llama_decode gave {code} for {count} tokens: {library().why()}")
+            why = " ".join(library().why().split())
+            raise EngineFailed(f"llama_decode gave {code} for {count} tokens: {why}")
         return self._sample(step.rows, self._context.logits(wanted)) if wanted else []
 
     def shutdown(self) -> None:

@@ -166,7 +166,7 @@ class Dialect:
         self, kind: Literal["chat", "text"], answer_id: str, model: str, created: int, piece: Any, token_ids: bool
     ) -> None:
         self.chat = kind == "chat"
-        self._token_ids = token_ids
+        self.token_ids = token_ids
         self._piece = piece
         self._object = "chat.completion" if self.chat else "text_completion"
         self._head = {"id": answer_id, "created": created, "model": model}
@@ -189,7 +189,7 @@ class Dialect:
             choice["text"] = said.text
         if said.logprobs:
             choice["logprobs"] = self._logprobs(said.logprobs)
-        if self._token_ids:
+        if self.token_ids:
             choice["token_ids"] = said.tokens
         tail = msgspec.json.encode({"usage": usage.as_json(), **extra} if usage else extra) if usage or extra else b"{}"
         return self._chunk_head + msgspec.json.encode(choice) + (b"]," + tail[1:] if len(tail) > 2 else b"]}")
@@ -206,7 +206,7 @@ class Dialect:
                 body["message"] = {"role": "assistant", "content": "".join(choice.text)}
             else:
                 body["text"] = "".join(choice.text)
-            if self._token_ids:
+            if self.token_ids:
                 body["token_ids"] = choice.tokens
             bodies.append(body)
         answer = {"object": self._object, **self._head, "choices": bodies, "usage": usage.as_json(), **extra}

@@ -17,7 +17,7 @@ from headgate.engine.status import EngineCollector, Figures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
-from headgate.model.errors import EngineFailed, NotReady, ServeError
+from headgate.model.errors import EngineFailed, NotReady, QueueFull, ServeError
 from headgate.model.outcome import Outcome
 from headgate.model.sequence import Sequence
 from headgate.wire import json
@@ -27,8 +27,10 @@ from headgate.wire.router import Router
 
 log = logging.getLogger(__name__)
 
-TOKENIZE_INLINE = 2048
-"""Characters up to which tokenizing on the event loop is cheaper than handing it to a thread (about 0.3 ms)."""
+TOKENIZE_INLINE = 4096
+"""Bytes of body up to which preparing on the event loop is cheaper than handing it to a thread (about 0.3 ms)."""
+MOST_PREPARING = 256
+"""Requests that wait for the tokenizing thread; more would only wait longer."""
 DEEP_CHECK_S = 10.0
 LIMITS = Limits()
 
@@ -77,6 +79,7 @@ class EngineServer:
         self._watched: dict[int, _Watched] = {}
         self._loop = asyncio.get_running_loop()
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self._preparing = 0
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -115,12 +118,12 @@ class EngineServer:
         self.phase = "draining"
         self.figures.ready.set(0)
 
-    async def _generate(self, prompt: list[int], pin: bool) -> None:
+    async def _generate(self, prompt: list[int], pin: bool, priority: int = 0) -> None:
         """One output token for a prompt of our own."""
         engine, intake = self._engine, self._intake
         if engine is None or intake is None:
             raise NotReady("the model is still loading")
-        body = TextBody(prompt=list(prompt), max_tokens=1, temperature=0.0, ignore_eos=True)
+        body = TextBody(prompt=list(prompt), max_tokens=1, temperature=0.0, ignore_eos=True, priority=priority)
         (sequence,), _ = intake.sequences(body, self._clock())
         future: asyncio.Future[None] = self._loop.create_future()
 
@@ -147,15 +150,23 @@ class EngineServer:
         except ServeError as error:
             self._fail(exchange, error)
             return
-        if intake.size(body) <= TOKENIZE_INLINE:
+        if len(exchange.body) <= TOKENIZE_INLINE:
             self._begin(exchange, body, self._prepare(intake, body, exchange.received_at))
             return
 
         def in_thread() -> None:
             prepared = self._prepare(intake, body, exchange.received_at)
-            self._loop.call_soon_threadsafe(self._begin, exchange, body, prepared)
+            self._loop.call_soon_threadsafe(self._prepared, exchange, body, prepared)
 
+        if self._preparing >= MOST_PREPARING:
+            self._fail(exchange, QueueFull(f"{self._preparing} requests are being tokenized already"))
+            return
+        self._preparing += 1
         self._tokenizing.submit(in_thread)
+
+    def _prepared(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
+        self._preparing -= 1
+        self._begin(exchange, body, prepared)
 
     def _prepare(self, intake: Intake, body: ChatBody | TextBody, arrived: float) -> Prepared | ServeError:
         began = self._clock()
@@ -163,6 +174,9 @@ class EngineServer:
             sequences, stops = intake.sequences(body, arrived)
         except ServeError as error:
             return error
+        except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
+            log.exception("a request could not be prepared")
+            return EngineFailed("internal error")
         return Prepared(sequences, stops, (self._clock() - began) * 1e3)
 
     def _begin(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
@@ -202,7 +216,10 @@ class EngineServer:
             self._measure(one)
             if one.finish is not None or one.error is not None:
                 del self._listeners[one.sequence_id]
-            listener(one)
+            try:
+                listener(one)
+            except Exception:  # one client's trouble must not silence the others of this step
+                log.exception("sequence %d: its listener failed", one.sequence_id)
 
     def _measure(self, said: Said) -> None:
         watched = self._watched.get(said.sequence_id)
@@ -253,6 +270,9 @@ class EngineServer:
                 answer = {"count": len(tokens), "max_model_len": intake.context, "tokens": tokens}
             except ServeError as error:
                 self._loop.call_soon_threadsafe(exchange.fail, error)
+            except Exception:
+                log.exception("a text could not be tokenized")
+                self._loop.call_soon_threadsafe(exchange.fail, EngineFailed("internal error"))
             else:
                 self._loop.call_soon_threadsafe(exchange.respond, 200, msgspec.json.encode(answer))
 
@@ -306,7 +326,7 @@ class EngineServer:
         self._intake_when_ready()
         try:
             async with asyncio.timeout(DEEP_CHECK_S):
-                await self._generate([1, 2, 3], False)
+                await self._generate([1, 2, 3], False, priority=-100)  # a busy engine is not a broken one
         except TimeoutError:
             raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None
 

@@ -169,6 +169,8 @@ def _normalised(message: Message, path: str) -> dict[str, Any]:
         raise InvalidRequest(f"{path} needs a role", param=f"{path}.role")
     plain = dict(message) | {"content": _content(message.get("content"), f"{path}.content")}
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise InvalidRequest(f"{path}.tool_calls must be a list", param=f"{path}.tool_calls")
         plain["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     return plain
 
@@ -195,7 +197,7 @@ def _call(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         return call
     return dict(call) | {"function": dict(function) | {"arguments": arguments}}
 

@@ -4,6 +4,7 @@ Nothing here waits. What is sent on to a replica is written anew from what was u
 two parsers that disagree are how gateways are bypassed.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +25,8 @@ from headgate.wire.limits import Limits
 MOST_MESSAGES_HASHED = 128
 """Later messages of a longer conversation do not decide where it goes."""
 LONGEST_NAME = 256
+TRUSTED_ONLY = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
+"""What an engine would heed, and only trusted clients may say."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -101,14 +104,20 @@ class Acceptor:
             max_output=self._max_output(shape, lane),
             wait_until=exchange.received_at + lane.wait_bound_s,
             first_token_by=exchange.received_at + lane.ttft_target_s,
-            stream=shape.stream,
+            stream=shape.stream and not exchange.path.endswith("/embeddings"),
             prefix=prefix,
             session=headers.get("x-headgate-session") or shape.user,
         )
         if tenant.max_tokens is not None:
             self._cap(body, tenant.max_tokens)
+        if not tenant.trusted:
+            for name in TRUSTED_ONLY:
+                body.pop(name, None)
+        stream = shape.stream and not exchange.path.endswith("/embeddings")
+        if not stream:
+            body.pop("stream", None)
         wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
-        if shape.stream and not wants_usage:
+        if stream and not wants_usage:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Accepted(request, body, exchange.path, tenant, wants_usage, prompt_bytes)
 
@@ -160,13 +169,16 @@ class Acceptor:
             if shape.priority is not None:
                 return max(-100, min(100, shape.priority))
             named = headers.get("x-headgate-priority", "")
-            if named.lstrip("-").isdigit():
-                return max(-100, min(100, int(named[:8])))
+            if re.fullmatch(r"-?[0-9]{1,6}", named):
+                return max(-100, min(100, int(named)))
         return lane.priority
 
     def _cap(self, body: dict[str, Any], most: int) -> None:
-        name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-        body[name] = min(body.get(name) or most, most)
+        for name in ("max_tokens", "max_completion_tokens"):
+            if body.get(name) is not None:
+                body[name] = min(body[name], most)
+        if body.get("max_completion_tokens") is None:
+            body.setdefault("max_tokens", most)
 
     def _max_output(self, shape: Shape, lane: Lane) -> int:
         asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens

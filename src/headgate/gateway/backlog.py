@@ -30,7 +30,9 @@ class RelayLimits:
     spool_bytes: int = 4 * 1024 * 1024
     """Unsent bytes at which a spooled client is given up."""
     first_token_s: float = 300.0
-    """A replica that has said nothing for this long has stalled. For an answer in one piece, that is all of it."""
+    """A replica that has said nothing for this long has stalled."""
+    answer_s: float = 600.0
+    """The same where the answer comes in one piece, when all of it is generated: as long as official clients wait."""
     stall_s: float = 60.0
     """A replica that says nothing for this long in the middle of a stream has stalled."""
 

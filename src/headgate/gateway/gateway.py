@@ -5,6 +5,7 @@ answers with commands, a Relay joins the client's exchange to the replica's call
 """
 
 import asyncio
+import contextlib
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account, Record
 from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.model.clock import Clock
-from headgate.model.errors import Refused, ServeError
+from headgate.model.errors import Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Refuse, Tick
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
@@ -68,6 +69,9 @@ class Gateway:
         self.acceptor = acceptor
         self.account = account
         self.tickets: dict[str, Ticket] = {}
+        self.idle = asyncio.Event()
+        """Set while no request is under way."""
+        self.idle.set()
         self._relay_limits = relay_limits
         self._clock = clock
         self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
@@ -81,14 +85,22 @@ class Gateway:
         """A handler: chat, text completions, embeddings. Raises what the client did wrong."""
         accepted = self.acceptor.accept(exchange)
         request = accepted.request
-        if request.id in self.tickets:  # a client that reuses its own request id gets one of ours
-            exchange.request_id = f"{exchange.request_id[:100]}-{self.account.opened:x}"
+        if request.id in self.tickets:
+            exchange.request_id = self._another_id(request.id)
             accepted.request = request = msgspec.structs.replace(request, id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted)
         self.tickets[request.id] = ticket
+        self.idle.clear()
         self.account.open()
         exchange.on_gone = ticket.gone
         self.hear(Arrived(request))
+
+    def _another_id(self, taken: str) -> str:
+        """For a client that uses an id again while its first use goes on."""
+        number = self.account.opened
+        while (other := f"{taken[:100]}-{number:x}") in self.tickets:
+            number += 1
+        return other
 
     def hear(self, event: Event) -> None:
         now = self._clock()
@@ -112,7 +124,7 @@ class Gateway:
                 error = Refused(message, outcome, retry_after_s)
                 if outcome is Outcome.OVER_LIMIT:
                     error.headers = self._rates(ticket.accepted.tenant.name, now)
-                self._close(ticket, outcome, None)
+                self._close(ticket, outcome, None, None)
                 ticket.exchange.fail(error)
 
     def _rates(self, tenant: str, now: float) -> Headers:
@@ -151,19 +163,24 @@ class Gateway:
         assert replica_id is not None
         ticket.relay, ticket.replica = None, None
         ticket.exchange.on_gone = ticket.gone
-        self.hear(AttemptFailed(ticket.accepted.request.id, replica_id, error.outcome, refused))
+        self.hear(AttemptFailed(ticket.accepted.request.id, replica_id, error.outcome, refused, error.message))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
         if usage is not None and outcome is Outcome.COMPLETED:
             self.acceptor.learn(ticket.accepted, *usage)
-        self._close(ticket, outcome, summary)
+        elif usage is None and summary is not None and summary.sent_at is not None:
+            # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
+            usage = (ticket.accepted.request.prompt_tokens, summary.events)
+        self._close(ticket, outcome, summary, usage)
         self.hear(Ended(ticket.accepted.request.id, outcome, usage))
 
-    def _close(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
+    def _close(self, ticket: Ticket, outcome: Outcome, summary: Summary | None, usage: tuple[int, int] | None) -> None:
         request, now = ticket.accepted.request, self._clock()
         del self.tickets[request.id]
-        prompt, output = (summary.usage if summary is not None else None) or (request.prompt_tokens, 0)
+        if not self.tickets:
+            self.idle.set()
+        prompt, output = usage or (request.prompt_tokens, 0)
         first = summary.first_at if summary is not None else None
         self.account.close(
             Record(
@@ -185,6 +202,19 @@ class Gateway:
                 reason=ticket.reason,
             )
         )
+
+    async def finish(self, grace_s: float) -> None:
+        """Let what is under way end by itself for so long; tell the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.idle.wait()
+        for ticket in tuple(self.tickets.values()):
+            error = ReplicaFailed("the gateway is shutting down")
+            if ticket.relay is not None:
+                ticket.relay.fail(error)
+            else:
+                ticket.exchange.fail(error)
+                self.ended(ticket, Outcome.CANCELLED, None)
 
     # -- replicas ----------------------------------------------------------------------------------------
 

@@ -31,8 +31,12 @@ _REFUSALS = (429, 503)
 _CLIENT_FAULTS: dict[int, Outcome] = {
     400: Outcome.INVALID,
     404: Outcome.UNKNOWN_MODEL,
+    405: Outcome.INVALID,
+    409: Outcome.INVALID,
     413: Outcome.TOO_LONG,
+    415: Outcome.INVALID,
     422: Outcome.INVALID,
+    501: Outcome.INVALID,
 }
 """What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
 _AFTER_DONE_S = 1.0
@@ -209,7 +213,8 @@ class Relay:
     def on_late(self) -> None:
         """Events do not put it off: it comes at least every `stall_s`, and looks how long the silence is."""
         limits = self._limits
-        allowed_s = limits.stall_s if self._exchange.started else limits.first_token_s
+        unheard_s = limits.first_token_s if self._stream else limits.answer_s
+        allowed_s = limits.stall_s if self._exchange.started else unheard_s
         now = self._clock()
         silent_s = self._silence_s(now)
         if self._said_done:

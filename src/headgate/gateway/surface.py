@@ -50,7 +50,7 @@ class Surface:
     def _ready(self, exchange: Exchange) -> None:
         if self.draining:
             raise NotReady("draining")
-        if not self._gateway.dispatcher.fleet.usable(None):
+        if not any(load.usable > 0 for load in self._gateway.dispatcher.fleet.loads.values()):
             raise NotReady("no replica is ready yet")
         exchange.respond(200, b'{"status":"ready"}')
 
@@ -78,9 +78,8 @@ class Figures(Collector):
         waiting = GaugeMetricFamily("headgate_waiting", "Requests waiting here", labels=["lane"])
         running = GaugeMetricFamily("headgate_running", "Requests at the replicas", labels=["lane"])
         for name in dispatcher.lanes:
-            states = [pool.lanes[name] for pool in dispatcher.pools.values()]
-            waiting.add_metric([name], sum(len(state.queue) for state in states))
-            running.add_metric([name], sum(state.running for state in states))
+            waiting.add_metric([name], dispatcher.waiting(name))
+            running.add_metric([name], dispatcher.running(name))
         return [requests, tokens, waiting, running, *self._replicas()]
 
     def _replicas(self) -> list[GaugeMetricFamily]:
@@ -103,8 +102,7 @@ def page(gateway: Gateway) -> str:
     dispatcher, account = gateway.dispatcher, gateway.account
     lanes = "".join(
         f"<tr><th scope=row>{escape(name)}</th>"
-        f"<td>{sum(pool.lanes[name].running for pool in dispatcher.pools.values())}</td>"
-        f"<td>{sum(len(pool.lanes[name].queue) for pool in dispatcher.pools.values())}</td>"
+        f"<td>{dispatcher.running(name)}</td><td>{dispatcher.waiting(name)}</td>"
         f"<td>{sum(n for (lane, _), n in account.ended.items() if lane == name)}</td></tr>"
         for name in dispatcher.lanes
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headgate.model.errors import ReplicaFailed
-from headgate.model.event import Event, Probed, ReplicaJoined
+from headgate.model.event import Event, Probed
 from headgate.model.replica import Replica
 from headgate.replica.http import Pool
 
@@ -35,17 +35,17 @@ class Watch:
     models: list[str] = field(default_factory=list)
     """What it says it serves."""
     joined: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is part of the fleet."""
+    """Set once it has answered."""
     _path: str = ""
 
     async def run(self) -> None:
-        """It joins the fleet when it first answers: from then on the dispatcher judges what is seen of it."""
+        """It is in use when it first answers; from then on the dispatcher judges what is seen of it."""
         self._path = HEALTH_PATHS.get(self.replica.kind, "/health")
         pause_s = FIRST_PAUSE_S
         while not await self.look():
             await asyncio.sleep(pause_s)
             pause_s = min(self.interval_s, pause_s * 1.5)
-        self.tell(ReplicaJoined(self.replica))
+        self.tell(Probed(self.replica.id, ok=True))
         self.joined.set()
         since_deep_s = 0.0
         while True:

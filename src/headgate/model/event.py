@@ -37,6 +37,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     replica_id: ReplicaId
     outcome: Outcome
     refused: bool = False
+    message: str = ""
 
 
 class Probed(msgspec.Struct, frozen=True):

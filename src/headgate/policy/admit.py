@@ -19,11 +19,15 @@ class Drain:
     served: float = 0.0
     busy_s: float = 0.0
     _since: float | None = None
+    _seen: float = 0.0
+    """When it last had a backlog."""
 
     def backlog(self, waiting: bool, now: float) -> None:
         """Say whether anybody waits, whenever that may have changed."""
         if waiting and self._since is None:
             self._since = now
+            if now - self._seen > 2.0 * MEMORY_S:  # too long ago to say anything about now
+                self.served = self.busy_s = 0.0
         elif not waiting and self._since is not None:
             self._advance(now)
             self._since = None
@@ -45,7 +49,7 @@ class Drain:
 
     def _advance(self, now: float) -> None:
         if self._since is not None and now > self._since:
-            elapsed, self._since = now - self._since, now
+            elapsed, self._since, self._seen = now - self._since, now, now
             keep = exp(-elapsed / MEMORY_S)
             self.served *= keep
             self.busy_s = self.busy_s * keep + elapsed

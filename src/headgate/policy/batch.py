@@ -107,6 +107,11 @@ class Batcher:
         self._moves += moves
         return None
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan` would give a step."""
+        return bool(self.running or self.waiting or self._moves)
+
     # -- one step ---------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Step | None:
@@ -246,9 +251,15 @@ class Batcher:
             and s.preemptions < self.config.most_yields
             and urgency(s, now, self.config)[0] > level
         ]
-        if yielding:
+        if not yielding:
+            return
+        victim = max(yielding, key=_least_urgent)
+        del self.running[victim.id]
+        would_fit = self._fits(first, now)
+        self.running[victim.id] = victim
+        if would_fit:  # otherwise it would go for nothing
             self.counts.yields += 1
-            self._preempt(max(yielding, key=_least_urgent), now)
+            self._preempt(victim, now)
 
     # -- admission ----------------------------------------------------------------------------------------
 
@@ -278,11 +289,19 @@ class Batcher:
         committed = sum(self.ledger.blocks_for(self._predicted_len(other)) for other in self.running.values())
         if committed + final > (1.0 - self.config.headroom) * self.ledger.blocks:
             return False
-        if sequence.pending > self.config.long_prompt_tokens and sequence.blob is None:
+        if self._to_prefill(sequence) > self.config.long_prompt_tokens:
             long = sum(1 for s in self.running.values() if s.pending > self.config.long_prompt_tokens)
             if long >= self.config.long_prefills:
                 return False
-        return self._neighbourly(sequence) and not self._prefix_is_coming(sequence, now)
+        # Whoever has waited past its bound is taken as a neighbour whatever the others would like.
+        welcome = now - sequence.arrived >= ageing_bound_s(sequence, self.config) or self._neighbourly(sequence)
+        return welcome and not self._prefix_is_coming(sequence, now)
+
+    def _to_prefill(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that would really have to be computed."""
+        if sequence.blob is not None or sequence.pending <= self.config.long_prompt_tokens:
+            return sequence.pending if sequence.blob is None else 0
+        return sequence.pending - self.ledger.match(sequence.chain) * self.ledger.block_tokens
 
     def _predicted_len(self, sequence: Sequence) -> int:
         guess = self._output_guess.get(sequence.lane, float(self.config.first_output_guess))

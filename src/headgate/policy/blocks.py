@@ -23,8 +23,10 @@ def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt:
     """Append the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
     for start in range(len(chain) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
         block = array("q", tokens[start : start + block_tokens]).tobytes()
-        # Not builtin hash(): it differs between processes, and replay compares decisions across them.
-        chain.append(blake2b(block, digest_size=16, key=chain[-1] if chain else salt[:64]).digest())
+        # Not builtin hash(): it differs between processes, and replay compares decisions across them. `person` keeps a
+        # salt, which a client may choose, from posing as the digest of a block: its prefix would be somebody else's.
+        before, person = (chain[-1], b"block") if chain else (salt[:64], b"salt")
+        chain.append(blake2b(block, digest_size=16, key=before, person=person).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Ledger:
         matched = min(self.match(chain), (tokens - 1) // self.block_tokens)
         length = matched * self.block_tokens
         source = self._source(chain[matched - 1], length) if matched else None
-        slot = self._lowest_free(besides=source)
+        slot = self._best_free(besides=source)
         if source is not None and (source == slot or self._worth_taking_over(source, length)):
             slot, moves = source, self._keep(source, length)
         elif slot is None:
@@ -162,7 +164,7 @@ class Ledger:
     def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> Placement | Short:
         """Give a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
         held = self._blobs[blob]
-        slot = self._lowest_free(besides=None)
+        slot = self._best_free(besides=None)
         short = self.blocks_for(tokens) - self.available_blocks
         if slot is None or short > 0:
             return Short(max(0, short))
@@ -224,10 +226,14 @@ class Ledger:
         held = self._slots[slot]
         return held.owner is None and 2 * length >= held.length
 
-    def _lowest_free(self, besides: int | None) -> int | None:
-        """The lowest, because a batch over neighbouring slots is one pass and a hole makes it two."""
+    def _best_free(self, besides: int | None) -> int | None:
+        """The lowest empty one, because a batch over neighbouring slots is one pass and a hole makes it two; if none is
+        empty, the one whose prefix was used longest ago."""
         free = [slot for slot, place in enumerate(self._slots) if place.owner is None]
-        return next((slot for slot in free if slot != besides), free[0] if free else None)
+        others = [slot for slot in free if slot != besides] or free
+        return min(
+            others, key=lambda slot: (self._slots[slot].length > 0, self._slots[slot].used_at, slot), default=None
+        )
 
     def _keep(self, slot: int, length: int) -> list[Move]:
         place = self._slots[slot]

@@ -37,7 +37,7 @@ from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.gradient import GradientLimit
-from headgate.policy.health import SAW, Health, Saw, Verdict
+from headgate.policy.health import SAW, Health, Saw, State, Verdict
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
@@ -60,6 +60,8 @@ class Passage:
 
     request: Request
     grant: Grant | None
+    state: "LaneState"
+    """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
     load: Load | None = None
     """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
     attempts: int = 0
@@ -75,16 +77,24 @@ class Passage:
 
 
 @dataclass(slots=True, eq=False)
-class LaneState:
-    """One lane's queue for one pool of replicas, and what it has had."""
+class Tally:
+    """What one lane has of one pool."""
 
-    lane: Lane
-    pool: "Pool"
-    queue: FairQueue = field(default_factory=FairQueue)
-    drain: Drain = field(default_factory=Drain)
     running: int = 0
     served: float = 0.0
     """Tokens sent, over the lane's weight: whoever has had least goes next."""
+
+
+@dataclass(slots=True, eq=False)
+class LaneState:
+    """One lane's queue for one pool of replicas. Long prompts have a queue of their own beside it, so that nobody is
+    stuck behind one that has to wait for another long prefill to end."""
+
+    lane: Lane
+    pool: "Pool"
+    tally: Tally
+    queue: FairQueue = field(default_factory=FairQueue)
+    drain: Drain = field(default_factory=Drain)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +102,9 @@ class Pool:
     """Everybody who asks for the same model. None: for any."""
 
     model: str | None
-    lanes: dict[str, LaneState] = field(default_factory=dict)
+    lanes: dict[tuple[str, bool], LaneState] = field(default_factory=dict)
+    """By lane, and whether for long prompts."""
+    tallies: dict[str, Tally] = field(default_factory=dict)
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
     long_prefills: int = 0
@@ -125,6 +137,8 @@ class Dispatcher:
         self._no_replica_wait_s = no_replica_wait_s
         self._found: dict[ReplicaId, GradientLimit] = {}
         self._look_again_at = inf
+        self._unseen: set[ReplicaId] = set()
+        """Joined, and not heard of yet."""
 
     def on(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -135,11 +149,10 @@ class Dispatcher:
                 self._first_token(request_id, now, commands)
             case Ended(request_id, outcome, usage):
                 self._end(request_id, outcome, usage, now, commands)
-            case AttemptFailed(request_id, replica_id, outcome, refused):
-                self._attempt_failed(request_id, replica_id, outcome, refused, now, commands)
+            case AttemptFailed() as failed:
+                self._attempt_failed(failed, now, commands)
             case Probed(replica_id, ok, deep):
-                saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
-                if self._apply(self.health.on(replica_id, saw, now)):
+                if self._probed(replica_id, ok, deep, now):
                     self._pump_all(now, commands)
             case ReplicaJoined(replica):
                 self._join(replica, now)
@@ -151,6 +164,12 @@ class Dispatcher:
         self._set_alarm()
         return commands
 
+    def waiting(self, lane: str) -> int:
+        return sum(len(pool.lanes[lane, long].queue) for pool in self.pools.values() for long in (False, True))
+
+    def running(self, lane: str) -> int:
+        return sum(pool.tallies[lane].running for pool in self.pools.values())
+
     # -- requests -------------------------------------------------------------------------------------------
 
     def _arrive(self, request: Request, now: float, commands: list[Command]) -> None:
@@ -160,11 +179,11 @@ class Dispatcher:
             commands.append(Refuse(request.id, Outcome.OVER_LIMIT, message, granted.retry_after_s))
             return
         self.retries.earn(now)
-        passage = self.passages[request.id] = Passage(request, granted)
         state = self._state(request)
+        passage = self.passages[request.id] = Passage(request, granted, state)
         pool = state.pool
-        if not pool.waiting and not state.running:
-            state.served = max(state.served, self._least_served(state))
+        if not pool.waiting and not state.tally.running:
+            state.tally.served = max(state.tally.served, self._least_served(state))
         if not pool.waiting and self._may_go(state, request) and self._place(passage, state, now, commands):
             return
         if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
@@ -194,21 +213,27 @@ class Dispatcher:
 
     def _keep_waiting_or_refuse(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
         request, lane, queue = passage.request, state.lane, state.queue
-        if not self.fleet.usable(request.model, request.lane):
-            # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
-            self._dequeue(request.id, state, now)
-            later = max(request.wait_until, request.arrived + self._no_replica_wait_s)
-            passage.request = replace(request, wait_until=later)
-            self._enqueue(passage, state, now)
-        elif len(queue) > lane.queue_limit:
+        if len(queue) > lane.queue_limit:
             message = f"lane {lane.name!r} has {lane.queue_limit} waiting"
             self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
+        elif not self.fleet.usable(request.model, request.lane):
+            # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
+            self._wait_until(passage, request.arrived + self._no_replica_wait_s, now)
         else:
             ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
             wait_s = state.drain.wait_s(ahead + 1, now)
-            if now + wait_s > request.wait_until:
+            # With nobody ahead it waits in any case: somebody must, or a rate once learned would never be unlearned.
+            if ahead and now + wait_s > request.wait_until:
                 message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {lane.wait_bound_s:g} s"
                 self._refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
+
+    def _wait_until(self, passage: Passage, moment: float, now: float) -> None:
+        """Let it wait at least so long; it is queued again, or for the first time."""
+        state = passage.state
+        self._dequeue(passage.request.id, state, now)
+        if moment > passage.request.wait_until:
+            passage.request = replace(passage.request, wait_until=moment)
+        self._enqueue(passage, state, now)
 
     def _first_token(self, request_id: str, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(request_id)
@@ -221,9 +246,8 @@ class Dispatcher:
         load.decode_tokens += passage.request.max_output
         self.fleet.changed(load)
         if was_long:
-            pool = self._state(passage.request).pool
-            pool.long_prefills -= 1
-            self._pump(pool, now, commands)
+            passage.state.pool.long_prefills -= 1
+            self._pump_all(now, commands)
 
     def _end(
         self, request_id: str, outcome: Outcome, usage: tuple[int, int] | None, now: float, commands: list[Command]
@@ -231,8 +255,7 @@ class Dispatcher:
         passage = self.passages.pop(request_id, None)
         if passage is None:
             return
-        state = self._state(passage.request)
-        request = passage.request
+        state, request = passage.state, passage.request
         load = passage.load
         if load is None:
             self._dequeue(request_id, state, now)
@@ -246,7 +269,7 @@ class Dispatcher:
             prompt, output = usage
             state.queue.charge(request.tenant, request.weight, prompt + output - request.prompt_tokens)
         if load is not None:
-            self._pump(state.pool, now, commands)
+            self._pump_all(now, commands)  # all: replicas that serve any model are shared between pools
 
     def _watch(self, passage: Passage, load: Load, outcome: Outcome, usage: tuple[int, int] | None, now: float) -> None:
         """What this passage says about its replica: its health, and how much it can take at once."""
@@ -271,46 +294,43 @@ class Dispatcher:
             load.limit = found.limit
             self.fleet.changed(load)
 
-    def _attempt_failed(
-        self,
-        request_id: str,
-        replica_id: ReplicaId,
-        outcome: Outcome,
-        refused: bool,
-        now: float,
-        commands: list[Command],
-    ) -> None:
-        passage = self.passages.get(request_id)
-        if passage is None or passage.load is None or passage.load.id != replica_id:
+    def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
+        passage = self.passages.get(failed.request_id)
+        if passage is None or passage.load is None or passage.load.id != failed.replica_id:
             return
-        state = self._state(passage.request)
+        state = passage.state
         in_flight = self._release(passage, passage.load, state)
         passage.load = None
-        if not refused:
-            self._apply(self.health.on(replica_id, SAW[outcome], now))
-        passage.tried |= {replica_id}
-        # One replica's death fails all it had at once: that much is always absorbed.
-        again = self.retries.spend(now, in_flight, passage.attempts)
-        if not again:
-            message = f"{passage.attempts} of {passage.attempts} attempts failed; {again.value}"
-            self._refuse(passage, outcome, message, now, commands)
+        if not failed.refused:
+            self._apply(self.health.on(failed.replica_id, SAW[failed.outcome], now))
+        passage.tried |= {failed.replica_id}
+        self._try_again(passage, failed, in_flight, now, commands)
+        self._pump_all(now, commands)
+
+    def _try_again(
+        self, passage: Passage, failed: AttemptFailed, in_flight: int, now: float, commands: list[Command]
+    ) -> None:
+        request, lane = passage.request, passage.state.lane
+        elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
+        if elsewhere and not failed.refused:
+            # One replica's death fails all it had at once: that much is always absorbed.
+            again = self.retries.spend(now, in_flight, passage.attempts)
+            if not again:
+                self._refuse(passage, failed.outcome, f"{failed.message or 'it failed'}; {again.value}", now, commands)
+                return
+        if elsewhere and self._place(passage, passage.state, now, commands):
             return
-        if not self._place(passage, state, now, commands):
-            # Others are busy, or this was the only one: wait like everybody else, from now on.
-            lane = state.lane
-            bound = (
-                self._no_replica_wait_s
-                if not self.fleet.usable(passage.request.model, passage.request.lane)
-                else lane.wait_bound_s
-            )
-            passage.tried = frozenset()
-            passage.request = replace(passage.request, wait_until=max(passage.request.wait_until, now + bound))
-            self._enqueue(passage, state, now)
-            self._look_again_at = min(self._look_again_at, now + LOOK_AGAIN_S)
+        # Others are busy, or there is nobody else: it waits like everybody, and no attempt is counted for what was
+        # not its fault. The replica's own health decides when it is asked again.
+        passage.attempts -= not elsewhere or failed.refused
+        passage.tried = frozenset()
+        alone = not self.fleet.usable(request.model, request.lane) or (not elsewhere and not failed.refused)
+        self._wait_until(passage, now + (self._no_replica_wait_s if alone else lane.wait_bound_s), now)
+        self._look_again_at = min(self._look_again_at, now + LOOK_AGAIN_S)
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
-        state.running -= 1
+        state.tally.running -= 1
         if passage.long_prefill:
             state.pool.long_prefills -= 1
         load.requests -= 1
@@ -322,8 +342,7 @@ class Dispatcher:
         return load.requests + 1
 
     def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
-        request = passage.request
-        state = self._state(request)
+        request, state = passage.request, passage.state
         del self.passages[request.id]
         self._dequeue(request.id, state, now)
         if passage.grant is not None:
@@ -339,7 +358,7 @@ class Dispatcher:
 
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
-        blocked: set[str] = set()
+        blocked: list[LaneState] = []
         while pool.waiting and (best := self._next(pool, blocked)) is not None:
             request = best.queue.peek()
             assert request is not None
@@ -350,23 +369,23 @@ class Dispatcher:
                 best.drain.left(now)
                 best.drain.backlog(len(best.queue) > 0, now)
             else:
-                blocked.add(best.lane.name)
+                blocked.append(best)
 
-    def _next(self, pool: Pool, blocked: set[str]) -> LaneState | None:
+    def _next(self, pool: Pool, blocked: list[LaneState]) -> LaneState | None:
         """The lane to serve: one that has less than its reserve before all others, by priority; otherwise the one that
         has had least for its weight."""
         best: LaneState | None = None
         best_key = (inf, inf)
         for state in pool.lanes.values():
             lane = state.lane
-            if lane.name in blocked or not len(state.queue):
+            if not len(state.queue) or state in blocked:
                 continue
             request = state.queue.peek()
             if request is None or not self._may_go(state, request):
                 continue
             room, _ = self.fleet.capacity(pool.model, lane.name)
-            owed = state.running < int(lane.reserve * room)
-            key = (float(lane.priority), 0.0) if owed else (inf, state.served)
+            owed = state.tally.running < int(lane.reserve * room)
+            key = (float(lane.priority), 0.0) if owed else (inf, state.tally.served)
             if best is None or key < best_key:
                 best, best_key = state, key
         return best
@@ -374,12 +393,17 @@ class Dispatcher:
     def _may_go(self, state: LaneState, request: Request) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
         lane = state.lane
-        if lane.concurrency is not None and state.running >= lane.concurrency:
+        if lane.concurrency is not None and state.tally.running >= lane.concurrency:
             return False
         if lane.hold_above >= 1.0 and request.prompt_tokens <= LONG_PROMPT:
             return True
         room, used = self.fleet.capacity(state.pool.model, lane.name)
-        return used == 0 or (used < lane.hold_above * room and not self._too_long_for_now(state, request, room))
+        if used >= lane.hold_above * room and state.tally.running >= max(1, int(self._share(lane) * room)):
+            return False  # it has its share, and what is left is for others
+        return used == 0 or not self._too_long_for_now(state, request, room)
+
+    def _share(self, lane: Lane) -> float:
+        return lane.weight / sum(other.weight for other in self.lanes.values())
 
     def _too_long_for_now(self, state: LaneState, request: Request, room: int) -> bool:
         """It has a long prompt, and enough of those are being prefilled already."""
@@ -404,16 +428,16 @@ class Dispatcher:
         if passage.long_prefill:
             state.pool.long_prefills += 1
         if passage.attempts == 1:
-            state.served += request.tokens / state.lane.weight
+            state.tally.served += request.tokens / state.lane.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
-        state.running += 1
+        state.tally.running += 1
         commands.append(Dispatch(request.id, choice.replica_id, passage.attempts, choice.reason))
         return True
 
     def _least_served(self, state: LaneState) -> float:
         """What the least served of the lanes at work has had: one that comes back from idling starts from there, and
         can't spend what it saved."""
-        others = [s.served for s in state.pool.lanes.values() if s is not state and (len(s.queue) or s.running)]
+        others = [tally.served for tally in state.pool.tallies.values() if tally is not state.tally and tally.running]
         return min(others, default=0.0)
 
     def _state(self, request: Request) -> LaneState:
@@ -422,8 +446,11 @@ class Dispatcher:
         pool = self.pools.get(model)
         if pool is None:
             pool = self.pools[model] = Pool(model)
-            pool.lanes = {lane.name: LaneState(lane, pool) for lane in self.lanes.values()}
-        return pool.lanes[request.lane]
+            for lane in self.lanes.values():
+                tally = pool.tallies[lane.name] = Tally()
+                for long in (False, True):
+                    pool.lanes[lane.name, long] = LaneState(lane, pool, tally)
+        return pool.lanes[request.lane, request.prompt_tokens > LONG_PROMPT]
 
     # -- replicas -----------------------------------------------------------------------------------------------
 
@@ -434,12 +461,24 @@ class Dispatcher:
             self._found[replica.id] = GradientLimit(*UNKNOWN_SIZE)
             limit = self._found[replica.id].limit
         self.fleet.add(Load(replica, limit))
-        self._apply(self.health.add(replica, now))
+        self._unseen.add(replica.id)
+        self._apply(self.health.add(replica, now, State.PROBATION))
+
+    def _probed(self, replica_id: ReplicaId, ok: bool, deep: bool, now: float) -> bool:
+        """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
+        weeks, and only we are new."""
+        load = self.fleet.get(replica_id)
+        if ok and load is not None and replica_id in self._unseen:
+            self._unseen.discard(replica_id)
+            return self._apply(self.health.add(load.replica, now))
+        saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
+        return self._apply(self.health.on(replica_id, saw, now))
 
     def _leave(self, replica_id: ReplicaId) -> None:
         self.fleet.remove(replica_id)
         self.affinity.forget(replica_id)
         self.health.remove(replica_id)
+        self._unseen.discard(replica_id)
         self._found.pop(replica_id, None)
 
     def _apply(self, verdict: Verdict) -> bool:
@@ -468,8 +507,10 @@ class Dispatcher:
         self._pump_all(now, commands)
 
     def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
-        waited = now - passage.request.arrived
-        if self.fleet.usable(passage.request.model, passage.request.lane):
+        waited, patience = now - passage.request.arrived, passage.request.arrived + self._no_replica_wait_s
+        if not self.fleet.usable(passage.request.model, passage.request.lane) and now < patience:
+            self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
+        elif self.fleet.usable(passage.request.model, passage.request.lane):
             message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows"
             self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
         else:
