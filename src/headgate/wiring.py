@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import sys
+import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
 from headgate.progress import Progress
 from headgate.replica.http import Pool, PoolLimits
-from headgate.replica.local import local_engine, until_it_ends
+from headgate.replica.local import keep_engine_running
 from headgate.wire.limits import Limits
 from headgate.wire.server import HttpServer
 
@@ -228,11 +229,10 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: li
     async with AsyncExitStack() as stack:
         replicas = config.replicas
         background: list[asyncio.Task[None]] = []
-        if not replicas:
-            embedded = config.embedded or EmbeddedConfig()
-            url, process = await stack.enter_async_context(local_engine([*engine_flags(embedded), *batching]))
-            replicas = (Replica(id="embedded", url=url, kind="headgate", slots=embedded.slots),)
-            background.append(loop.create_task(until_it_ends(process)))
+        embedded = config.embedded or EmbeddedConfig()
+        socket_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-"))) / "engine.sock"
+        if not config.replicas:
+            replicas = (Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots),)
         for replica in replicas:
             pool = Pool(replica.url, clock=clock, limits=PoolLimits(connect_timeout_s=config.timeouts.connect_s))
             stack.callback(pool.close)
@@ -241,6 +241,9 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: li
             watches.append(watch)
             gateway.hear(ReplicaJoined(replica))
             background.append(loop.create_task(watch.run()))
+        if not config.replicas:
+            flags, ready = [*engine_flags(embedded), *batching], watches[0].joined.is_set
+            background.append(loop.create_task(keep_engine_running(flags, socket_path, ready)))
         announcing = loop.create_task(_announce(watches, where, progress, clock))
         try:
             await _first_of(stop, background)

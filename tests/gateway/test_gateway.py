@@ -75,7 +75,7 @@ def eventually(true: Callable[[], bool], within_s: float = 10.0) -> None:
 
 
 def chat(content: str, **more: Any) -> dict[str, Any]:
-    return {"model": "double", "messages": [{"role": "user", "content": content}], **more}
+    return {"model": "default", "messages": [{"role": "user", "content": content}], **more}
 
 
 # -- plain use ------------------------------------------------------------------------------------------------
@@ -400,13 +400,19 @@ def test_long_prompts_ahead_do_not_hold_short_ones_up(tmp_path: Path, engine: st
 
 
 @pytest.mark.model
-def test_serve_without_arguments_runs_its_own_engine_and_takes_it_along_when_killed(model_path: Path) -> None:
+def test_serve_without_arguments_runs_its_own_engine_revives_it_and_takes_it_along_when_killed(
+    model_path: Path,
+) -> None:
     with headgate("serve", "--port", "0", "--slots", "2", "--context", "256") as (process, url):
         status, answer = ask(
             f"{url}/v1/chat/completions", chat("Hello", max_tokens=3) | {"model": "smollm2-135m-instruct"}
         )
         assert status == 200
         assert json.loads(answer)["usage"]["completion_tokens"] == 3
+        (engine,) = children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        eventually(lambda: children(process.pid) not in ([], [engine]))
+        eventually(lambda: ask(f"{url}/v1/chat/completions", chat("Hello", max_tokens=1))[0] == 200, within_s=20)
         engines = children(process.pid)
         assert engines
         process.kill()

@@ -213,7 +213,7 @@ async def test_the_owner_may_end_it() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @live
 async def test_a_replica_that_never_starts_has_stalled(stream: bool) -> None:
-    async with scene(first_token_s=0.05, stall_s=0.02) as on:
+    async with scene(first_token_s=0.05, answer_s=0.05, stall_s=0.02) as on:
         on.gate.stream = stream
         client, talk = await on.asking()
         sent_at = monotonic()

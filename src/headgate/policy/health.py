@@ -246,7 +246,9 @@ class Health:
             return Sign.NOTHING, ""
         if record.failed + record.probes_failed + watch.deep_failed >= self.config.failures:
             return Sign.FAILURES, f"{saw.value}, the last of {self.config.failures}"
-        why = watch.kin.outlying(record)
+        # A probe tells nothing new about that: one that went well must not be what puts a replica out.
+        ended = saw is Saw.SUCCESS or saw is Saw.FAILURE or saw is Saw.STALL
+        why = watch.kin.outlying(record) if ended else ""
         # Outliers may not take more than half: whoever is slow or fails now and then is better than nobody.
         if why and watch.group.out < watch.group.size // 2:
             return Sign.OUTLIER, why
