@@ -253,7 +253,7 @@ class Exchange(asyncio.Protocol):
             *events, buffered = (buffered + part).replace(b"\r\n", b"\n").split(b"\n\n")
             for event in events:
                 payload = event.removeprefix(b"data: ")
-                if payload == b"[DONE]":
+                if payload == b"[DONE]" or event.startswith(b":"):  # llama.cpp's server says ":" while it is busy
                     continue
                 chunk = json.loads(payload)
                 if "error" in chunk:

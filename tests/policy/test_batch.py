@@ -7,9 +7,10 @@ from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Load, Move, Save, Step
-from headgate.policy.batch import Batcher, Refuse, urgency
+from headgate.policy.batch import Batcher, Refuse
 from headgate.policy.blocks import Ledger, Short
 from headgate.policy.estimate import StepShape, StepTime
+from headgate.policy.urgency import urgency
 from tests.scripted import ScriptedRunner, batcher, check_balance, drain, reply, run_step, sequence, step_seconds
 
 

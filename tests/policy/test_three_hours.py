@@ -10,7 +10,8 @@ from headgate.model.config import BatchConfig
 from headgate.model.lane import LANES
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
-from headgate.policy.batch import Batcher, ageing_bound_s
+from headgate.policy.batch import Batcher
+from headgate.policy.urgency import ageing_bound_s
 from tests.scripted import batcher, sequence, step_seconds
 
 HOURS = 3

@@ -29,7 +29,8 @@ class Lane:
     reserve: float = 0.0
     """Share of the fleet's room that this lane can always get back. While it is idle others use it."""
     hold_above: float = 1.0
-    """Share of the fleet's room in use beyond which this lane waits: low lanes are held back first."""
+    """Share of the fleet's room in use beyond which this lane waits, unless it has less than its weight's share: low
+    lanes are held back first, and none starves."""
     slow_client: Literal["cancel", "spool"] = "cancel"
     """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
 

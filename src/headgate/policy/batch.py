@@ -15,6 +15,7 @@ from headgate.model.step import Copy, Load, Move, Row, Save, Step, Trim
 from headgate.policy import speculate
 from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.estimate import StepShape, StepTime, shape_of
+from headgate.policy.urgency import ageing_bound_s, least_urgent, urgency
 
 OVERTAKERS = 16
 """How far down the queue to look for somebody who fits when the first does not."""
@@ -42,31 +43,6 @@ class Counts:
     drafted: int = 0
     accepted: int = 0
     ended: int = 0
-
-
-def ageing_bound_s(sequence: Sequence, config: BatchConfig) -> float:
-    """How long it may wait before it goes first."""
-    return max(config.starve_after_s, sequence.first_token_by - sequence.arrived)
-
-
-def urgency(sequence: Sequence, now: float, config: BatchConfig) -> tuple[float, bool, float, int]:
-    """Smaller goes first. Priority decides, lifted by age; then those that can still keep their deadline go before
-    those that are late anyway, so that one miss does not become two; then the earliest deadline.
-
-    Age counts in proportion to what was promised. If a batch request grew old as quickly as a chat, a busy hour
-    would make one queue of all lanes (tests/policy/test_three_hours.py: p99 TTFT of the fast lane 72 s, not 13 s)."""
-    waited = now - sequence.arrived
-    if waited >= ageing_bound_s(sequence, config):
-        return (float("-inf"), False, sequence.arrived, sequence.id)
-    promised = sequence.first_token_by - sequence.arrived
-    level = sequence.priority - waited // max(config.ageing_s, 4.0 * promised)
-    late = sequence.first_token_at is None and now > sequence.first_token_by
-    return (level, late, sequence.first_token_by, sequence.id)
-
-
-def _least_urgent(sequence: Sequence) -> tuple[int, float, int, int]:
-    """The lowest lane, the latest deadline (to the second), and of those the least to lose."""
-    return (sequence.priority, sequence.first_token_by // 1.0, -sequence.computed, sequence.id)
 
 
 class Batcher:
@@ -216,7 +192,7 @@ class Batcher:
     def _victim(self) -> Sequence:
         """Not the same one twice in a row."""
         others = [s for s in self.running.values() if s.id != self._last_victim] or list(self.running.values())
-        return max(others, key=_least_urgent)
+        return max(others, key=least_urgent)
 
     def _preempt(self, victim: Sequence, now: float) -> None:
         assert victim.slot is not None
@@ -253,7 +229,7 @@ class Batcher:
         ]
         if not yielding:
             return
-        victim = max(yielding, key=_least_urgent)
+        victim = max(yielding, key=least_urgent)
         del self.running[victim.id]
         would_fit = self._fits(first, now)
         self.running[victim.id] = victim

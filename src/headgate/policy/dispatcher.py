@@ -9,7 +9,6 @@ ends in exactly one Refuse or is reported by exactly one Ended.
 """
 
 import random
-from dataclasses import dataclass, field
 from math import inf
 
 from msgspec.structs import replace
@@ -32,13 +31,13 @@ from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
-from headgate.policy.admit import Drain, come_back_in
+from headgate.policy.admit import come_back_in
 from headgate.policy.affinity import Affinity
-from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.gradient import GradientLimit
 from headgate.policy.health import SAW, Health, Saw, State, Verdict
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Tally
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 
@@ -46,68 +45,10 @@ UNKNOWN_SIZE = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
 IMMATERIAL_S = (0.05, 0.01)
 """Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
-LONG_PROMPT = 512
-"""Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
 LONG_SHARE = 0.25
 """Of a pool's room, what long prefills may have at once; at least one for each replica."""
 LOOK_AGAIN_S = 0.1
 """When everybody who was asked is busy or failed: how soon to ask again."""
-
-
-@dataclass(slots=True, eq=False)
-class Passage:
-    """One request on its way through."""
-
-    request: Request
-    grant: Grant | None
-    state: "LaneState"
-    """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
-    load: Load | None = None
-    """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
-    attempts: int = 0
-    tried: frozenset[ReplicaId] = frozenset()
-    sent_at: float = 0.0
-    first_token_at: float | None = None
-    had_to_wait: bool = False
-
-    @property
-    def long_prefill(self) -> bool:
-        """Whether it is at a replica right now with a long prompt that has not been prefilled yet."""
-        return self.request.prompt_tokens > LONG_PROMPT and self.load is not None and self.first_token_at is None
-
-
-@dataclass(slots=True, eq=False)
-class Tally:
-    """What one lane has of one pool."""
-
-    running: int = 0
-    served: float = 0.0
-    """Tokens sent, over the lane's weight: whoever has had least goes next."""
-
-
-@dataclass(slots=True, eq=False)
-class LaneState:
-    """One lane's queue for one pool of replicas. Long prompts have a queue of their own beside it, so that nobody is
-    stuck behind one that has to wait for another long prefill to end."""
-
-    lane: Lane
-    pool: "Pool"
-    tally: Tally
-    queue: FairQueue = field(default_factory=FairQueue)
-    drain: Drain = field(default_factory=Drain)
-
-
-@dataclass(slots=True, eq=False)
-class Pool:
-    """Everybody who asks for the same model. None: for any."""
-
-    model: str | None
-    lanes: dict[tuple[str, bool], LaneState] = field(default_factory=dict)
-    """By lane, and whether for long prompts."""
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    waiting: int = 0
-    """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
-    long_prefills: int = 0
 
 
 class Dispatcher:

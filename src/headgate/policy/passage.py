@@ -1,0 +1,69 @@
+"""What the dispatcher keeps of requests on their way, and of the lanes and pools they wait in. Only it writes these."""
+
+from dataclasses import dataclass, field
+
+from headgate.model.lane import Lane
+from headgate.model.replica import Load, ReplicaId
+from headgate.model.request import Request
+from headgate.policy.admit import Drain
+from headgate.policy.fair import FairQueue
+from headgate.policy.limits import Grant
+
+LONG_PROMPT = 512
+"""Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """One request on its way through."""
+
+    request: Request
+    grant: Grant | None
+    state: "LaneState"
+    """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
+    load: Load | None = None
+    """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
+    attempts: int = 0
+    tried: frozenset[ReplicaId] = frozenset()
+    sent_at: float = 0.0
+    first_token_at: float | None = None
+    had_to_wait: bool = False
+
+    @property
+    def long_prefill(self) -> bool:
+        """Whether it is at a replica right now with a long prompt that has not been prefilled yet."""
+        return self.request.prompt_tokens > LONG_PROMPT and self.load is not None and self.first_token_at is None
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """What one lane has of one pool."""
+
+    running: int = 0
+    served: float = 0.0
+    """Tokens sent, over the lane's weight: whoever has had least goes next."""
+
+
+@dataclass(slots=True, eq=False)
+class LaneState:
+    """One lane's queue for one pool of replicas. Long prompts have a queue of their own beside it, so that nobody is
+    stuck behind one that has to wait for another long prefill to end."""
+
+    lane: Lane
+    pool: "Pool"
+    tally: Tally
+    queue: FairQueue = field(default_factory=FairQueue)
+    drain: Drain = field(default_factory=Drain)
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Everybody who asks for the same model. None: for any."""
+
+    model: str | None
+    lanes: dict[tuple[str, bool], LaneState] = field(default_factory=dict)
+    """By lane, and whether for long prompts."""
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    waiting: int = 0
+    """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
+    long_prefills: int = 0

@@ -1,0 +1,29 @@
+"""Who of an engine's sequences goes first, and who goes last?"""
+
+from headgate.model.config import BatchConfig
+from headgate.model.sequence import Sequence
+
+
+def ageing_bound_s(sequence: Sequence, config: BatchConfig) -> float:
+    """How long it may wait before it goes first."""
+    return max(config.starve_after_s, sequence.first_token_by - sequence.arrived)
+
+
+def urgency(sequence: Sequence, now: float, config: BatchConfig) -> tuple[float, bool, float, int]:
+    """Smaller goes first. Priority decides, lifted by age; then those that can still keep their deadline go before
+    those that are late anyway, so that one miss does not become two; then the earliest deadline.
+
+    Age counts in proportion to what was promised. If a batch request grew old as quickly as a chat, a busy hour
+    would make one queue of all lanes (tests/policy/test_three_hours.py: p99 TTFT of the fast lane 72 s, not 13 s)."""
+    waited = now - sequence.arrived
+    if waited >= ageing_bound_s(sequence, config):
+        return (float("-inf"), False, sequence.arrived, sequence.id)
+    promised = sequence.first_token_by - sequence.arrived
+    level = sequence.priority - waited // max(config.ageing_s, 4.0 * promised)
+    late = sequence.first_token_at is None and now > sequence.first_token_by
+    return (level, late, sequence.first_token_by, sequence.id)
+
+
+def least_urgent(sequence: Sequence) -> tuple[int, float, int, int]:
+    """The lowest lane, the latest deadline (to the second), and of those the least to lose."""
+    return (sequence.priority, sequence.first_token_by // 1.0, -sequence.computed, sequence.id)
