@@ -22,6 +22,7 @@ from benchmarks.kit import OPEN_FILES, Command, free_port
 from benchmarks.peers import ROOT, Unusable
 
 ENVIRONMENTS = ROOT / ".bench"
+COMPILED = ROOT / "build" / "compiled"
 
 
 # -- what is started ------------------------------------------------------------------------------
@@ -45,13 +46,15 @@ class Site:
 
 
 def headgate_command(site: Site) -> Command:
-    """As anybody would start it: all policies, records and metrics at their defaults."""
+    """As `make serve` would start it: compiled, all policies, records and metrics at their defaults."""
     replicas = [part for url in site.urls for part in ("--replica", url)]
     if site.slots:
         config = {"replicas": [{"url": url, "slots": site.slots} for url in site.urls]}
         (site.folder / "headgate.yaml").write_text(json.dumps(config))  # JSON is YAML
         replicas = ["--config", str(site.folder / "headgate.yaml")]
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    if not (COMPILED / "headgate").is_dir():
+        raise Unusable("Headgate is not compiled: make compiled, and see build/compile.log")
+    path = os.pathsep.join(filter(None, (str(COMPILED), os.environ.get("PYTHONPATH"))))
     argv = [sys.executable, "-m", "headgate", "serve", *replicas, "--port", str(site.port)]
     return Command(argv, {"PYTHONPATH": path})
 

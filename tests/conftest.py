@@ -9,6 +9,16 @@ import pytest
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.engine.tokenizer import Tokenizer
+from headgate.policy import dispatcher
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compiled", action="store_true", help="fail unless it is the compiled data path that is tested")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--compiled") and not str(dispatcher.__file__).endswith(".so"):
+        raise pytest.UsageError(f"not compiled: {dispatcher.__file__}; see build/compile.log")
 
 
 @pytest.fixture(scope="session")

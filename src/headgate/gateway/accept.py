@@ -6,13 +6,13 @@ two parsers that disagree are how gateways are bypassed.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from headgate.gateway.identity import Identities
+from headgate.gateway.shape import Shape
 from headgate.model.errors import InvalidRequest
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
@@ -31,39 +31,22 @@ TRUSTED_ONLY = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest
 _encode = msgspec.json.Encoder().encode
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-
-
-class Shape(msgspec.Struct, kw_only=True):
-    """The part of a body that the gateway has to understand; the rest passes through."""
-
-    model: str = ""
-    messages: list[dict[str, Any]] | None = None
-    prompt: str | list[Any] | None = None
-    input: str | list[Any] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    priority: int | None = None
-    lane: str | None = None
-
-
-@dataclass(slots=True, eq=False)
 class Accepted:
     """A request and what is needed to send it on."""
 
-    request: Request
-    body: dict[str, Any]
-    path: str
-    tenant: Tenant
-    wants_usage: bool
-    """Whether the client itself asked for a usage chunk."""
-    prompt_bytes: int
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = ("body", "path", "prompt_bytes", "request", "tenant", "wants_usage")
+
+    def __init__(
+        self, request: Request, body: dict[str, Any], path: str, tenant: Tenant, wants_usage: bool, prompt_bytes: int
+    ) -> None:
+        self.request = request
+        self.body = body
+        self.path = path
+        self.tenant = tenant
+        self.wants_usage = wants_usage
+        """Whether the client itself asked for a usage chunk."""
+        self.prompt_bytes = prompt_bytes
 
 
 class Acceptor:

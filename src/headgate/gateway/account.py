@@ -2,38 +2,14 @@
 
 from collections import deque
 
-import msgspec
-
 from headgate.model.outcome import Outcome
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's passage, as measured here."""
-
-    id: str
-    at: float
-    """When its first byte was read, on the monotonic clock."""
-    lane: str
-    tenant: str
-    model: str
-    outcome: Outcome
-    replica: str | None = None
-    attempts: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    queue_s: float = 0.0
-    ttft_s: float | None = None
-    e2e_s: float = 0.0
-    max_gap_s: float = 0.0
-    stalled_s: float = 0.0
-    """How long the client made us wait."""
-    reason: str = ""
-    """Why that replica, or why not at all."""
+from headgate.model.record import Record
 
 
 class Account:
     def __init__(self, keep: int = 50_000) -> None:
         self.records: deque[Record] = deque(maxlen=keep)
+        self._fresh: deque[Record] = deque(maxlen=keep)
         self.ended: dict[tuple[str, Outcome], int] = {}
         """By lane and outcome: both are from closed sets, so this is bounded."""
         self.prompt_tokens = 0
@@ -45,10 +21,17 @@ class Account:
 
     def close(self, record: Record) -> None:
         self.records.append(record)
+        self._fresh.append(record)
         key = (record.lane, record.outcome)
         self.ended[key] = self.ended.get(key, 0) + 1
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
+
+    def fresh(self) -> list[Record]:
+        """Those closed since this was last asked: figures and traces are made of them aside from the requests' path."""
+        records = list(self._fresh)
+        self._fresh.clear()
+        return records
 
     @property
     def open_now(self) -> int:

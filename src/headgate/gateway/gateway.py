@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from headgate.gateway.accept import Accepted, Acceptor
-from headgate.gateway.account import Account, Record
+from headgate.gateway.account import Account
 from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.model.clock import Clock
 from headgate.model.errors import Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Refuse, Tick
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
+from headgate.model.record import Record
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatcher import Dispatcher
 from headgate.replica.http import Pool, request_head
@@ -178,6 +179,7 @@ class Gateway:
     def _close(self, ticket: Ticket, outcome: Outcome, summary: Summary | None, usage: tuple[int, int] | None) -> None:
         request, now = ticket.accepted.request, self._clock()
         del self.tickets[request.id]
+        ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
         if not self.tickets:
             self.idle.set()
         prompt, output = usage or (request.prompt_tokens, 0)

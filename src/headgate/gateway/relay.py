@@ -18,7 +18,8 @@ from headgate.model.clock import Clock
 from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
 from headgate.model.outcome import Outcome
 from headgate.replica.http import Call
-from headgate.replica.openai import Usage, error_body, read_error, read_usage
+from headgate.replica.openai import error_body, read_error, read_usage
+from headgate.replica.shape import Usage
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
 

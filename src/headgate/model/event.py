@@ -13,15 +13,15 @@ from headgate.model.request import Request
 # -- events -----------------------------------------------------------------------------------------------
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class Arrived(msgspec.Struct, frozen=True, gc=False):
     request: Request
 
 
-class FirstToken(msgspec.Struct, frozen=True):
+class FirstToken(msgspec.Struct, frozen=True, gc=False):
     request_id: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """The passage is over. `usage` is (prompt, output) tokens as the replica counted them, if it did."""
 
     request_id: str
@@ -29,7 +29,7 @@ class Ended(msgspec.Struct, frozen=True):
     usage: tuple[int, int] | None = None
 
 
-class AttemptFailed(msgspec.Struct, frozen=True):
+class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     """The replica broke off before the first byte went to the client: another may try. `refused`: it said that it is
     busy, which is no fault."""
 
@@ -40,7 +40,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Probed(msgspec.Struct, frozen=True):
+class Probed(msgspec.Struct, frozen=True, gc=False):
     """A health check's verdict. `deep`: a token was really generated."""
 
     replica_id: ReplicaId
@@ -48,15 +48,15 @@ class Probed(msgspec.Struct, frozen=True):
     deep: bool = False
 
 
-class ReplicaJoined(msgspec.Struct, frozen=True):
+class ReplicaJoined(msgspec.Struct, frozen=True, gc=False):
     replica: Replica
 
 
-class ReplicaLeft(msgspec.Struct, frozen=True):
+class ReplicaLeft(msgspec.Struct, frozen=True, gc=False):
     replica_id: ReplicaId
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """`wake_at` has come."""
 
 
@@ -65,7 +65,7 @@ Event = Arrived | FirstToken | Ended | AttemptFailed | Probed | ReplicaJoined | 
 # -- commands ---------------------------------------------------------------------------------------------
 
 
-class Dispatch(msgspec.Struct, frozen=True):
+class Dispatch(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     replica_id: ReplicaId
     attempt: int
@@ -73,7 +73,7 @@ class Dispatch(msgspec.Struct, frozen=True):
     """Why this replica: for the record, and for people."""
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class Refuse(msgspec.Struct, frozen=True, gc=False):
     """`retry_after_s` is when it is worth coming back; None: never."""
 
     request_id: str

@@ -74,6 +74,7 @@ Prompt = Annotated[str, _matching(r"[^\x00\ud800-\udfff]+", "that is not empty")
 Host = Annotated[str, _matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
 ReplicaName = Annotated[str, _matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
 ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
+HttpUrl = Annotated[str, _matching(r"https?://[!-~]{1,2000}", "such as http://127.0.0.1:4318")]
 KeyHash = Annotated[
     str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)
 ]
@@ -97,6 +98,11 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "concurrency": Count | None,
         "reserve": Share,
         "hold_above": ShareAboveZero,
+        "ttft_p50_s": Seconds | None,
+        "ttft_p99_s": Seconds | None,
+        "tpot_p50_s": Seconds | None,
+        "e2e_p95_s": Seconds | None,
+        "e2e_p99_s": Seconds | None,
     },
     Replica: {
         "id": ReplicaName,
@@ -279,6 +285,46 @@ class EmbeddedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    instruments: bool = True
+    """False: requests are only counted; no percentiles, traces, alerts or explanations."""
+    keep: Annotated[int, _between(100, 10_000_000)] = 50_000
+    """Records in memory, the latest. Each takes about a kilobyte."""
+    availability: Annotated[float, _between(0, 1)] = 0.999
+    """Share of requests that must not fail through our fault; the rest is the error budget."""
+    utilisation_target: Annotated[float, _above_zero(1)] = 0.65
+    """Past this share of the replicas' room latency begins to bend, and a warning is given."""
+    queue_per_replica: Count = 8
+    """Requests waiting per usable replica above which an alert is given."""
+    price_per_replica_hour: Annotated[float, _between(0, 1_000_000)] | None = None
+    """For the cost per 1 000 tokens, in any currency; None: no such figure."""
+    labels: Annotated[int, _between(1, 10_000)] = 100
+    """Different values of a label (model, tenant, …) on figures; any more are counted as `other`."""
+    otlp_endpoint: HttpUrl | None = None
+    """Base address of an OpenTelemetry collector, such as http://127.0.0.1:4318; None: nothing is sent."""
+    otlp_headers: dict[Text, Text] = field(default_factory=dict)
+    """Sent with it: keys, and what a backend wants to know."""
+    otlp_metrics: bool = False
+    """Send the figures of /metrics there too."""
+    trace_share: Share = 0.02
+    """Of ordinary requests, those traced; slow and failed ones always are."""
+    webhook: HttpUrl | None = None
+    """Gets a POST when an alert begins or ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordConfig:
+    path: Path | None = None
+    """JSON lines, one for each request, appended; None: only in memory. Also --record."""
+    rotate_bytes: Annotated[int, _between(4096, 1 << 40)] = 256 * 1024 * 1024
+    """A larger file is put aside as path.1, that one as path.2, …"""
+    files: Annotated[int, _between(1, 1000)] = 4
+    """Most files, the current one included."""
+    prompts: bool = False
+    """Keep what was asked as well. Mind whose it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     listen: GatewayListenConfig = field(default_factory=GatewayListenConfig)
     """Where clients connect."""
@@ -308,6 +354,10 @@ class GatewayConfig:
     """When a replica is out, and when it is back."""
     retry: RetryConfig = field(default_factory=RetryConfig)
     """What happens when a replica fails before the first token."""
+    observe: ObserveConfig = field(default_factory=ObserveConfig)
+    """What is measured, promised and told to others."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+    """The file of all requests."""
 
     @property
     def has_keys(self) -> bool:

@@ -33,23 +33,37 @@ class Lane:
     lanes are held back first, and none starves."""
     slow_client: Literal["cancel", "spool"] = "cancel"
     """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
+    ttft_p50_s: float | None = None
+    """Further promises, watched but not steered by. None: not promised. First token, at the median."""
+    ttft_p99_s: float | None = None
+    """First token, at p99; the p95 is ttft_target_s."""
+    tpot_p50_s: float | None = None
+    """Mean time per token after the first, at the median; the p99 is gap_target_s."""
+    e2e_p95_s: float | None = None
+    """Whole answer, at p95."""
+    e2e_p99_s: float | None = None
+    """Whole answer, at p99."""
 
 
 LANES: dict[str, Lane] = {
     lane.name: lane
     for lane in (
-        Lane(name="fast", priority=0, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=8, reserve=0.25),
-        Lane(name="slow", priority=1, ttft_target_s=2.0, gap_target_s=0.2, wait_bound_s=2.0, weight=4, reserve=0.125),
-        Lane(name="long", priority=2, ttft_target_s=10.0, gap_target_s=0.4, wait_bound_s=8.0, weight=1, hold_above=0.9),
         Lane(
-            name="batch",
-            priority=3,
-            ttft_target_s=300.0,
-            gap_target_s=2.0,
-            wait_bound_s=240.0,
-            weight=1,
-            hold_above=0.8,
+            name="fast", priority=0, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=8, reserve=0.25,
+            ttft_p50_s=0.5, ttft_p99_s=2.0, tpot_p50_s=0.08, e2e_p95_s=5.0, e2e_p99_s=30.0,
+        ),
+        Lane(
+            name="slow", priority=1, ttft_target_s=2.0, gap_target_s=0.2, wait_bound_s=2.0, weight=4, reserve=0.125,
+            ttft_p99_s=5.0, tpot_p50_s=0.08, e2e_p99_s=30.0,
+        ),
+        Lane(
+            name="long", priority=2, ttft_target_s=10.0, gap_target_s=0.4, wait_bound_s=8.0, weight=1, hold_above=0.9,
+            ttft_p99_s=20.0, tpot_p50_s=0.08,
+        ),
+        Lane(
+            name="batch", priority=3, ttft_target_s=300.0, gap_target_s=2.0, wait_bound_s=240.0, weight=1,
+            hold_above=0.8, ttft_p99_s=300.0,
         ),
     )
-}
+}  # fmt: skip
 """The defaults. All of it is config."""

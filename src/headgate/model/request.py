@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # A Struct, not a dataclass: one is made per request, and a frozen dataclass sets its fields one by one in Python.
     id: str
     arrived: float

@@ -13,21 +13,24 @@ LONG_PROMPT = 512
 """Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
 
 
-@dataclass(slots=True, eq=False)
 class Passage:
     """One request on its way through."""
 
-    request: Request
-    grant: Grant | None
-    state: "LaneState"
-    """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
-    load: Load | None = None
-    """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
-    attempts: int = 0
-    tried: frozenset[ReplicaId] = frozenset()
-    sent_at: float = 0.0
-    first_token_at: float | None = None
-    had_to_wait: bool = False
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = ("attempts", "first_token_at", "grant", "had_to_wait", "load", "request", "sent_at", "state", "tried")
+
+    def __init__(self, request: Request, grant: Grant | None, state: "LaneState") -> None:
+        self.request = request
+        self.grant = grant
+        self.state = state
+        """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
+        self.load: Load | None = None
+        """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
+        self.attempts = 0
+        self.tried: frozenset[ReplicaId] = frozenset()
+        self.sent_at = 0.0
+        self.first_token_at: float | None = None
+        self.had_to_wait = False
 
     @property
     def long_prefill(self) -> bool:

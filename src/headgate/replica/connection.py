@@ -149,6 +149,7 @@ class Home(Protocol):
 
 
 class Connection(asyncio.Protocol):
+    __deletable__ = ("_parser",)
     __slots__ = (
         "_body",
         "_body_bytes",

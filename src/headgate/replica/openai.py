@@ -4,45 +4,20 @@ Only what asks for it is decoded: one event of a stream, and bodies that are pas
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+
+from headgate.replica.shape import Usage, decode_answer
 
 MOST_MESSAGE = 4096
 """Characters of an engine's error message that are passed on."""
 
 
-class Usage(NamedTuple):
-    prompt: int
-    output: int
-    cached: int
-    """Tokens of the prompt that were in the engine's cache."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-class _Answer(msgspec.Struct):
-    """Of a stream's event, or of a whole body; whatever else is in it is skipped, not decoded."""
-
-    usage: _Usage | None = None
-    choices: list[msgspec.Raw] | None = None
-
-
-_answer = msgspec.json.Decoder(_Answer)
-
-
 def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     """The usage an event or a body reports, and whether that is all it says (`choices` is empty)."""
     try:
-        answer = _answer.decode(data)
+        answer = decode_answer(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None, False
     found = answer.usage

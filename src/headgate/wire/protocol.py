@@ -42,6 +42,7 @@ class ServerState:
 
 
 class ServerProtocol(asyncio.Protocol):
+    __deletable__ = ("_reader",)
     __slots__ = (
         "_current",
         "_deadline",

@@ -10,7 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
@@ -34,6 +34,7 @@ class _StopParsing(Exception):
 
 
 class RequestReader:
+    __deletable__ = ("_parser",)
     __slots__ = (
         "_body",
         "_body_len",
@@ -135,7 +136,8 @@ class RequestReader:
         headers = exchange.headers
         exchange.method = parser.get_method().decode()
         exchange.keep_alive = parser.should_keep_alive() and exchange.method != "CONNECT"
-        exchange.http10 = self._judge_version(parser.get_http_version(), headers)
+        if not exchange.keep_alive or "connection" in headers or "host" not in headers:  # else it is surely HTTP/1.1
+            exchange.http10 = self._judge_version(parser.get_http_version(), headers)
         encoding = headers.get("transfer-encoding")
         if encoding is not None and encoding.lower() != "chunked":
             self._refuse(400, "a transfer-encoding other than chunked")
@@ -212,7 +214,7 @@ def _split(url: bytes) -> tuple[str, str]:
     target = url.decode("latin-1")
     if not target.startswith("/") or "#" in target:
         try:
-            parts = parse_url(url)
+            parts: Any = parse_url(url)  # its stub denies that parts may be None, which mypyc would believe
         except HttpParserError:  # `*`, or CONNECT's host:port
             return target, ""
         return (parts.path or b"/").decode("latin-1"), (parts.query or b"").decode("latin-1")

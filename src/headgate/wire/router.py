@@ -6,7 +6,7 @@ from headgate.wire.errors import Headers, refusal_body
 from headgate.wire.exchange import Exchange, Handler
 
 Routes = Mapping[tuple[str, str], Handler]
-"""(method, exact path) → handler. A GET route answers HEAD as well."""
+"""(method, path) → handler. A path ending in `/*` takes any last part; a GET route answers HEAD as well."""
 
 
 class Router:
@@ -23,7 +23,7 @@ class Router:
                 self._allowed[path].append("HEAD")
 
     def __call__(self, exchange: Exchange) -> None:
-        handler = self._routes.get((exchange.method, exchange.path))
+        handler = self._routes.get((exchange.method, exchange.path)) or self._by_folder(exchange)
         if handler is None:
             self._refuse(exchange)
         elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
@@ -31,8 +31,12 @@ class Router:
         else:
             handler(exchange)
 
+    def _by_folder(self, exchange: Exchange) -> Handler | None:
+        folder, _, last = exchange.path.rpartition("/")
+        return self._routes.get((exchange.method, f"{folder}/*")) if last else None
+
     def _refuse(self, exchange: Exchange) -> None:
-        allowed = self._allowed.get(exchange.path)
+        allowed = self._allowed.get(exchange.path) or self._allowed.get(f"{exchange.path.rpartition('/')[0]}/*")
         if allowed is None:
             _respond(exchange, 404, f"no such path: {exchange.path[:256]}")
         else:

@@ -1,0 +1,129 @@
+"""What is kept of a request when it is over: one Record, closed exactly once, on every path.
+
+Times named `at` are on the monotonic clock of the process that wrote them; those named `at_s` count from the arrival of
+the request's first byte; `wall` is for people. Labels are as the request had them: whoever exports figures caps them.
+"""
+
+import msgspec
+
+from headgate.model.outcome import Outcome
+
+
+class Ahead(msgspec.Struct, frozen=True, gc=False):
+    """What stood before a request when it began to wait in the gateway."""
+
+    requests: int
+    tokens: int
+    tenant: str
+    """Who had most of it waiting, in the same lane."""
+    tenant_requests: int
+    tenant_tokens: int
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """A replica that was asked and failed before the first byte: another was asked, or the request was refused."""
+
+    replica: str
+    at_s: float
+    took_s: float
+    outcome: Outcome
+    refused: bool
+    """It said that it was busy, which is no fault."""
+    message: str
+
+
+class Gap(msgspec.Struct, frozen=True, gc=False):
+    """A silence of the replica between two reads with tokens; while the client was behind does not count."""
+
+    at_s: float
+    """When it began."""
+    took_s: float
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """One of the replicas that were looked at for it."""
+
+    replica: str
+    score: float
+    load: float
+    match: float
+    home: bool
+
+
+class EngineTimings(msgspec.Struct, frozen=True, gc=False):
+    """What the engine itself says about where its time went. Only our own says all of it."""
+
+    queue_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    detokenize_ms: float = 0.0
+    prefill_chunks: int = 0
+    preemptions: int = 0
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    id: str
+    at: float
+    """When its first byte was read."""
+    wall: float = 0.0
+    """The same in seconds since 1970."""
+    lane: str
+    tenant: str
+    tier: str = "free"
+    task: str = ""
+    model: str
+    """As the client named it."""
+    version: str = ""
+    adapter: str = ""
+    replica: str | None = None
+    """The one that answered, or was asked last; None: it never got to one."""
+    quantization: str = ""
+    gpu_type: str = ""
+    stream: bool = False
+
+    outcome: Outcome
+    status: int = 200
+    """What the client got; 499 if it left before it got any."""
+    message: str = ""
+    """What went wrong, if anything did."""
+    attempts: int = 0
+    failed: tuple[Attempt, ...] = ()
+    cold: bool = False
+    """Its replica had not finished a request since it came into use."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    # Stages, one after the other: together they are e2e_s.
+    accept_s: float = 0.0
+    """First byte to the whole request understood."""
+    queue_s: float = 0.0
+    """Waiting in the gateway for a replica with room."""
+    retry_s: float = 0.0
+    """Lost on replicas that failed before the first byte."""
+    first_s: float = 0.0
+    """At its replica until the first token: the engine's own queue and prefill. For what is not streamed, all of it."""
+    stream_s: float = 0.0
+    """First token to last."""
+    end_s: float = 0.0
+    """Last token, or the end of waiting, to the end of the exchange."""
+
+    ttft_s: float | None = None
+    """Arrival to first token; None: there was none."""
+    tpot_s: float | None = None
+    """Mean time between tokens after the first; None: there were fewer than two."""
+    e2e_s: float = 0.0
+    max_gap_s: float = 0.0
+    gaps: tuple[Gap, ...] = ()
+    """The longest few, longest first."""
+    stalled_s: float = 0.0
+    """How long the client was behind."""
+
+    engine: EngineTimings | None = None
+    ahead: Ahead | None = None
+    """None: it did not have to wait."""
+    reason: str = ""
+    """Why that replica, or why not at all."""
+    seen: tuple[Seen, ...] = ()

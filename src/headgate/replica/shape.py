@@ -1,0 +1,30 @@
+"""What an engine's answer looks like, as far as the gateway reads it."""
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    prompt: int
+    output: int
+    cached: int
+    """Tokens of the prompt that were in the engine's cache."""
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class AnswerUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Answer(msgspec.Struct):
+    """Of a stream's event, or of a whole body; whatever else is in it is skipped, not decoded."""
+
+    usage: AnswerUsage | None = None
+    choices: list[msgspec.Raw] | None = None
+
+
+decode_answer = msgspec.json.Decoder(Answer).decode
