@@ -28,7 +28,7 @@ from headgate.gateway.identity import Identities
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.surface import Surface
 from headgate.gateway.watch import Watch
-from headgate.model.clock import Clock, monotonic
+from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import ServeError, StartupError
 from headgate.model.event import ReplicaJoined
@@ -323,7 +323,7 @@ def _gateway(config: GatewayConfig, clock: Clock) -> Gateway:
         stall_s=config.timeouts.stall_s,
         first_token_s=config.timeouts.first_token_s,
     )
-    return Gateway(dispatcher, acceptor, Account(), relay, clock)
+    return Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
 
 
 def _health(config: GatewayConfig) -> HealthConfig:

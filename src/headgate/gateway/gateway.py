@@ -19,32 +19,57 @@ from headgate.model.errors import Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Refuse, Tick
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
-from headgate.model.record import Record
+from headgate.model.record import Ahead, Attempt, Gap, Record, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatcher import Dispatcher
 from headgate.replica.http import Pool, request_head
-from headgate.wire.errors import Headers
+from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
 _encode = msgspec.json.Encoder().encode
-PASSED_ON = ("traceparent", "tracestate", "x-headgate-timings")
+NO_TAGS: dict[str, str] = {}
+PASSED_ON = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
 
 
 class Ticket:
     """One passage: the client's exchange, what was understood of it, and where it is."""
 
-    __slots__ = ("_gateway", "accepted", "attempts", "exchange", "reason", "relay", "replica", "sent_at")
+    __slots__ = (
+        "_gateway",
+        "accepted",
+        "ahead",
+        "attempts",
+        "cold",
+        "exchange",
+        "failed",
+        "queue_s",
+        "reason",
+        "relay",
+        "replica",
+        "retry_s",
+        "seen",
+        "since",
+    )
 
-    def __init__(self, gateway: "Gateway", exchange: Exchange, accepted: Accepted) -> None:
+    def __init__(self, gateway: "Gateway", exchange: Exchange, accepted: Accepted, now: float) -> None:
         self._gateway = gateway
         self.exchange = exchange
         self.accepted = accepted
         self.relay: Relay | None = None
-        self.replica: ReplicaId | None = None
+        self.replica: Replica | None = None
+        """Where it is, or was last."""
         self.attempts = 0
-        self.sent_at: float | None = None
         self.reason = ""
+        self.seen: tuple[Seen, ...] = ()
+        self.cold = False
+        self.ahead: Ahead | None = None
+        # Its stages follow each other without a gap: whatever ends one begins the next.
+        self.since = now
+        """When it began to wait, or, while it has a relay, was sent."""
+        self.queue_s = 0.0
+        self.retry_s = 0.0
+        self.failed: tuple[Attempt, ...] = ()
 
     def gone(self) -> None:
         """The client left while it waited here; once it is placed, its Relay notices."""
@@ -64,8 +89,15 @@ class Ticket:
 
 class Gateway:
     def __init__(
-        self, dispatcher: Dispatcher, acceptor: Acceptor, account: Account, relay_limits: RelayLimits, clock: Clock
+        self,
+        dispatcher: Dispatcher,
+        acceptor: Acceptor,
+        account: Account,
+        relay_limits: RelayLimits,
+        clock: Clock,
+        wall_offset: float = 0.0,
     ) -> None:
+        """`wall_offset`: what to add to the clock for the time of day."""
         self.dispatcher = dispatcher
         self.acceptor = acceptor
         self.account = account
@@ -75,6 +107,7 @@ class Gateway:
         self.idle.set()
         self._relay_limits = relay_limits
         self._clock = clock
+        self._wall_offset = wall_offset
         self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -85,16 +118,16 @@ class Gateway:
     def complete(self, exchange: Exchange) -> None:
         """A handler: chat, text completions, embeddings. Raises what the client did wrong."""
         accepted = self.acceptor.accept(exchange)
-        request = accepted.request
+        request, now = accepted.request, self._clock()
         if request.id in self.tickets:
             exchange.request_id = self._another_id(request.id)
             accepted.request = request = msgspec.structs.replace(request, id=exchange.request_id)
-        ticket = Ticket(self, exchange, accepted)
+        ticket = Ticket(self, exchange, accepted, now)
         self.tickets[request.id] = ticket
         self.idle.clear()
         self.account.open()
         exchange.on_gone = ticket.gone
-        self.hear(Arrived(request))
+        self.hear(Arrived(request), now)
 
     def _another_id(self, taken: str) -> str:
         """For a client that uses an id again while its first use goes on."""
@@ -103,8 +136,9 @@ class Gateway:
             number += 1
         return other
 
-    def hear(self, event: Event) -> None:
-        now = self._clock()
+    def hear(self, event: Event, now: float | None = None) -> None:
+        if now is None:
+            now = self._clock()
         for command in self.dispatcher.on(event, now):
             self._carry_out(command, now)
         if self.dispatcher.wake_at < self._timer_at:
@@ -115,17 +149,18 @@ class Gateway:
         if ticket is None:
             return
         match command:
-            case Dispatch(_, replica_id, attempt, reason):
-                ticket.replica, ticket.attempts, ticket.reason = replica_id, attempt, reason
-                if ticket.sent_at is None:
-                    ticket.sent_at = now
+            case Dispatch(_, replica_id, attempt, reason, seen, cold, ahead):
+                ticket.attempts, ticket.reason, ticket.seen = attempt, reason, seen
+                ticket.cold, ticket.ahead = cold, ahead
+                ticket.queue_s += now - ticket.since
+                ticket.since = now
                 self._send(ticket, replica_id)
-            case Refuse(_, outcome, message, retry_after_s):
-                ticket.reason = message
+            case Refuse(_, outcome, message, retry_after_s, ahead):
+                ticket.reason, ticket.ahead = "", ahead
                 error = Refused(message, outcome, retry_after_s)
                 if outcome is Outcome.OVER_LIMIT:
                     error.headers = self._rates(ticket.accepted.tenant.name, now)
-                self._close(ticket, outcome, None, None)
+                self._close(ticket, outcome, None, None, error)
                 ticket.exchange.fail(error)
 
     def _rates(self, tenant: str, now: float) -> Headers:
@@ -141,6 +176,7 @@ class Gateway:
 
     def _send(self, ticket: Ticket, replica_id: ReplicaId) -> None:
         replica, pool, heads = self._pools[replica_id]
+        ticket.replica = replica
         accepted, exchange = ticket.accepted, ticket.exchange
         request = accepted.request
         lane = self.dispatcher.lanes[request.lane]
@@ -155,16 +191,24 @@ class Gateway:
         ticket.relay = relay = Relay(
             exchange, ticket, self._relay_limits, lane.slow_client, request.stream, accepted.wants_usage, self._clock
         )
-        body = for_headgate(accepted, self.dispatcher) if replica.kind == "headgate" else accepted.body
+        body = accepted.body
+        if replica.kind == "headgate":
+            body = for_headgate(accepted, self.dispatcher)
+            head += b"x-headgate-timings: 1\r\n"
         relay.start(pool.send(head, _encode(body), relay))
 
     def attempt_failed(self, ticket: Ticket, error: ServeError, refused: bool) -> None:
         """The relay is done with; the exchange is still open, and the dispatcher says what becomes of it."""
-        replica_id = ticket.replica
-        assert replica_id is not None
-        ticket.relay, ticket.replica = None, None
+        replica, request, now = ticket.replica, ticket.accepted.request, self._clock()
+        assert replica is not None
+        ticket.relay = None
         ticket.exchange.on_gone = ticket.gone
-        self.hear(AttemptFailed(ticket.accepted.request.id, replica_id, error.outcome, refused, error.message))
+        took_s = now - ticket.since
+        at_s = ticket.since - request.arrived
+        ticket.failed += (Attempt(replica.id, at_s, took_s, error.outcome, refused, error.message),)
+        ticket.retry_s += took_s
+        ticket.since = now
+        self.hear(AttemptFailed(request.id, replica.id, error.outcome, refused, error.message), now)
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
@@ -173,35 +217,79 @@ class Gateway:
         elif usage is None and summary is not None and summary.sent_at is not None:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)
-        self._close(ticket, outcome, summary, usage)
+        self._close(ticket, outcome, summary, usage, None if summary is None else summary.error)
         self.hear(Ended(ticket.accepted.request.id, outcome, usage))
 
-    def _close(self, ticket: Ticket, outcome: Outcome, summary: Summary | None, usage: tuple[int, int] | None) -> None:
-        request, now = ticket.accepted.request, self._clock()
+    def _close(
+        self,
+        ticket: Ticket,
+        outcome: Outcome,
+        summary: Summary | None,
+        usage: tuple[int, int] | None,
+        error: ServeError | None,
+    ) -> None:
+        """The one place where records are made. `summary` is None if no relay of it has answered: it was waiting."""
+        request, replica, now = ticket.accepted.request, ticket.replica, self._clock()
         del self.tickets[request.id]
         ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
         if not self.tickets:
             self.idle.set()
+        arrived = request.arrived
         prompt, output = usage or (request.prompt_tokens, 0)
-        first = summary.first_at if summary is not None else None
+        queue_s, first_s, stream_s, end_s = ticket.queue_s, 0.0, 0.0, 0.0
+        ttft_s = tpot_s = None
+        gaps: tuple[Gap, ...] = ()
+        if summary is None:
+            queue_s += now - ticket.since
+        else:
+            first = summary.first_at
+            last = now if first is None else summary.last_at or first
+            first_s = (now if first is None else first) - ticket.since
+            if first is not None:
+                ttft_s, stream_s, end_s = first - arrived, last - first, now - last
+                tpot_s = stream_s / (output - 1) if output > 1 and request.stream else None
+            if summary.gaps:
+                gaps = tuple([Gap(since - arrived, took_s) for took_s, since in summary.gaps])
+        tags = NO_TAGS if replica is None else replica.tags
         self.account.close(
             Record(
                 id=request.id,
-                at=request.arrived,
+                at=arrived,
+                wall=arrived + self._wall_offset,
                 lane=request.lane,
                 tenant=request.tenant,
+                tier=request.tier,
                 model=request.model,
+                version=tags.get("version", ""),
+                replica=None if replica is None else replica.id,
+                quantization=tags.get("quantization", ""),
+                gpu_type=tags.get("gpu_type", ""),
+                stream=request.stream,
                 outcome=outcome,
-                replica=ticket.replica,
+                status=STATUS[outcome] if summary is None else summary.status,
+                message="" if error is None else error.message,
                 attempts=ticket.attempts,
+                failed=ticket.failed,
+                cold=ticket.cold,
                 prompt_tokens=prompt,
+                cached_tokens=0 if summary is None else summary.cached_tokens,
                 output_tokens=output,
-                queue_s=(ticket.sent_at or now) - request.arrived,
-                ttft_s=None if first is None else first - request.arrived,
-                e2e_s=now - request.arrived,
-                max_gap_s=summary.max_gap_s if summary is not None else 0.0,
-                stalled_s=summary.stalled_s if summary is not None else 0.0,
+                accept_s=now - arrived - queue_s - ticket.retry_s - first_s - stream_s - end_s,
+                queue_s=queue_s,
+                retry_s=ticket.retry_s,
+                first_s=first_s,
+                stream_s=stream_s,
+                end_s=end_s,
+                ttft_s=ttft_s,
+                tpot_s=tpot_s,
+                e2e_s=now - arrived,
+                max_gap_s=gaps[0].took_s if gaps else 0.0,
+                gaps=gaps,
+                stalled_s=0.0 if summary is None else summary.stalled_s,
+                engine=None if summary is None else summary.timings,
+                ahead=ticket.ahead,
                 reason=ticket.reason,
+                seen=ticket.seen,
             )
         )
 

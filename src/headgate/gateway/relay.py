@@ -17,6 +17,7 @@ from headgate.gateway.backlog import Backlog, RelayLimits
 from headgate.model.clock import Clock
 from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
 from headgate.model.outcome import Outcome
+from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
 from headgate.replica.openai import error_body, read_error, read_usage
 from headgate.replica.shape import Usage
@@ -40,6 +41,8 @@ _CLIENT_FAULTS: dict[int, Outcome] = {
     501: Outcome.INVALID,
 }
 """What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
+GAPS: Final = 3
+"""Of a stream's gaps, those remembered."""
 _AFTER_DONE_S = 1.0
 """How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
 
@@ -55,6 +58,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt and output tokens as the replica counted them; None if it did not."""
     cached_tokens: int
     """Of the prompt, found in the replica's cache."""
+    timings: EngineTimings | None
+    """What the replica says about where its time went."""
     events: int
     """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
     sent_at: float | None
@@ -63,8 +68,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The first event."""
     last_at: float | None
     ended_at: float
-    max_gap_s: float
-    """The replica's longest silence between two reads with events; while the client was behind does not count."""
+    gaps: tuple[tuple[float, float], ...]
+    """The replica's longest silences between two reads with events, longest first: how long, and since when. While the
+    client was behind does not count."""
     stalled_s: float
     """How long the client was behind."""
 
@@ -91,6 +97,8 @@ class Relay:
         "_call",
         "_clock",
         "_exchange",
+        "_gap_floor_s",
+        "_gaps",
         "_heard_at",
         "_limits",
         "_owner",
@@ -103,7 +111,6 @@ class Relay:
         "events",
         "first_at",
         "last_at",
-        "max_gap_s",
         "over",
     )
 
@@ -136,7 +143,9 @@ class Relay:
         self.events = 0
         self.first_at: float | None = None
         self.last_at: float | None = None
-        self.max_gap_s = 0.0
+        self._gaps: list[tuple[float, float]] = []
+        self._gap_floor_s = 0.0
+        """A silence up to this is not among the longest."""
         self.over = False
 
     def start(self, call: Call) -> None:
@@ -169,8 +178,8 @@ class Relay:
         now = self._clock()
         exchange = self._exchange
         first = not exchange.started
-        if not first and now - self._heard_at > self.max_gap_s:
-            self.max_gap_s = max(self.max_gap_s, self._silence_s(now))
+        if not first and now - self._heard_at > self._gap_floor_s:
+            self._note_gap(self._silence_s(now), now)
         self._heard_at = self.last_at = now
         tokens: list[bytes] = []
         for data in events:
@@ -188,7 +197,6 @@ class Relay:
         if self.over:
             return
         if first and exchange.started:
-            self.first_at = now
             self._owner.on_first()
         if not self._said_done and (self._backlog is not None or exchange.unsent):
             self._judge_backlog(len(events), now)
@@ -227,6 +235,8 @@ class Relay:
 
     def _pass_on(self, tokens: list[bytes]) -> None:
         if tokens:
+            if self.first_at is None:
+                self.first_at = self._heard_at
             self._exchange.events(tokens)
             self.events += len(tokens)
 
@@ -255,6 +265,16 @@ class Relay:
         if usage is not None:
             self._usage = usage
         return alone
+
+    def _note_gap(self, silence_s: float, now: float) -> None:
+        """Seldom: of n equal chances about 3 · ln n are among the longest three so far."""
+        gaps = self._gaps
+        gaps.append((silence_s, now - silence_s))
+        gaps.sort(reverse=True)
+        if len(gaps) > GAPS:
+            gaps.pop()
+        if len(gaps) == GAPS:
+            self._gap_floor_s = gaps[-1][0]
 
     def _silence_s(self, now: float) -> float:
         """The replica's own: while it is not read, it has no chance to speak."""
@@ -330,13 +350,14 @@ class Relay:
                 error=error,
                 usage=None if usage is None else (usage.prompt, usage.output),
                 cached_tokens=0 if usage is None else usage.cached,
+                timings=None if usage is None else usage.timings,
                 events=self.events,
                 sent_at=None if call is None else call.sent_at,
                 first_byte_at=None if call is None else call.first_byte_at,
                 first_at=self.first_at,
                 last_at=self.last_at,
                 ended_at=self._clock(),
-                max_gap_s=self.max_gap_s,
+                gaps=tuple(self._gaps),
                 stalled_s=0.0 if backlog is None else backlog.stalled_s,
             )
         )

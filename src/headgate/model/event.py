@@ -7,6 +7,7 @@ of arrivals, first tokens and ends.
 import msgspec
 
 from headgate.model.outcome import Outcome
+from headgate.model.record import Ahead, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 
@@ -71,6 +72,12 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     reason: str
     """Why this replica: for the record, and for people."""
+    seen: tuple[Seen, ...] = ()
+    """All that were looked at."""
+    cold: bool = False
+    """It has not finished a request since it came into use."""
+    ahead: Ahead | None = None
+    """What it had to wait for."""
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):
@@ -80,6 +87,7 @@ class Refuse(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
     message: str
     retry_after_s: float | None = None
+    ahead: Ahead | None = None
 
 
 Command = Dispatch | Refuse

@@ -1,6 +1,7 @@
 """How did a request end? One word for counting; the error carries the detail."""
 
 from enum import Enum
+from typing import Literal
 
 
 class Outcome(Enum):
@@ -27,3 +28,31 @@ class Outcome(Enum):
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
     ENGINE_FAILED = "engine_failed"
+
+    @property
+    def kind(self) -> "Kind":
+        """Whose doing it was."""
+        return KINDS[self]
+
+
+Kind = Literal["ok", "refused", "failed", "client"]
+"""refused: too much at once, come back later. failed: our fault, and what the error budget is spent on."""
+KINDS: dict[Outcome, Kind] = {
+    Outcome.COMPLETED: "ok",
+    Outcome.CANCELLED: "client",
+    Outcome.SLOW_CLIENT: "client",
+    Outcome.INVALID: "client",
+    Outcome.TOO_LONG: "client",
+    Outcome.UNKNOWN_MODEL: "client",
+    Outcome.UNAUTHORIZED: "client",
+    Outcome.OVER_LIMIT: "refused",
+    Outcome.LANE_FULL: "refused",
+    Outcome.WOULD_WAIT_TOO_LONG: "refused",
+    Outcome.WAITED_TOO_LONG: "refused",
+    Outcome.NO_REPLICA: "failed",
+    Outcome.REPLICA_FAILED: "failed",
+    Outcome.REPLICA_STALLED: "failed",
+    Outcome.QUEUE_FULL: "refused",
+    Outcome.NOT_READY: "refused",
+    Outcome.ENGINE_FAILED: "failed",
+}

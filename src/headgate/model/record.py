@@ -43,11 +43,15 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 class Seen(msgspec.Struct, frozen=True, gc=False):
     """One of the replicas that were looked at for it."""
 
-    replica: str
+    replica_id: str
     score: float
+    """0 to 1, affinity included."""
     load: float
+    """What the index is ordered by: seconds of work, requests, or turns."""
     match: float
+    """Share of the prefix it has seen, 0 to 1; counted only if it is near the least load."""
     home: bool
+    """The session's own, or the next one near the least load."""
 
 
 class EngineTimings(msgspec.Struct, frozen=True, gc=False):

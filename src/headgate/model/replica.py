@@ -45,6 +45,8 @@ class Load:
     """Seconds per prompt token, as measured; before that a guess, the same for all."""
     tpot_s: float = 0.025
     """Seconds from one output token of a request to its next, as measured; before that a guess."""
+    cold: bool = True
+    """Since it came into use it has not been seen to generate anything."""
 
     @property
     def id(self) -> ReplicaId:

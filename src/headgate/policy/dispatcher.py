@@ -29,10 +29,12 @@ from headgate.model.event import (
 )
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
+from headgate.model.record import Ahead
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.admit import come_back_in
 from headgate.policy.affinity import Affinity
+from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.gradient import GradientLimit
 from headgate.policy.health import SAW, Health, Saw, State, Verdict
@@ -132,6 +134,7 @@ class Dispatcher:
             message = f"no model {request.model!r} for lane {request.lane!r} here; there is {known or 'none for it'}"
             self._refuse(passage, Outcome.UNKNOWN_MODEL, message, now, commands)
             return
+        passage.ahead = _ahead(state.queue)
         self._enqueue(passage, state, now)
         self._pump(pool, now, commands)
         if passage.load is None:
@@ -140,7 +143,6 @@ class Dispatcher:
     def _enqueue(self, passage: Passage, state: LaneState, now: float) -> None:
         state.queue.push(passage.request)
         state.pool.waiting += 1
-        passage.had_to_wait = True
         state.drain.backlog(True, now)
 
     def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
@@ -218,6 +220,7 @@ class Dispatcher:
         if saw is not Saw.SUCCESS:
             self._apply(self.health.on(replica_id, saw, now))
             return
+        load.cold = False
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
@@ -289,7 +292,7 @@ class Dispatcher:
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
         after = come_back_in(state.drain, len(state.queue), state.lane.wait_bound_s, now, self._rng)
-        commands.append(Refuse(request.id, outcome, message, after))
+        commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
     # -- who goes next ----------------------------------------------------------------------------------------
 
@@ -372,7 +375,17 @@ class Dispatcher:
             state.tally.served += request.tokens / state.lane.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
         state.tally.running += 1
-        commands.append(Dispatch(request.id, choice.replica_id, passage.attempts, choice.reason))
+        commands.append(
+            Dispatch(
+                request.id,
+                choice.replica_id,
+                passage.attempts,
+                choice.reason,
+                choice.scores,
+                load.cold,
+                passage.ahead,
+            )
+        )
         return True
 
     def _least_served(self, state: LaneState) -> float:
@@ -409,6 +422,8 @@ class Dispatcher:
         """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
         weeks, and only we are new."""
         load = self.fleet.get(replica_id)
+        if ok and deep and load is not None:
+            load.cold = False
         if ok and load is not None and replica_id in self._unseen:
             self._unseen.discard(replica_id)
             return self._apply(self.health.add(load.replica, now))
@@ -429,6 +444,7 @@ class Dispatcher:
             return False
         if verdict.usable == 0.0:
             self.affinity.forget(verdict.replica_id)  # when it is back its cache is empty
+            load.cold = True
         load.usable = verdict.usable
         self.fleet.changed(load)
         return True
@@ -463,3 +479,11 @@ class Dispatcher:
             for state in pool.lanes.values() if pool.waiting else ():
                 wake_at = min(wake_at, state.queue.next_expiry)
         self.wake_at = wake_at
+
+
+def _ahead(queue: FairQueue) -> Ahead | None:
+    """What waits in a lane before somebody new joins it, and who has most of it."""
+    if not len(queue):
+        return None
+    tenant, requests, tokens = queue.heaviest()
+    return Ahead(len(queue), queue.tokens, tenant, requests, tokens)

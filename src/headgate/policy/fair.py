@@ -197,6 +197,12 @@ class FairQueue:
                 ahead += min(len(other.requests), share) * mean
         return before + round(requests * scale), tokens + round(ahead * scale)
 
+    def heaviest(self) -> tuple[str, int, int]:
+        """Of the tenants who wait, or of a sample if they are many, the one with most tokens: its name, requests and
+        tokens."""
+        tenant = max(self._turns.sample(SAMPLE), key=lambda tenant: tenant.tokens, default=self._last)
+        return tenant.name, len(tenant.requests), tenant.tokens
+
     # -- how it is done -------------------------------------------------------------------------------
 
     def _next_number(self) -> int:

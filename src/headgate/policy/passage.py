@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from headgate.model.lane import Lane
+from headgate.model.record import Ahead
 from headgate.model.replica import Load, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.admit import Drain
@@ -17,7 +18,17 @@ class Passage:
     """One request on its way through."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = ("attempts", "first_token_at", "grant", "had_to_wait", "load", "request", "sent_at", "state", "tried")
+    __slots__ = (
+        "ahead",
+        "attempts",
+        "first_token_at",
+        "grant",
+        "load",
+        "request",
+        "sent_at",
+        "state",
+        "tried",
+    )
 
     def __init__(self, request: Request, grant: Grant | None, state: "LaneState") -> None:
         self.request = request
@@ -30,7 +41,8 @@ class Passage:
         self.tried: frozenset[ReplicaId] = frozenset()
         self.sent_at = 0.0
         self.first_token_at: float | None = None
-        self.had_to_wait = False
+        self.ahead: Ahead | None = None
+        """What stood before it when it began to wait."""
 
     @property
     def long_prefill(self) -> bool:

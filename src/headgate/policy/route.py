@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from headgate.model.record import Seen
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.affinity import Affinity, session_order
@@ -97,22 +98,10 @@ EXPLORE = Recipe(least=0, random=2, reason="exploration")
 # -- answers --------------------------------------------------------------------------------------------------
 
 
-class Scored(Struct, frozen=True, gc=False):
-    replica_id: ReplicaId
-    score: float
-    """0 to 1, affinity included."""
-    load: float
-    """What the index is ordered by: seconds of work, requests, or turns."""
-    match: float
-    """Share of the prefix it has seen, 0 to 1; counted only if it is near the least load."""
-    home: bool
-    """The session's own, or the next one near the least load."""
-
-
 class Choice(Struct, frozen=True, gc=False):
     replica_id: ReplicaId
     reason: str
-    scores: tuple[Scored, ...]
+    scores: tuple[Seen, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +259,7 @@ def _score(
     homes: list[ReplicaId],
     recipe: Recipe,
     config: RouteConfig,
-) -> tuple[list[Scored], Scored]:
+) -> tuple[list[Seen], Seen]:
     """Everybody's score, and the best; among equals the least loaded, then the first to have joined."""
     floor = min(near.values())
     least = floor[0]
@@ -282,7 +271,7 @@ def _score(
             break
     load_weight, prefix_weight, session_weight = config.load_weight, config.prefix_weight, config.session_weight
     weights = load_weight + prefix_weight + session_weight
-    scored: list[Scored] = []
+    scored: list[Seen] = []
     best_at, best_score, best_entry = 0, -1.0, floor
     for replica_id, entry in near.items():
         load = entry[0]
@@ -295,5 +284,5 @@ def _score(
             score += session_weight
         if score > best_score or (score == best_score and entry < best_entry):
             best_at, best_score, best_entry = len(scored), score, entry
-        scored.append(Scored(replica_id, score / weights, load, match, replica_id == home))
+        scored.append(Seen(replica_id, score / weights, load, match, replica_id == home))
     return scored, scored[best_at]

@@ -249,10 +249,10 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as flaw:
             self._keep_alive = False
             if not self._complete:
-                error = ReplicaFailed(f"{self._home.url} sent malformed HTTP: {flaw!r}")
+                error = ReplicaFailed(f"the replica sent malformed HTTP: {flaw!r}")
         else:
             if self._unaccounted > self._home.limits.header_bytes:
-                error = ReplicaFailed(f"{self._home.url} sent headers without end")
+                error = ReplicaFailed("the replica sent headers without end")
         self._tell(call, error)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
         else:
             self._call = None
             why = f": {exc}" if exc is not None and str(exc) else ""
-            call.fail(ReplicaFailed(f"{home.url} closed the connection before its answer was complete{why}"))
+            call.fail(ReplicaFailed(f"the replica closed the connection before its answer was complete{why}"))
 
     # -- called by the parser ----------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class Connection(asyncio.Protocol):
     def _judge_head(self) -> ReplicaFailed | None:
         headers = self._headers
         if headers.get("content-encoding", "identity") != "identity":
-            return ReplicaFailed(f"{self._home.url} answered in an encoding that nobody asked for")
+            return ReplicaFailed("the replica answered in an encoding that nobody asked for")
         if self._status < 300 and headers.get("content-type", "").lower().startswith("text/event-stream"):
             self._splitter = EventSplitter(self._home.limits.event_bytes)
         return None
@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         self._body.append(data)
         self._body_bytes += len(data)
         if self._body_bytes > (limit := self._home.limits.body_bytes):
-            return ReplicaFailed(f"{self._home.url} sent a body of more than {limit} bytes")
+            return ReplicaFailed(f"the replica sent a body of more than {limit} bytes")
         return None
 
     def _finish(self, call: Call, listener: Listener) -> None:

@@ -139,10 +139,10 @@ class Pool:
         except asyncio.CancelledError:
             if connection in self._connections:  # made in the very moment of the cancellation
                 connection.drop()
-            call.fail(ReplicaFailed(f"{self.url} is no longer asked"))  # unless that is who cancelled
+            call.fail(ReplicaFailed("the replica is no longer asked"))  # unless that is who cancelled
         except (OSError, UnicodeError) as error:
             why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
-            call.fail(ReplicaFailed(f"{self.url} could not be reached: {why}"))
+            call.fail(ReplicaFailed(f"the replica could not be reached: {why}"))
         else:
             call.connecting = None
             connection.begin(call)

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.replica.shape import Usage, decode_answer
+from headgate.model.record import EngineTimings
+from headgate.replica.shape import Usage, decode_answer, decode_timings
 
 MOST_MESSAGE = 4096
 """Characters of an engine's error message that are passed on."""
@@ -25,7 +26,15 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
         return None, False
     details = found.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None
-    return Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0), answer.choices == []
+    timings = _timings(answer.timings) if answer.timings is not None else None
+    return Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0, timings), answer.choices == []
+
+
+def _timings(raw: msgspec.Raw) -> EngineTimings | None:
+    try:
+        return decode_timings(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 import msgspec
 
+from headgate.model.record import EngineTimings
+
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt: int
     output: int
     cached: int
     """Tokens of the prompt that were in the engine's cache."""
+    timings: EngineTimings | None = None
 
 
 class PromptDetails(msgspec.Struct):
@@ -25,6 +28,9 @@ class Answer(msgspec.Struct):
 
     usage: AnswerUsage | None = None
     choices: list[msgspec.Raw] | None = None
+    timings: msgspec.Raw | None = None
+    """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there."""
 
 
+decode_timings = msgspec.json.Decoder(EngineTimings).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
