@@ -35,6 +35,7 @@ from headgate.model.gateway_config import (
 )
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
+from headgate.model.tier import TIERS, Tier
 
 MOST_PROBLEMS = 20
 WAIT_SHARE = 0.8
@@ -263,7 +264,13 @@ class _Reader:
         return _BAD
 
     def gateway(self, root: yaml.Node | None) -> Any:
-        readers = {"lanes": self.lanes, "tenants": self.tenants, "anonymous": self.anonymous, "replicas": self.replicas}
+        readers = {
+            "lanes": self.lanes,
+            "tenants": self.tenants,
+            "anonymous": self.anonymous,
+            "tiers": self.tiers,
+            "replicas": self.replicas,
+        }
         config = self.record(GatewayConfig, root, "", readers=readers) if root else GatewayConfig()
         if config is _BAD:
             return _BAD
@@ -289,6 +296,16 @@ class _Reader:
     def tenants(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, lambda name, child, at: self.record(Tenant, child, at, fixed={"name": name}))
         return _BAD if given is _BAD else tuple(given.values())
+
+    def tiers(self, node: yaml.Node, path: str) -> Any:
+        given = self.named(node, path, self.tier)
+        return _BAD if given is _BAD else tuple((TIERS | given).values())
+
+    def tier(self, name: str, node: yaml.Node, path: str) -> Any:
+        if name not in TIERS:
+            return self.problem(path, f"no tier is called {name}; {did_you_mean(name, list(TIERS))}")
+        defaults = {one.name: getattr(TIERS[name], one.name) for one in fields(Tier)}
+        return self.record(Tier, node, path, fixed={"name": name}, defaults=defaults)
 
     def anonymous(self, node: yaml.Node, path: str) -> Any:
         return self.record(Tenant, node, path, fixed={"name": ANONYMOUS.name, "key_sha256": ()})

@@ -14,6 +14,7 @@ import ssl
 import sys
 import tempfile
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -302,6 +303,7 @@ def _gateway(config: GatewayConfig, clock: Clock) -> Gateway:
         Health(_health(config)),
         random.Random(os.urandom(16)),
         no_replica_wait_s=config.timeouts.no_replica_wait_s,
+        tiers={tier.name: tier for tier in config.tiers},
         retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
     )
 
@@ -314,7 +316,9 @@ def _gateway(config: GatewayConfig, clock: Clock) -> Gateway:
             fast_below=lines.fast_below_tokens,
         )
 
-    acceptor = Acceptor(lanes, lane_of, Identities(config.tenants, config.anonymous), _wire_limits(config))
+    known = tuple(_capped(tenant, config) for tenant in config.tenants)
+    identities = Identities(known, _capped(config.anonymous, config))
+    acceptor = Acceptor(lanes, lane_of, identities, _wire_limits(config))
     relay = RelayLimits(
         events=config.relay.events,
         unsent_bytes=config.relay.bytes,
@@ -331,6 +335,13 @@ def _health(config: GatewayConfig) -> HealthConfig:
     return HealthConfig(
         failures=health.failures, successes=health.successes, cooldown_s=health.cooldown_s, ramp_s=health.ramp_s
     )
+
+
+def _capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
+    """With its tier's ceiling, where that is lower."""
+    ceilings = [tier.max_tokens for tier in config.tiers if tier.name == tenant.tier and tier.max_tokens is not None]
+    own = [] if tenant.max_tokens is None else [tenant.max_tokens]
+    return replace(tenant, max_tokens=min(ceilings + own, default=None))
 
 
 def _limits_of(tenant: Tenant) -> TenantLimits | None:

@@ -19,8 +19,10 @@ from headgate.model.event import (
 )
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
+from headgate.model.record import Ahead
 from headgate.model.replica import Replica
 from headgate.model.request import Request
+from headgate.model.tier import Tier
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Health
 from headgate.policy.limits import TenantLimits
@@ -30,7 +32,13 @@ numbers = count()
 
 
 def request(
-    lane: str = "fast", *, at: float = 0.0, tenant: str = "anonymous", model: str = "m", tokens: int = 10
+    lane: str = "fast",
+    *,
+    at: float = 0.0,
+    tenant: str = "anonymous",
+    model: str = "m",
+    tokens: int = 10,
+    tier: str = "free",
 ) -> Request:
     promise = LANES[lane]
     return Request(
@@ -40,6 +48,7 @@ def request(
         lane=lane,
         priority=promise.priority,
         tenant=tenant,
+        tier=tier,
         prompt_tokens=tokens,
         max_output=tokens,
         wait_until=at + promise.wait_bound_s,
@@ -48,11 +57,22 @@ def request(
 
 
 def dispatcher(
-    *slots: int, tenants: dict[str, TenantLimits] | None = None, now: float = 0.0, no_replica_wait_s: float = 10.0
+    *slots: int,
+    tenants: dict[str, TenantLimits] | None = None,
+    now: float = 0.0,
+    no_replica_wait_s: float = 10.0,
+    tiers: dict[str, Tier] | None = None,
 ) -> Dispatcher:
     """With a healthy replica for each number, called a, b, c …"""
-    rng = random.Random(1)
-    made = Dispatcher(LANES, tenants or {}, RouteConfig(), Health(), rng, no_replica_wait_s=no_replica_wait_s)
+    made = Dispatcher(
+        LANES,
+        tenants or {},
+        RouteConfig(),
+        Health(),
+        random.Random(1),
+        no_replica_wait_s=no_replica_wait_s,
+        tiers=tiers,
+    )
     for name, size in zip("abcdefgh", slots, strict=False):
         join(made, name, size, now)
     return made
@@ -475,3 +495,71 @@ def test_every_arrival_ends_exactly_once_and_every_load_returns_to_nothing(seed:
     assert made.passages == {}
     for load in made.fleet.loads.values():
         assert (load.requests, load.prefill_tokens, load.decode_tokens) == (0, 0, 0)
+
+
+# -- tiers ------------------------------------------------------------------------------------------------
+
+RESERVED = {tier.name: tier for tier in (Tier(name="premium", weight=4.0, reserve=0.5), Tier(name="free"))}
+
+
+def test_free_leaves_premium_its_reserve_and_premium_takes_it() -> None:
+    made = dispatcher(4, tiers=RESERVED)
+    free = [request("slow") for _ in range(4)]
+    assert placed(send(made, *free)) == [one.id for one in free[:2]]
+    premium = [request("slow", tier="premium") for _ in range(3)]
+    assert placed(send(made, *premium)) == [one.id for one in premium[:2]]
+    # A premium request has ended: its place is its tier's, and the one that waits has it.
+    assert placed(made.on(Ended(premium[0].id, Outcome.COMPLETED, (1, 1)), 0.1)) == [premium[2].id]
+    # A free one has ended: the reserve is in use, so its place is free's again.
+    assert placed(made.on(Ended(free[0].id, Outcome.COMPLETED, (1, 1)), 0.2)) == [free[2].id]
+
+
+def test_an_idle_fleet_takes_anybody_whatever_is_reserved() -> None:
+    made = dispatcher(1, tiers={"premium": Tier(name="premium", reserve=1.0), "free": Tier(name="free")})
+    assert len(placed(send(made, request()))) == 1
+
+
+def test_tiers_that_wait_share_a_lane_by_weight_and_neither_starves() -> None:
+    made = dispatcher(1, tiers={"premium": Tier(name="premium", weight=4.0), "free": Tier(name="free")})
+    running = send(made, request("slow"))[0].request_id
+    waiting = {one.id: one for one in [request("slow", tier=tier) for _ in range(20) for tier in ("free", "premium")]}
+    send(made, *waiting.values())
+    turns = []
+    for step in range(20):
+        (command,) = made.on(Ended(running, Outcome.COMPLETED, None), 0.01 * step)
+        running = command.request_id
+        turns.append(waiting[running].tier)
+    assert 15 <= turns.count("premium") <= 17
+
+
+# -- what is told with a command -------------------------------------------------------------------------
+
+
+def test_a_replica_is_cold_until_it_has_been_seen_to_generate() -> None:
+    made = dispatcher(4)
+    first, second = request(), request()
+    assert [c.cold for c in send(made, first) if isinstance(c, Dispatch)] == [True]
+    made.on(Ended(first.id, Outcome.COMPLETED, (10, 5)), 0.1)
+    assert [c.cold for c in send(made, second, now=0.2) if isinstance(c, Dispatch)] == [False]
+
+
+def test_a_deep_check_warms_a_replica_and_an_ejection_cools_it() -> None:
+    made = dispatcher(4)
+    made.on(Probed("a", ok=True, deep=True), 0.0)
+    assert [c.cold for c in send(made, request()) if isinstance(c, Dispatch)] == [False]
+    for _ in range(3):
+        made.on(Probed("a", ok=False), 0.5)
+    load = made.fleet.get("a")
+    assert load is not None
+    assert load.cold
+
+
+def test_who_stood_before_is_told_when_the_wait_is_over() -> None:
+    made = dispatcher(1)
+    running, hog, late = request(), request(tenant="hog", tokens=100), request(tenant="late")
+    send(made, running, hog, late)
+    first = made.on(Ended(running.id, Outcome.COMPLETED, None), 0.1)
+    second = made.on(Ended(placed(first)[0], Outcome.COMPLETED, None), 0.2)
+    ahead = {c.request_id: c.ahead for c in (*first, *second)}
+    stood = Ahead(requests=1, tokens=200, tenant="hog", tenant_requests=1, tenant_tokens=200)
+    assert ahead == {hog.id: None, late.id: stood}

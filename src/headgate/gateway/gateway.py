@@ -331,11 +331,13 @@ class Gateway:
 def for_headgate(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
     """Our own engine takes the lane's promises with the request."""
     request = accepted.request
-    lane = dispatcher.lanes[request.lane]
-    extra = {
+    lane, tier = dispatcher.lanes[request.lane], dispatcher.tiers[request.tier]
+    extra: dict[str, Any] = {
         "lane": request.lane if request.lane in LANES else "slow",
         "priority": request.priority,
         "ttft_target_ms": lane.ttft_target_s * 1e3,
         "tpot_target_ms": lane.gap_target_s * 1e3,
     }
+    if tier.longest_neighbour is not None:
+        extra["longest_neighbour"] = tier.longest_neighbour
     return {**accepted.body, **extra}

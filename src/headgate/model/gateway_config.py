@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from headgate.model.config import EngineConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica, ReplicaId
+from headgate.model.tier import TIERS, Tier
 
 # -- bounds -----------------------------------------------------------------------------------------------
 
@@ -83,10 +84,17 @@ Algorithm = Literal[
     "balanced", "round_robin", "least_connections", "weighted", "token_aware", "power_of_two",
     "prefix", "session", "tenant",
 ]  # fmt: skip
-Tier = Literal["premium", "free"]
+TierName = Literal["premium", "free"]
 Kind = Literal["openai", "headgate", "vllm", "sglang", "tgi", "tensorrt_llm", "triton", "llama_cpp"]
 
 BOUNDS: dict[type, dict[str, Any]] = {
+    Tier: {
+        "name": TierName,
+        "weight": Weight,
+        "reserve": Share,
+        "longest_neighbour": Count | None,
+        "max_tokens": Count | None,
+    },
     Lane: {
         "name": Name,
         "priority": Annotated[int, _between(0, 100)],
@@ -158,7 +166,7 @@ class Tenant:
     """False: its requests are refused. For anonymous the file's default is whether no tenant has a key."""
     key_sha256: tuple[KeyHash, ...] = ()
     """SHA-256 of each of its keys, in hex; several, so that a key can be replaced without a gap."""
-    tier: Tier = "free"
+    tier: TierName = "free"
     """Premium's reserved room and tighter caps, or what is left."""
     weight: Weight = 1.0
     """Share within a lane while other tenants wait there too."""
@@ -336,6 +344,8 @@ class GatewayConfig:
     """Who has a key."""
     anonymous: Tenant = ANONYMOUS
     """Who has none."""
+    tiers: tuple[Tier, ...] = tuple(TIERS.values())
+    """What premium and free are worth."""
     admin_keys: tuple[KeyHash, ...] = ()
     """SHA-256 of the keys that may change the running gateway. They are no tenant's."""
     replicas: tuple[Replica, ...] = ()
@@ -393,6 +403,9 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     reserved = sum(lane.reserve for lane in config.lanes)
     if reserved > 1 + 1e-9:
         yield "lanes", f"expected reserves that add up to 1 at most, got {reserved:g}"
+    kept = sum(tier.reserve for tier in config.tiers)
+    if kept > 1 + 1e-9:
+        yield "tiers", f"expected reserves that add up to 1 at most, got {kept:g}"
     if config.classify.fast_below_tokens > config.classify.long_above_tokens + 1:
         yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
     if config.relay.spool_bytes < config.relay.bytes:

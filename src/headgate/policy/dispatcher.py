@@ -32,6 +32,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
+from headgate.model.tier import TIERS, Tier
 from headgate.policy.admit import come_back_in
 from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
@@ -64,8 +65,11 @@ class Dispatcher:
         *,
         retries: RetryBudget | None = None,
         no_replica_wait_s: float = 10.0,
+        tiers: dict[str, Tier] | None = None,
     ) -> None:
         self.lanes = lanes
+        self.tiers = tiers or TIERS
+        self._reserved = any(tier.reserve > 0 for tier in self.tiers.values())
         self.tenants = tenants
         self.fleet = Fleet(ALGORITHMS[routing.algorithm].order)
         self.health = health
@@ -108,10 +112,11 @@ class Dispatcher:
         return commands
 
     def waiting(self, lane: str) -> int:
-        return sum(len(pool.lanes[lane, long].queue) for pool in self.pools.values() for long in (False, True))
+        states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
+        return sum(len(state.queue) for state in states)
 
     def running(self, lane: str) -> int:
-        return sum(pool.tallies[lane].running for pool in self.pools.values())
+        return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
 
     # -- requests -------------------------------------------------------------------------------------------
 
@@ -328,7 +333,7 @@ class Dispatcher:
             if request is None or not self._may_go(state, request):
                 continue
             room, _ = self.fleet.capacity(pool.model, lane.name)
-            owed = state.tally.running < int(lane.reserve * room)
+            owed = state.running < int(lane.reserve * room)
             key = (float(lane.priority), 0.0) if owed else (inf, state.tally.served)
             if best is None or key < best_key:
                 best, best_key = state, key
@@ -337,14 +342,27 @@ class Dispatcher:
     def _may_go(self, state: LaneState, request: Request) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
         lane = state.lane
-        if lane.concurrency is not None and state.tally.running >= lane.concurrency:
+        if lane.concurrency is not None and state.running >= lane.concurrency:
+            return False
+        if self._reserved and self._kept_for_others(state):
             return False
         if lane.hold_above >= 1.0 and request.prompt_tokens <= LONG_PROMPT:
             return True
         room, used = self.fleet.capacity(state.pool.model, lane.name)
-        if used >= lane.hold_above * room and state.tally.running >= max(1, int(self._share(lane) * room)):
+        if used >= lane.hold_above * room and state.running >= max(1, int(self._share(lane) * room)):
             return False  # it has its share, and what is left is for others
         return used == 0 or not self._too_long_for_now(state, request, room)
+
+    def _kept_for_others(self, state: LaneState) -> bool:
+        """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
+        room, used = self.fleet.capacity(state.pool.model, state.lane.name)
+        kept = 0
+        for tier in self.tiers.values():
+            if tier.name != state.tier and tier.reserve > 0:
+                tallies = state.pool.tallies
+                running = sum([tallies[lane, tier.name].running for lane in self.lanes])
+                kept += max(0, int(tier.reserve * room) - running)
+        return used > 0 and room - used <= kept
 
     def _share(self, lane: Lane) -> float:
         return lane.weight / sum(other.weight for other in self.lanes.values())
@@ -372,7 +390,7 @@ class Dispatcher:
         if passage.long_prefill:
             state.pool.long_prefills += 1
         if passage.attempts == 1:
-            state.tally.served += request.tokens / state.lane.weight
+            state.tally.served += request.tokens / state.tally.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
         state.tally.running += 1
         commands.append(
@@ -401,10 +419,15 @@ class Dispatcher:
         if pool is None:
             pool = self.pools[model] = Pool(model)
             for lane in self.lanes.values():
-                tally = pool.tallies[lane.name] = Tally()
-                for long in (False, True):
-                    pool.lanes[lane.name, long] = LaneState(lane, pool, tally)
-        return pool.lanes[request.lane, request.prompt_tokens > LONG_PROMPT]
+                self._open_lane(pool, lane)
+        return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT]
+
+    def _open_lane(self, pool: Pool, lane: Lane) -> None:
+        tallies = tuple(Tally(lane.weight * tier.weight) for tier in self.tiers.values())
+        for tier, tally in zip(self.tiers, tallies, strict=True):
+            pool.tallies[lane.name, tier] = tally
+            for long in (False, True):
+                pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies)
 
     # -- replicas -----------------------------------------------------------------------------------------------
 

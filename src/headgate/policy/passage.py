@@ -52,23 +52,35 @@ class Passage:
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """What one lane has of one pool."""
+    """What one tier of one lane has of one pool."""
 
+    weight: float
     running: int = 0
     served: float = 0.0
-    """Tokens sent, over the lane's weight: whoever has had least goes next."""
+    """Tokens sent, over the weight of lane and tier: whoever has had least goes next."""
 
 
 @dataclass(slots=True, eq=False)
 class LaneState:
-    """One lane's queue for one pool of replicas. Long prompts have a queue of their own beside it, so that nobody is
-    stuck behind one that has to wait for another long prefill to end."""
+    """One lane's queue for one pool of replicas and one tier. Long prompts have a queue of their own beside it, so that
+    nobody is stuck behind one that has to wait for another long prefill to end."""
 
     lane: Lane
+    tier: str
     pool: "Pool"
     tally: Tally
+    tallies: tuple[Tally, ...]
+    """Of all tiers of the lane, its own included."""
     queue: FairQueue = field(default_factory=FairQueue)
     drain: Drain = field(default_factory=Drain)
+
+    @property
+    def running(self) -> int:
+        """Of the whole lane, at the pool's replicas."""
+        running = 0
+        for tally in self.tallies:
+            running += tally.running
+        return running
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +88,10 @@ class Pool:
     """Everybody who asks for the same model. None: for any."""
 
     model: str | None
-    lanes: dict[tuple[str, bool], LaneState] = field(default_factory=dict)
-    """By lane, and whether for long prompts."""
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    lanes: dict[tuple[str, str, bool], LaneState] = field(default_factory=dict)
+    """By lane, tier, and whether for long prompts."""
+    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    """By lane and tier."""
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
     long_prefills: int = 0
