@@ -24,6 +24,7 @@ from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
 from headgate.gateway.accept import Acceptor
 from headgate.gateway.account import Account
+from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
 from headgate.gateway.relay import RelayLimits
@@ -224,7 +225,8 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: li
         loop.add_signal_handler(number, stop.set)
     gateway = _gateway(config, clock)
     watches: list[Watch] = []
-    surface = Surface(gateway, watches)
+    catalog = Catalog(gateway.hear)
+    surface = Surface(gateway, catalog)
     http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
     where = await _listen_gateway(http, config)
     async with AsyncExitStack() as stack:
@@ -238,7 +240,9 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: li
             pool = Pool(replica.url, clock=clock, limits=PoolLimits(connect_timeout_s=config.timeouts.connect_s))
             stack.callback(pool.close)
             gateway.join(replica, pool)
-            watch = Watch(replica, pool, gateway.hear, config.health.probe_interval_s, config.health.deep_interval_s)
+            catalog.add(replica)
+            health = config.health
+            watch = Watch(replica, pool, gateway.hear, catalog.said, health.probe_interval_s, health.deep_interval_s)
             watches.append(watch)
             gateway.hear(ReplicaJoined(replica))
             background.append(loop.create_task(watch.run()))

@@ -6,8 +6,10 @@ answers with commands, a Relay joins the client's exchange to the replica's call
 
 import asyncio
 import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -15,7 +17,7 @@ from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.model.clock import Clock
-from headgate.model.errors import Refused, ReplicaFailed, ServeError
+from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Refuse, Tick
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
@@ -26,7 +28,13 @@ from headgate.replica.http import Pool, request_head
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
+log = logging.getLogger(__name__)
+
 _encode = msgspec.json.Encoder().encode
+ASIDE_BYTES: Final = 64 * 1024
+"""A longer body is understood in a thread of its own."""
+NO_LANE: Final = "none"
+"""Of a request that was not understood, so that it never had one."""
 NO_TAGS: dict[str, str] = {}
 PASSED_ON = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
@@ -108,6 +116,7 @@ class Gateway:
         self._relay_limits = relay_limits
         self._clock = clock
         self._wall_offset = wall_offset
+        self._aside = ThreadPoolExecutor(1, "headgate-accept")
         self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -116,8 +125,55 @@ class Gateway:
     # -- requests ----------------------------------------------------------------------------------------
 
     def complete(self, exchange: Exchange) -> None:
-        """A handler: chat, text completions, embeddings. Raises what the client did wrong."""
-        accepted = self.acceptor.accept(exchange)
+        """A handler: chat, text completions, embeddings."""
+        if len(exchange.body) > ASIDE_BYTES:
+            self._loop.run_in_executor(self._aside, self._accept_aside, exchange)
+            return
+        try:
+            accepted = self.acceptor.accept(exchange)
+        except ServeError as error:
+            self._turn_away(exchange, error)
+        else:
+            self._enter(exchange, accepted)
+
+    def _accept_aside(self, exchange: Exchange) -> None:
+        """Understanding a long body takes longer than others should wait for their next token."""
+        try:
+            accepted = self.acceptor.accept(exchange)
+        except ServeError as error:
+            self._loop.call_soon_threadsafe(self._turn_away, exchange, error)
+        except Exception as error:
+            log.exception("request %s: could not be understood", exchange.request_id)
+            failed = EngineFailed(f"internal error: {type(error).__name__}")
+            self._loop.call_soon_threadsafe(self._turn_away, exchange, failed)
+        else:
+            self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
+
+    def _turn_away(self, exchange: Exchange, error: ServeError) -> None:
+        """It is no request that anybody could serve. It leaves a record all the same."""
+        at, now = exchange.received_at, self._clock()
+        self.account.open()
+        self.account.close(
+            Record(
+                id=exchange.request_id,
+                at=at,
+                wall=at + self._wall_offset,
+                lane=NO_LANE,
+                tenant="",
+                model="",
+                outcome=error.outcome,
+                status=STATUS[error.outcome],
+                message=error.message,
+                accept_s=now - at,
+                e2e_s=now - at,
+            )
+        )
+        exchange.fail(error)
+
+    def _enter(self, exchange: Exchange, accepted: Accepted) -> None:
+        if exchange.done:
+            self._turn_away(exchange, Gone("the client left while its request was being read"))
+            return
         request, now = accepted.request, self._clock()
         if request.id in self.tickets:
             exchange.request_id = self._another_id(request.id)

@@ -2,24 +2,22 @@
 
 from html import escape
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headgate import __version__
+from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.watch import Watch
 from headgate.model.errors import NotReady
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 
 
 class Surface:
-    def __init__(self, gateway: Gateway, watches: list[Watch]) -> None:
+    def __init__(self, gateway: Gateway, catalog: Catalog) -> None:
         self.draining = False
         self._gateway = gateway
-        self._watches = watches
         self._registry = CollectorRegistry()
         self._registry.register(Figures(gateway))
         self.router = Router(
@@ -27,7 +25,8 @@ class Surface:
                 ("POST", "/v1/chat/completions"): gateway.complete,
                 ("POST", "/v1/completions"): gateway.complete,
                 ("POST", "/v1/embeddings"): gateway.complete,
-                ("GET", "/v1/models"): self._models,
+                ("GET", "/v1/models"): catalog.serve_list,
+                ("GET", "/v1/models/*"): catalog.serve_one,
                 ("GET", "/health/live"): self._live,
                 ("GET", "/health/ready"): self._ready,
                 ("GET", "/health"): self._ready,
@@ -35,14 +34,6 @@ class Surface:
                 ("GET", "/"): self._page,
             }
         )
-
-    def _models(self, exchange: Exchange) -> None:
-        names: dict[str, None] = {}
-        for watch in self._watches:
-            named = [watch.replica.model] if watch.replica.model is not None else watch.models
-            names.update(dict.fromkeys(named))
-        cards = [{"id": name, "object": "model", "created": 0, "owned_by": "headgate"} for name in names]
-        exchange.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
 
     def _live(self, exchange: Exchange) -> None:
         exchange.respond(200, b'{"status":"live"}')

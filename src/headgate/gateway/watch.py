@@ -1,7 +1,6 @@
 """Are the replicas well? Probes on a clock of their own, never on the request path."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,7 +8,8 @@ import msgspec
 
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
-from headgate.model.replica import Replica
+from headgate.model.replica import Replica, ReplicaId
+from headgate.replica.gauges import GAUGES, read_gauges
 from headgate.replica.http import Pool
 
 _encode = msgspec.json.Encoder().encode
@@ -22,6 +22,14 @@ HEALTH_PATHS = {"headgate": "/health/ready"}
 """Where a kind of replica says that it is well. What is not listed is asked for /health, then /v1/models."""
 
 
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
 @dataclass(slots=True)
 class Watch:
     """Looks after one replica for as long as `run` runs."""
@@ -29,6 +37,8 @@ class Watch:
     replica: Replica
     pool: Pool
     tell: Callable[[Event], None]
+    said: Callable[[ReplicaId, list[str]], None]
+    """Told what models it lists: when it first answers, and with every deep check."""
     interval_s: float = 1.0
     deep_s: float = 30.0
     """Between two checks that really generate a token."""
@@ -36,6 +46,8 @@ class Watch:
     """What it says it serves."""
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it has answered."""
+    load: dict[str, float] = field(default_factory=dict)
+    """What it said last about its own load."""
     _path: str = ""
 
     async def run(self) -> None:
@@ -45,15 +57,24 @@ class Watch:
         while not await self.look():
             await asyncio.sleep(pause_s)
             pause_s = min(self.interval_s, pause_s * 1.5)
+        await self._ask_models()
         self.tell(Probed(self.replica.id, ok=True))
         self.joined.set()
-        since_deep_s = 0.0
+        async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
+            group.create_task(self._keep_looking())
+            group.create_task(self._keep_looking_deep())
+
+    async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self.interval_s)
-            since_deep_s += self.interval_s
-            if deep := since_deep_s >= self.deep_s:
-                since_deep_s = 0.0
-            self.tell(Probed(self.replica.id, await (self.look_deep() if deep else self.look()), deep))
+            self.tell(Probed(self.replica.id, await self.look()))
+            await self._ask_load()
+
+    async def _keep_looking_deep(self) -> None:
+        while True:
+            await asyncio.sleep(self.deep_s)
+            self.tell(Probed(self.replica.id, await self.look_deep(), deep=True))
+            await self._ask_models()
 
     async def look_deep(self) -> bool:
         """One real token. A replica that can only say it is well is not."""
@@ -71,17 +92,25 @@ class Watch:
             if status == 404 and self._path != "/v1/models":
                 self._path = "/v1/models"  # no health check of its own: that it lists models must do
                 status, _ = await self.pool.get(self._path, PROBE_TIMEOUT_S)
-            if status == 200 and not self.models:
-                await self._ask_models()
         except (ReplicaFailed, TimeoutError, OSError):
             return False
         return status == 200
 
     async def _ask_models(self) -> None:
-        status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
-        if status == 200:
-            try:
-                listed = json.loads(body)["data"]
-                self.models = [str(card["id"]) for card in listed][:256]
-            except (ValueError, KeyError, TypeError):
-                self.models = []
+        try:
+            status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
+            if status == 200:
+                listed = msgspec.json.decode(body, type=_Models).data
+                self.models = [card.id for card in listed]
+                self.said(self.replica.id, self.models)
+        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError):
+            pass  # what it said before still holds; whether it is well is asked elsewhere
+
+    async def _ask_load(self) -> None:
+        if self.replica.kind not in GAUGES:
+            return
+        try:
+            status, body = await self.pool.get("/metrics", PROBE_TIMEOUT_S)
+        except (ReplicaFailed, TimeoutError, OSError):
+            status, body = 0, b""
+        self.load = read_gauges(self.replica.kind, body.decode("utf-8", "replace")) if status == 200 else {}

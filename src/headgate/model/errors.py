@@ -74,6 +74,12 @@ class NotReady(Refused):
         super().__init__(message, Outcome.NOT_READY, 1.0)
 
 
+class Gone(ServeError):
+    """Nobody is left to be told."""
+
+    outcome = Outcome.CANCELLED
+
+
 class SlowClient(ServeError):
     outcome = Outcome.SLOW_CLIENT
     code = "slow_client"

@@ -116,6 +116,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "id": ReplicaName,
         "url": ReplicaUrl,
         "model": Text | None,
+        "models": frozenset[Text],
         "kind": Kind,
         "slots": Count | None,
         "token_limit": Count | None,

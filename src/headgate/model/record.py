@@ -131,3 +131,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     reason: str = ""
     """Why that replica, or why not at all."""
     seen: tuple[Seen, ...] = ()
+
+    trace: str = ""
+    """The W3C traceparent its replica got: the trace, our own span in it, and whether it was sampled from the start."""
+    parent: str = ""
+    """Whose child our span is, in hex; empty: the trace begins here."""

@@ -13,7 +13,9 @@ class Replica:
     url: str
     """http://host:port, https://…, or unix:/path/to.sock"""
     model: str | None = None
-    """The model it serves; None: any."""
+    """The model it serves; None: whatever it says it serves."""
+    models: frozenset[str] = frozenset()
+    """Names it was found to serve, where that matters; empty: any."""
     kind: str = "openai"
     slots: int | None = None
     """Requests it may have at once; None: found by watching its latency."""
@@ -24,6 +26,11 @@ class Replica:
     """Lanes it serves; empty: all."""
     tags: dict[str, str] = field(default_factory=dict)
     """quantization, gpu_type, version, …: labels on its figures."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Models it is asked for; empty: any."""
+        return self.models if self.model is None else frozenset((self.model,))
 
 
 @dataclass(slots=True, eq=False)

@@ -22,7 +22,8 @@ Order = Literal["work", "requests", "turn", "weighted_turn"]
 class Pool:
     """Replicas that serve the same model and lanes, and what they come to."""
 
-    model: str | None
+    names: frozenset[str]
+    """Models they are asked for; empty: any."""
     lanes: frozenset[str]
     ring: Ring = field(default_factory=Ring)
     ready: list[tuple[float, int, "Seat"]] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Fleet:
         self.order = order
         self.loads: dict[ReplicaId, Load] = {}
         self.seats: dict[ReplicaId, Seat] = {}
-        self._pools: dict[tuple[str | None, frozenset[str]], Pool] = {}
+        self._pools: dict[tuple[frozenset[str], frozenset[str]], Pool] = {}
         self._views: dict[tuple[str | None, str | None], tuple[tuple[Pool, ...], tuple[Pool, ...]]] = {}
         self._models: dict[str, None] = {}
         self._joined = 0
@@ -75,9 +76,10 @@ class Fleet:
         replica = load.replica
         if replica.id in self.seats:
             self.remove(replica.id)
-        pool = self._pools.get((replica.model, replica.lanes))
+        names = replica.names
+        pool = self._pools.get((names, replica.lanes))
         if pool is None:
-            pool = self._pools[replica.model, replica.lanes] = Pool(replica.model, replica.lanes)
+            pool = self._pools[names, replica.lanes] = Pool(names, replica.lanes)
             self._look_again()
         pool.replicas += 1
         pool.ring.add(replica.id)
@@ -97,7 +99,7 @@ class Fleet:
         pool.replicas -= 1
         pool.ring.remove(replica_id)
         if not pool.replicas:
-            del self._pools[pool.model, pool.lanes]
+            del self._pools[pool.names, pool.lanes]
             self._look_again()
 
     def changed(self, load: Load) -> None:
@@ -212,7 +214,7 @@ class Fleet:
         key = (model if model in self._models else None, lane)
         view = self._views.get(key)
         if view is None:
-            serving = [pool for pool in self._pools.values() if pool.model is None or pool.model == model]
+            serving = [pool for pool in self._pools.values() if not pool.names or model in pool.names]
             dedicated = tuple(pool for pool in serving if lane is not None and pool.lanes == {lane})
             open_to = (pool for pool in serving if lane is None or not pool.lanes or lane in pool.lanes)
             view = self._views[key] = (dedicated, tuple(pool for pool in open_to if pool not in dedicated))
@@ -220,4 +222,4 @@ class Fleet:
 
     def _look_again(self) -> None:
         self._views.clear()
-        self._models = dict.fromkeys(pool.model for pool in self._pools.values() if pool.model is not None)
+        self._models = dict.fromkeys(name for pool in self._pools.values() for name in sorted(pool.names))

@@ -156,8 +156,8 @@ class Health:
     def __init__(self, config: HealthConfig | None = None) -> None:
         self.config = config or HealthConfig()
         self._watched: dict[ReplicaId, Watch] = {}
-        self._groups: dict[str | None, Group] = {}
-        self._kins: dict[tuple[str | None, tuple[str, ...], str, str], Kin] = {}
+        self._groups: dict[frozenset[str], Group] = {}
+        self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
         self._alarms: list[tuple[float, ReplicaId]] = []
 
     # -- replicas come and go -------------------------------------------------------------------------------
@@ -165,9 +165,9 @@ class Health:
     def add(self, replica: Replica, now: float, state: State = UP) -> Verdict:
         """UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from there."""
         self.remove(replica.id)
-        group = self._groups.setdefault(replica.model, Group())
+        group = self._groups.setdefault(replica.names, Group())
         lanes, tags = tuple(sorted(replica.lanes)), replica.tags
-        alike = (replica.model, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
+        alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
         kin = self._kins.setdefault(alike, Kin(self.config.outlier))
         group.size += 1
         watch = self._watched[replica.id] = Watch(replica.id, group, kin, Record())

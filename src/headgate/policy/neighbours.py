@@ -24,6 +24,8 @@ class Neighbour(msgspec.Struct, frozen=True, gc=False):
     replica: str
     tokens: int
     """Of its prompt, those that had to be prefilled."""
+    context: int
+    """Prompt and answer: what each of its steps reads of the KV memory at the end."""
     sent_at: float
     first_at: float
     """Its prefill, the replica's own queue included, lasted from `sent_at` to here."""
@@ -44,7 +46,10 @@ def as_neighbour(record: Record) -> Neighbour:
     if not record.stream and record.ttft_s is not None:
         first_at = sent_at + _prefill_s(record)
     tokens = max(0, record.prompt_tokens - record.cached_tokens)
-    return Neighbour(record.id, record.tenant, record.lane, record.replica or "", tokens, sent_at, first_at, ended_at)
+    return Neighbour(
+        record.id, record.tenant, record.lane, record.replica or "", tokens, record.prompt_tokens + record.output_tokens,
+        sent_at, first_at, ended_at,
+    )  # fmt: skip
 
 
 def neighbours(record: Record, others: Iterable[Record], most: int = MOST) -> list[Neighbour]:

@@ -15,12 +15,18 @@ from headgate.replica.connection import Call, Connection, Listener, PoolLimits
 __all__ = ["Call", "Listener", "Pool", "PoolLimits", "request_head"]
 
 
-def request_head(path: str, host: str, headers: tuple[tuple[str, str], ...] = (), method: str = "POST") -> bytes:
+def request_head(
+    path: str,
+    host: str,
+    headers: tuple[tuple[str, str], ...] = (),
+    method: str = "POST",
+    content_type: str = "application/json",
+) -> bytes:
     """What `Pool.send` wants: all but the body's length and the empty line. So it can be made once for many requests,
-    and lines be appended to it. What is posted is JSON."""
+    and lines be appended to it. `content_type` is of what is posted."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers)]
     if method == "POST":
-        lines.append("content-type: application/json")
+        lines.append(f"content-type: {content_type}")
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError(f"line break in a request head: {lines}")
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")

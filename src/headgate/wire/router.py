@@ -6,7 +6,7 @@ from headgate.wire.errors import Headers, refusal_body
 from headgate.wire.exchange import Exchange, Handler
 
 Routes = Mapping[tuple[str, str], Handler]
-"""(method, path) → handler. A path ending in `/*` takes any last part; a GET route answers HEAD as well."""
+"""(method, path) → handler. A path ending in `/*` takes all that is below; a GET route answers HEAD as well."""
 
 
 class Router:
@@ -32,16 +32,26 @@ class Router:
             handler(exchange)
 
     def _by_folder(self, exchange: Exchange) -> Handler | None:
-        folder, _, last = exchange.path.rpartition("/")
-        return self._routes.get((exchange.method, f"{folder}/*")) if last else None
+        path = _folder(exchange.path, self._allowed)
+        return self._routes.get((exchange.method, path)) if path is not None else None
 
     def _refuse(self, exchange: Exchange) -> None:
-        allowed = self._allowed.get(exchange.path) or self._allowed.get(f"{exchange.path.rpartition('/')[0]}/*")
+        allowed = self._allowed.get(exchange.path) or self._allowed.get(_folder(exchange.path, self._allowed) or "")
         if allowed is None:
             _respond(exchange, 404, f"no such path: {exchange.path[:256]}")
         else:
             allow = ", ".join(sorted(allowed))
             _respond(exchange, 405, f"{exchange.path} answers {allow}", (("allow", allow),))
+
+
+def _folder(path: str, known: Mapping[str, object]) -> str | None:
+    """The deepest route of the form `/x/*` that it is below."""
+    folder = path
+    while folder:
+        folder, _, last = folder.rpartition("/")
+        if last and f"{folder}/*" in known:
+            return f"{folder}/*"
+    return None
 
 
 def _respond(exchange: Exchange, status: int, message: str, headers: Headers = ()) -> None:

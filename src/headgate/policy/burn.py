@@ -1,0 +1,87 @@
+"""How fast is the error budget being used up?
+
+Of a hundred thousand requests, availability of 99.9 % lets a hundred fail. A burn of 1 uses that up exactly in the time
+it is meant for; alerts look at two windows each, a long one so that it matters and a short one so that it is still
+going on (Google's SRE workbook, chapter 5).
+"""
+
+from array import array
+from dataclasses import dataclass, field
+
+FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S = 300, 1800, 3600, 21_600
+FAST, SLOW = 14.4, 6.0
+"""Burns that use up 2 % of a month's budget in an hour, and 5 % in six."""
+LEAST_FAILED = 5
+"""In the long window. One failure of a quiet night's fifty requests is fifty times the budget, and no reason to wake
+anybody."""
+SLICE_S = 15
+
+
+class Meter:
+    """Sums over the last so many seconds, for any window up to `reach_s`, in a ring of slices.
+
+    Each slice holds what the sums were when it began: any window is one subtraction, however long it is. A window is up
+    to a slice longer than asked for, never shorter.
+    """
+
+    def __init__(self, columns: int, *, slice_s: int = SLICE_S, reach_s: int = SIX_HOURS_S) -> None:
+        self._slice_s = slice_s
+        self._slices = reach_s // slice_s + 1
+        self._sums = [0.0] * columns
+        self._began = [array("d", bytes(8 * self._slices)) for _ in range(columns)]
+        self._first: int | None = None
+        self._last = 0
+
+    def add(self, now: float, *values: float) -> None:
+        self._roll(now)
+        for column, value in enumerate(values):
+            self._sums[column] += value
+
+    def over(self, window_s: int, now: float) -> tuple[float, ...]:
+        self._roll(now)
+        assert self._first is not None
+        start = max(self._last - window_s // self._slice_s, self._first, self._last - self._slices + 1)
+        return tuple(total - began[start % self._slices] for total, began in zip(self._sums, self._began, strict=True))
+
+    def _roll(self, now: float) -> None:
+        current = int(now // self._slice_s)
+        if self._first is None:
+            self._first = self._last = current
+        for index in range(max(self._last + 1, current - self._slices + 1), current + 1):
+            for total, began in zip(self._sums, self._began, strict=True):
+                began[index % self._slices] = total
+        self._last = max(self._last, current)
+
+
+@dataclass(slots=True)
+class Burn:
+    """One lane's error budget."""
+
+    budget: float
+    """Share of requests that may fail; 1: nothing is promised."""
+    _meter: Meter = field(default_factory=lambda: Meter(2))
+
+    def add(self, requests: int, failed: int, now: float) -> None:
+        self._meter.add(now, requests, failed)
+
+    def rate(self, window_s: int, now: float) -> float:
+        """1: the budget lasts exactly as long as it should."""
+        requests, failed = self._meter.over(window_s, now)
+        return failed / requests / max(self.budget, 1e-9) if requests else 0.0
+
+    def counts(self, window_s: int, now: float) -> tuple[int, int]:
+        """(requests, failed)"""
+        requests, failed = self._meter.over(window_s, now)
+        return int(requests), int(failed)
+
+    def score(self, factor: float, long_s: int, short_s: int, now: float) -> float | None:
+        """Both windows' burn as a share of `factor`, the lower one; None: too little has failed to tell."""
+        if self.budget >= 1 or self._meter.over(long_s, now)[1] < LEAST_FAILED:
+            return None
+        return min(self.rate(long_s, now), self.rate(short_s, now)) / reachable(factor, self.budget)
+
+
+def reachable(factor: float, budget: float) -> float:
+    """A burn that can happen: where a tenth may fail, nothing burns 14.4 times as much. Then it is halfway from the
+    budget to everything."""
+    return min(factor, (1 + budget) / (2 * max(budget, 1e-9)))

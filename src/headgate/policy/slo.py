@@ -1,0 +1,332 @@
+"""Are we keeping our promises?
+
+A promise is about a percentile of a lane, never about every request. Each is ok, at risk (80 % of its bound) or broken;
+beside them stand the alerts that say why it is likely to be broken next: queues, a shift of what is usual, cold
+replicas after a deployment, the error budget, utilisation.
+
+Only symptoms are critical (a promise broken, failures): somebody's night may depend on it. Causes are warnings.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf, nextafter
+
+from headgate.model.gateway_config import ObserveConfig
+from headgate.model.lane import Lane
+from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.baseline import Baseline
+from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Burn, Meter
+from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
+
+AT_RISK, NO_RISK = 0.8, 0.7
+"""Share of its bound from which a promise is at risk, and below which it no longer is."""
+KEPT = 0.9
+"""Below this share a broken promise is kept again."""
+CALM_S = 30.0
+"""How long it must be better before that is said."""
+MINUTE_S = 60
+SUSTAINED_S = MINUTE_S + 15.0
+"""How long the last minute's p99 must be over its bound. One burst stays in that minute, and in the slice that is cut
+off next, for no longer: what is over for longer goes on."""
+LEAST, LEAST_IN_TAIL = 20, 1
+"""Requests in a window before it says anything, and how many of them are slower than the percentile: p99 needs 100."""
+USUAL_PERCENTILE = 50
+"""Of TTFT, for what is usual. The median, because it moves only if most requests do: of 50 requests that differ as
+prompts do (σ of the logarithm 1), p95 is twice its usual by chance once or twice a day, the median every few months.
+The tail has promises of its own."""
+USUAL_LEAST = 50
+TWICE = 2.0
+IMMATERIAL = 0.02
+"""Of the promised TTFT: less than this above what is usual is nothing, however often it is twice as much."""
+QUEUE_S = 15.0
+"""A burst that is gone by then is what a queue is for."""
+USE_S = 60.0
+COLD_WATCH_S = 600.0
+"""How long after a replica came into use cold requests are put down to that."""
+COLD_SHARE, COLD_LEAST = 0.01, 3
+"""A smaller share of requests, and fewer of them, meeting a cold replica is nothing."""
+OVER = nextafter(1.0, inf)
+"""A score just over 1: for bounds that may be reached, and not passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    figure: str
+    """ttft, tpot or e2e"""
+    percentile: int
+    """50, 95 or 99"""
+    within_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.figure}_p{self.percentile}"
+
+    @property
+    def least(self) -> int:
+        """Requests without which it can't be judged."""
+        return max(LEAST, round(LEAST_IN_TAIL / (1 - self.percentile / 100)))
+
+
+def promises(lane: Lane) -> tuple[Promise, ...]:
+    """What this lane is promised, in the order in which people read it."""
+    bounds = (
+        ("ttft", 50, lane.ttft_p50_s),
+        ("ttft", 95, lane.ttft_target_s),
+        ("ttft", 99, lane.ttft_p99_s),
+        ("tpot", 50, lane.tpot_p50_s),
+        ("tpot", 99, lane.gap_target_s),
+        ("e2e", 95, lane.e2e_p95_s),
+        ("e2e", 99, lane.e2e_p99_s),
+    )
+    return tuple(Promise(figure, percentile, within) for figure, percentile, within in bounds if within is not None)
+
+
+# -- what is read -----------------------------------------------------------------------------------------
+
+Asked = tuple[str, int, int]
+"""(figure, percentile, window in seconds)"""
+
+
+def asks(lane: Lane) -> tuple[Asked, ...]:
+    """The percentiles that a LaneReading of this lane should have."""
+    wanted = {("ttft", USUAL_PERCENTILE, FIVE_MIN_S): None}
+    for promise in promises(lane):
+        wanted[promise.figure, promise.percentile, FIVE_MIN_S] = None
+        if promise.percentile == 99:
+            wanted[promise.figure, promise.percentile, MINUTE_S] = None
+    return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A percentile, and how many requests it is of."""
+
+    value_s: float | None
+    count: int
+
+
+NOTHING = Tail(None, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReading:
+    tails: Mapping[Asked, Tail]
+    requests: int
+    """Since this lane was last read: all that ended, however."""
+    failed: int
+    """Of those, the ones that failed through our fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    lanes: Mapping[str, LaneReading]
+    """Any of them: what is not in here is not judged this time."""
+    waiting_per_replica: float
+    utilisation: float | None
+    """Share of the usable replicas' room that is taken; None: there is none usable."""
+    cold: int
+    """Requests of the last five minutes that met a cold replica."""
+    cold_of: int
+    """All of the last five minutes."""
+    joined: tuple[str, ...] = ()
+    """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""
+
+
+# -- what is known ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """One alert as it is now."""
+
+    alert: str
+    lane: str
+    severity: Severity
+    value: float | None
+    bound: float
+    count: int
+    since: float | None
+    """When its severity last changed; None: it never has."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    worst: Severity
+    promises: tuple[tuple[Promise, Known], ...]
+    alerts: tuple[Known, ...]
+    """All that are watched but the promises, raised or not."""
+    burns: dict[str, dict[int, float]]
+    """Lane → window in seconds → how many times too fast the error budget is used up."""
+    usual_ttft_s: dict[str, float | None]
+
+    @property
+    def raised(self) -> list[Known]:
+        """What is the matter, worst first."""
+        all_of_them = (*(known for _, known in self.promises), *self.alerts)
+        return sorted((k for k in all_of_them if k.severity is not Severity.OK), key=lambda k: -k.severity.rank)
+
+
+# -- watching ---------------------------------------------------------------------------------------------
+
+
+class LaneWatch:
+    """All that is promised to one lane."""
+
+    def __init__(self, lane: Lane, availability: float) -> None:
+        self.lane = lane
+        self.kept = [(promise, _promise_alert(lane.name, promise)) for promise in promises(lane)]
+        self.sustained = [(p, _sustained_alert(lane.name, p)) for p in promises(lane) if p.percentile == 99]
+        self.usual = Baseline()
+        slower = Step(Severity.WARNING, OVER, 0.75, clear_after_s=CALM_S)
+        self.shift = Alert("ttft_over_usual", lane.name, (slower,), lambda alert: about_usual(alert, self.usual.value))
+        self.burn = Burn(1 - availability)
+        fast, slow = (Step(severity, 1.0, KEPT) for severity in (Severity.CRITICAL, Severity.WARNING))
+        self.budget = Alert("error_budget", lane.name, (fast, slow), lambda alert: about_budget(alert, availability))
+
+    def on(self, reading: LaneReading, now: float) -> list[Change | None]:
+        tails = reading.tails
+        changes = [
+            _judge(alert, p, tails.get((p.figure, p.percentile, FIVE_MIN_S), NOTHING), p.least, now)
+            for p, alert in self.kept
+        ]
+        changes += [
+            _judge(alert, p, tails.get((p.figure, p.percentile, MINUTE_S), NOTHING), LEAST, now)
+            for p, alert in self.sustained
+        ]
+        changes.append(self._shifted(tails.get(("ttft", USUAL_PERCENTILE, FIVE_MIN_S), NOTHING), now))
+        changes.append(self._burned(reading, now))
+        return changes
+
+    def _shifted(self, tail: Tail, now: float) -> Change | None:
+        value = tail.value_s if tail.count >= USUAL_LEAST else None
+        usual, score, bound = self.usual.value, None, 0.0
+        if usual is not None:
+            bound = max(TWICE * usual, usual + IMMATERIAL * self.lane.ttft_target_s)
+            score = value / bound if value is not None else None
+        change = self.shift.see(value, bound, tail.count, (score,), now)
+        self.usual.see(value, self.shift.severity is Severity.OK, now)
+        return change
+
+    def _burned(self, reading: LaneReading, now: float) -> Change | None:
+        burn = self.burn
+        burn.add(reading.requests, reading.failed, now)
+        fast = burn.score(FAST, HOUR_S, FIVE_MIN_S, now)
+        slow = burn.score(SLOW, SIX_HOURS_S, HALF_HOUR_S, now)
+        window_s, bound = (HOUR_S, FAST) if (fast or 0.0) >= 1 else (SIX_HOURS_S, SLOW)
+        _, failed = burn.counts(window_s, now)
+        return self.budget.see(burn.rate(window_s, now), bound, failed, (fast, slow), now)
+
+
+class Slo:
+    def __init__(self, lanes: Mapping[str, Lane], observe: ObserveConfig) -> None:
+        self._observe = observe
+        self._lanes = {name: LaneWatch(lane, observe.availability) for name, lane in lanes.items()}
+        self._queue = _warning("queue_per_replica", about_queue, NO_RISK, QUEUE_S)
+        self._use = _warning("utilisation", about_use, 0.95, USE_S)
+        self._used = Meter(2, reach_s=FIVE_MIN_S)
+        self._cold = ColdWatch()
+
+    def on(self, reading: Reading, now: float) -> list[Change]:
+        changes: list[Change | None] = []
+        for name, lane in reading.lanes.items():
+            changes += self._lanes[name].on(lane, now)
+        waiting, target = reading.waiting_per_replica, self._observe.queue_per_replica
+        changes.append(self._queue.see(waiting, target, 0, (waiting / target,), now))
+        changes.append(self._cold.on(reading, now))
+        changes.append(self._utilised(reading.utilisation, now))
+        return [change for change in changes if change is not None]
+
+    def _utilised(self, utilisation: float | None, now: float) -> Change | None:
+        """By the mean of five minutes: what happens within is what queues are for."""
+        if utilisation is not None:
+            self._used.add(now, utilisation, 1)
+        total, count = self._used.over(FIVE_MIN_S, now)
+        mean, target = total / count if count else None, self._observe.utilisation_target
+        return self._use.see(mean, target, 0, (None if mean is None else mean / target,), now)
+
+    def state(self, now: float) -> State:
+        lanes = self._lanes.values()
+        kept = tuple((promise, _known(alert)) for watch in lanes for promise, alert in watch.kept)
+        others = [alert for watch in lanes for alert in (*(a for _, a in watch.sustained), watch.shift, watch.budget)]
+        others += [self._queue, self._cold.alert, self._use]
+        alerts = tuple(_known(alert) for alert in others)
+        everything = [known.severity for known in (*(known for _, known in kept), *alerts)]
+        windows = (FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S)
+        return State(
+            worst=max(everything, key=lambda severity: severity.rank),
+            promises=kept,
+            alerts=alerts,
+            burns={name: {w: watch.burn.rate(w, now) for w in windows} for name, watch in self._lanes.items()},
+            usual_ttft_s={name: watch.usual.value for name, watch in self._lanes.items()},
+        )
+
+
+@dataclass(slots=True)
+class ColdWatch:
+    """Do more requests than usual meet a cold replica, now that others came into use?"""
+
+    alert: Alert = field(init=False)
+    usual: Meter = field(default_factory=lambda: Meter(2, slice_s=FIVE_MIN_S, reach_s=86_400))
+    """Cold requests and all, of five minutes at a time in which nobody new was there."""
+    joined: tuple[str, ...] = ()
+    joined_at: float = -inf
+    learn_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.alert = _warning("cold_starts", lambda alert: about_cold(alert, self.joined), KEPT, 0.0)
+
+    def on(self, reading: Reading, now: float) -> Change | None:
+        if self.learn_at is None:
+            self.learn_at = now + COLD_WATCH_S  # at the start everybody is new to us
+        if reading.joined:
+            self.joined, self.joined_at, self.learn_at = reading.joined, now, now + COLD_WATCH_S
+        elif now >= self.learn_at:
+            self.usual.add(now, reading.cold, reading.cold_of)
+            self.learn_at = now + FIVE_MIN_S
+        cold, requests = self.usual.over(86_400, now)
+        bound = max(TWICE * cold / requests if requests else 0.0, COLD_SHARE)
+        share = reading.cold / reading.cold_of if reading.cold_of else None
+        judged = share is not None and reading.cold >= COLD_LEAST and now - self.joined_at < COLD_WATCH_S
+        score = share / bound if judged and share is not None else None
+        return self.alert.see(share, bound, reading.cold_of, (score,), now)
+
+
+def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -> Change | None:
+    """By half as many requests once it is raised, so that it does not come and go with their number."""
+    enough = tail.value_s is not None and tail.count >= (least if alert.severity is Severity.OK else least / 2)
+    value = tail.value_s if enough else None
+    score = value / promise.within_s if value is not None else None
+    return alert.see(value, promise.within_s, tail.count, (score,) * len(alert.steps), now)
+
+
+def _promise_alert(lane: str, promise: Promise) -> Alert:
+    broken = Step(Severity.CRITICAL, 1.0, KEPT, clear_after_s=CALM_S)
+    at_risk = Step(Severity.WARNING, AT_RISK, NO_RISK, clear_after_s=CALM_S)
+    return Alert(
+        promise.name, lane, (broken, at_risk), lambda alert: about_promise(alert, promise.figure, promise.percentile, 5)
+    )
+
+
+def _sustained_alert(lane: str, promise: Promise) -> Alert:
+    """Fewer requests will do: that it lasts makes up for it."""
+    over = Step(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
+    name = f"{promise.name}_over_60s"
+    return Alert(name, lane, (over,), lambda alert: about_promise(alert, promise.figure, promise.percentile, 1))
+
+
+def _warning(name: str, tell: Callable[[Alert], str], off: float, raise_after_s: float) -> Alert:
+    return Alert(name, "", (Step(Severity.WARNING, OVER, off, raise_after_s, CALM_S),), tell)
+
+
+def _known(alert: Alert) -> Known:
+    return Known(
+        alert=alert.name,
+        lane=alert.lane,
+        severity=alert.severity,
+        value=alert.value,
+        bound=alert.bound,
+        count=alert.count,
+        since=alert.since,
+        message=alert.tell(alert),
+    )

@@ -1,0 +1,83 @@
+"""How is an alert put to a person? One sentence for what is the matter, one for where to look."""
+
+from collections.abc import Sequence
+
+from headgate.policy.alert import Alert, Severity
+
+FIGURES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end time"}
+LOOK = {
+    "ttft": "Look at the queue wait: if it is most of it, add replicas; if not, long prefills are in the way.",
+    "tpot": "Look for long contexts in the batch (cap them or give them replicas of their own) and for evictions.",
+    "e2e": "Look for answers that grow (caps, stop sequences, time limit) and for requests that were evicted.",
+}
+"""The first branches of the tree that diagnose.py walks."""
+
+
+def duration(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    if seconds >= 1:
+        return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def share(value: float) -> str:
+    return f"{value * 100:.3g} %"
+
+
+def about_promise(alert: Alert, figure: str, percentile: int, minutes: int) -> str:
+    what, promised = f"{FIGURES[figure]} p{percentile}", f"the promised {duration(alert.bound)}"
+    if alert.value is None:
+        return f"{what}: too few requests to tell ({alert.count} in {minutes} min); {promised[4:]}"
+    now = (
+        f"{what} is {duration(alert.value)} over the last {minutes} min, "
+        f"{share(alert.value / alert.bound)} of {promised} ({alert.count} requests)"
+    )
+    return now if alert.severity is Severity.OK else f"{now}. {LOOK[figure]}"
+
+
+def about_usual(alert: Alert, usual_s: float | None) -> str:
+    if usual_s is None:
+        return "TTFT p50: what is usual is not known yet, or no longer"
+    if alert.value is None:
+        return f"TTFT p50: too few requests to tell ({alert.count} in 5 min); usually {duration(usual_s)}"
+    now = f"TTFT p50 is {duration(alert.value)} over the last 5 min, usually {duration(usual_s)}"
+    if alert.severity is Severity.OK:
+        return now
+    return f"{now}. Look at what changed: a new version, longer prompts, fewer replicas, a lower cache hit rate."
+
+
+def about_budget(alert: Alert, availability: float) -> str:
+    now = (
+        f"the error budget of {share(1 - availability)} is being used {alert.value or 0.0:.3g}× as fast as it lasts "
+        f"({alert.count} failed)"
+    )
+    if alert.severity is Severity.OK:
+        return now
+    return f"{now}. Look at headgate_errors_total by type and at the replicas that are out."
+
+
+def about_queue(alert: Alert) -> str:
+    now = f"{alert.value or 0.0:.3g} requests wait for each usable replica, the target is {alert.bound:g}"
+    if alert.severity is Severity.OK:
+        return now
+    return f"{now}. Add replicas, or look for ones that are out or slower than the others."
+
+
+def about_use(alert: Alert) -> str:
+    if alert.value is None:
+        return f"utilisation: no replica is usable; the target is {share(alert.bound)}"
+    now = f"{share(alert.value)} of the replicas' room is in use, the target is {share(alert.bound)}"
+    if alert.severity is Severity.OK:
+        return now
+    return f"{now}. Latency bends at 80 % and knows no bound near 95 %: add replicas before it does."
+
+
+def about_cold(alert: Alert, joined: Sequence[str]) -> str:
+    if alert.value is None:
+        return "cold replicas: no requests in the last 5 min"
+    now = f"{share(alert.value)} of {alert.count} requests met a cold replica in the last 5 min"
+    if alert.severity is Severity.OK:
+        return now
+    who = ", ".join(joined[:4]) + (f" and {len(joined) - 4} more" if len(joined) > 4 else "")
+    return f"{now}, over {share(alert.bound)}, since {who} came into use. Look at its warm-up and at health.ramp_s."
