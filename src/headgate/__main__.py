@@ -170,7 +170,8 @@ def serve(
         bundled_model()  # says what to do if there is none, before anything starts
     progress = Progress(monotonic)
     progress.title()
-    run_gateway(chosen, progress, flags.batching())
+    reload = None if config is None else lambda: config_file.load(config)
+    run_gateway(chosen, progress, flags.batching(), reload)
 
 
 @app.command

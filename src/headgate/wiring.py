@@ -13,6 +13,7 @@ import socket
 import ssl
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +25,18 @@ from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
 from headgate.gateway.accept import Acceptor
 from headgate.gateway.account import Account
-from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
 from headgate.gateway.relay import RelayLimits
+from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
 from headgate.gateway.watch import Watch
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import ServeError, StartupError
-from headgate.model.event import ReplicaJoined
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, Tenant
 from headgate.model.replica import Replica
+from headgate.model.tier import Tier
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.dispatcher import Dispatcher
@@ -210,45 +211,49 @@ async def _until(stop: asyncio.Event, engine: Engine) -> None:
 # -- the gateway ------------------------------------------------------------------------------------------
 
 
-def run_gateway(config: GatewayConfig, progress: Progress, batching: list[str]) -> None:
-    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given."""
+Reload = Callable[[], GatewayConfig]
+
+
+def run_gateway(config: GatewayConfig, progress: Progress, batching: list[str], reload: Reload | None = None) -> None:
+    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP it takes
+    what `reload` gives, as far as that is possible without a restart."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_serve_gateway(config, progress, batching, monotonic))
+    uvloop.run(_serve_gateway(config, progress, batching, reload, monotonic))
 
 
-async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: list[str], clock: Clock) -> None:
+async def _serve_gateway(
+    config: GatewayConfig, progress: Progress, batching: list[str], reload: Reload | None, clock: Clock
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = _gateway(config, clock)
-    watches: list[Watch] = []
-    catalog = Catalog(gateway.hear)
-    surface = Surface(gateway, catalog)
-    http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
-    where = await _listen_gateway(http, config)
     async with AsyncExitStack() as stack:
-        replicas = config.replicas
-        background: list[asyncio.Task[None]] = []
+        limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
+        roster = Roster(
+            gateway,
+            lambda replica: Pool(replica.url, clock=clock, limits=limits),
+            config.health.probe_interval_s,
+            config.health.deep_interval_s,
+        )
+        stack.push_async_callback(roster.close)
+        surface = Surface(gateway, roster.catalog)
+        http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
+        where = await _listen_gateway(http, config)
+        background: list[asyncio.Future[None]] = [roster.broken]
         embedded = config.embedded or EmbeddedConfig()
         socket_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-"))) / "engine.sock"
-        if not config.replicas:
-            replicas = (Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots),)
-        for replica in replicas:
-            pool = Pool(replica.url, clock=clock, limits=PoolLimits(connect_timeout_s=config.timeouts.connect_s))
-            stack.callback(pool.close)
-            gateway.join(replica, pool)
-            catalog.add(replica)
-            health = config.health
-            watch = Watch(replica, pool, gateway.hear, catalog.said, health.probe_interval_s, health.deep_interval_s)
-            watches.append(watch)
-            gateway.hear(ReplicaJoined(replica))
-            background.append(loop.create_task(watch.run()))
+        own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)
+        watches = [roster.join(replica) for replica in config.replicas or (own,)]
         if not config.replicas:
             flags, ready = [*engine_flags(embedded), *batching], watches[0].joined.is_set
             background.append(loop.create_task(keep_engine_running(flags, socket_path, ready)))
+        if reload is not None:
+            change = Change(config, gateway, roster)
+            loop.add_signal_handler(signal.SIGHUP, change.take, reload, progress)
         announcing = loop.create_task(_announce(watches, where, progress, clock))
         try:
             await _first_of(stop, background)
@@ -264,7 +269,43 @@ async def _serve_gateway(config: GatewayConfig, progress: Progress, batching: li
             await asyncio.gather(announcing, *background, return_exceptions=True)
 
 
-async def _first_of(stop: asyncio.Event, background: list[asyncio.Task[None]]) -> None:
+class Change:
+    """A new config for a gateway that runs. All of it is taken that can be; what needs a restart is named."""
+
+    def __init__(self, config: GatewayConfig, gateway: Gateway, roster: Roster) -> None:
+        self._config = config
+        self._gateway = gateway
+        self._roster = roster
+
+    def take(self, reload: Reload, progress: Progress) -> None:
+        try:
+            new = reload()
+            self._apply(new)
+        except (StartupError, ValueError) as error:
+            progress.say(f"config not taken, the old one stays: {error}")
+            return
+        old, self._config = self._config, new
+        fixed = ("listen", "limits", "timeouts", "relay", "health", "retry", "embedded", "observe", "record")
+        kept = [name for name in fixed if getattr(old, name) != getattr(new, name)]
+        left = f"; {', '.join(kept)} only with a restart" if kept else ""
+        progress.say(f"config taken{left}")
+
+    def _apply(self, new: GatewayConfig) -> None:
+        if bool(new.replicas) != bool(self._config.replicas):
+            raise StartupError("replicas: from running engines to the embedded one, or back, needs a restart")
+        lanes = {lane.name: lane for lane in new.lanes}
+        self._gateway.dispatcher.reconfigure(lanes, _tenant_limits(new), _tiers(new), _routing(new))
+        self._gateway.acceptor.reconfigure(_classifier(new), _identities(new))
+        before = {replica.id: replica for replica in self._config.replicas}
+        after = {replica.id: replica for replica in new.replicas}
+        for replica_id in [name for name in before if after.get(name) != before[name]]:
+            self._roster.leave(replica_id)
+        for replica in after.values():
+            if before.get(replica.id) != replica:
+                self._roster.join(replica)
+
+
+async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]]) -> None:
     """Until asked to stop, or until something in the background fails, which is then raised."""
     stopping = asyncio.get_running_loop().create_task(_wait(stop))
     done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
@@ -293,36 +334,17 @@ async def _announce(watches: list[Watch], where: str, progress: Progress, clock:
 
 def _gateway(config: GatewayConfig, clock: Clock) -> Gateway:
     lanes = {lane.name: lane for lane in config.lanes}
-    lines = config.classify
-    tenants = {t.name: _limits_of(t) for t in (*config.tenants, config.anonymous)}
-    routing = RouteConfig(
-        algorithm=config.routing.algorithm,
-        epsilon=config.routing.bounded_load_epsilon,
-        exploration=config.routing.exploration,
-    )
     dispatcher = Dispatcher(
         lanes,
-        {name: limits for name, limits in tenants.items() if limits is not None},
-        routing,
+        _tenant_limits(config),
+        _routing(config),
         Health(_health(config)),
         random.Random(os.urandom(16)),
         no_replica_wait_s=config.timeouts.no_replica_wait_s,
-        tiers={tier.name: tier for tier in config.tiers},
+        tiers=_tiers(config),
         retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
     )
-
-    def lane_of(prompt_tokens: int, streaming: bool, says_batch: bool) -> str:
-        return classify(
-            prompt_tokens=prompt_tokens,
-            streaming=streaming,
-            says_batch=says_batch,
-            long_above=lines.long_above_tokens,
-            fast_below=lines.fast_below_tokens,
-        )
-
-    known = tuple(_capped(tenant, config) for tenant in config.tenants)
-    identities = Identities(known, _capped(config.anonymous, config))
-    acceptor = Acceptor(lanes, lane_of, identities, _wire_limits(config))
+    acceptor = Acceptor(lanes, _classifier(config), _identities(config), _wire_limits(config))
     relay = RelayLimits(
         events=config.relay.events,
         unsent_bytes=config.relay.bytes,
@@ -341,6 +363,26 @@ def _health(config: GatewayConfig) -> HealthConfig:
     )
 
 
+def _classifier(config: GatewayConfig) -> Callable[[int, bool, bool], str]:
+    lines = config.classify
+
+    def lane_of(prompt_tokens: int, streaming: bool, says_batch: bool) -> str:
+        return classify(
+            prompt_tokens=prompt_tokens,
+            streaming=streaming,
+            says_batch=says_batch,
+            long_above=lines.long_above_tokens,
+            fast_below=lines.fast_below_tokens,
+        )
+
+    return lane_of
+
+
+def _identities(config: GatewayConfig) -> Identities:
+    known = tuple(_capped(tenant, config) for tenant in config.tenants)
+    return Identities(known, _capped(config.anonymous, config))
+
+
 def _capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
     """With its tier's ceiling, where that is lower."""
     ceilings = [tier.max_tokens for tier in config.tiers if tier.name == tenant.tier and tier.max_tokens is not None]
@@ -348,10 +390,24 @@ def _capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
     return replace(tenant, max_tokens=min(ceilings + own, default=None))
 
 
-def _limits_of(tenant: Tenant) -> TenantLimits | None:
-    if tenant.requests_per_min is None and tenant.tokens_per_min is None:
-        return None
-    return TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
+def _tiers(config: GatewayConfig) -> dict[str, Tier]:
+    return {tier.name: tier for tier in config.tiers}
+
+
+def _routing(config: GatewayConfig) -> RouteConfig:
+    routing = config.routing
+    return RouteConfig(
+        algorithm=routing.algorithm, epsilon=routing.bounded_load_epsilon, exploration=routing.exploration
+    )
+
+
+def _tenant_limits(config: GatewayConfig) -> dict[str, TenantLimits]:
+    """Of those that have any."""
+    return {
+        tenant.name: TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
+        for tenant in (*config.tenants, config.anonymous)
+        if tenant.requests_per_min is not None or tenant.tokens_per_min is not None
+    }
 
 
 def _wire_limits(config: GatewayConfig) -> Limits:

@@ -9,7 +9,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import headgate as package
+
+TESTED = str(Path(package.__file__).parent.parent)
+"""Where the tests themselves have it from: the sources, or the compiled copy of them."""
 
 
 @contextmanager
@@ -19,7 +25,7 @@ def headgate(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         [sys.executable, "-m", "headgate", *arguments],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "300", "NO_COLOR": "1", "PYTHONPATH": TESTED},
     )
     assert process.stderr is not None
     printed = []

@@ -1,6 +1,6 @@
 """An engine's double: speaks OpenAI over HTTP, computes nothing, takes its time.
 
-    python -m tests.gateway.double PORT
+    python -m tests.gateway.double PORT [MODEL]
 
 A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS`. `ttft` passes for each by
 itself; `work` is prefill that all requests share, as they would a processor. `GET /seen` tells what it has seen:
@@ -43,6 +43,7 @@ class Double:
     seen: int = 0
     most: int = 0
     closed_at: list[float] = field(default_factory=list)
+    model: str = "double"
     refuse: int = 0
     """Answer this many requests 503."""
 
@@ -53,12 +54,14 @@ class Double:
                 ("POST", "/v1/completions"): self.take,
                 ("POST", "/refuse"): self.start_refusing,
                 ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
-                ("GET", "/v1/models"): lambda exchange: exchange.respond(
-                    200, b'{"object":"list","data":[{"id":"double","object":"model"}]}'
-                ),
+                ("GET", "/v1/models"): self.list_models,
                 ("GET", "/seen"): self.tell,
             }
         )
+
+    def list_models(self, exchange: Exchange) -> None:
+        models = {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+        exchange.respond(200, msgspec.json.encode(models))
 
     def tell(self, exchange: Exchange) -> None:
         facts = {"seen": self.seen, "running": len(self.jobs), "most": self.most, "closed_at": self.closed_at}
@@ -134,12 +137,12 @@ class Double:
                 job.exchange.respond(200, msgspec.json.encode({**body, "usage": usage}))
 
 
-async def main(port: int) -> None:
-    double = Double()
+async def main(port: int, model: str = "double") -> None:
+    double = Double(model=model)
     server = HttpServer(double.router(), clock=monotonic)
     print(await server.listen("127.0.0.1", port), flush=True)
     await double.run()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1])))
+    uvloop.run(main(int(sys.argv[1]), *sys.argv[2:]))

@@ -28,9 +28,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @contextmanager
-def double(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def double(port: int = 0, model: str = "double") -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gateway.double", str(port)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "tests.gateway.double", str(port), model], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdout is not None
     try:

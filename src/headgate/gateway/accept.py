@@ -7,7 +7,7 @@ two parsers that disagree are how gateways are bypassed.
 import re
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,10 +22,10 @@ from headgate.wire import json
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 
-MOST_MESSAGES_HASHED = 128
+MOST_MESSAGES_HASHED: Final = 128
 """Later messages of a longer conversation do not decide where it goes."""
-LONGEST_NAME = 256
-TRUSTED_ONLY = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
+LONGEST_NAME: Final = 256
+TRUSTED_ONLY: Final = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
 """What an engine would heed, and only trusted clients may say."""
 
 _encode = msgspec.json.Encoder().encode
@@ -64,6 +64,10 @@ class Acceptor:
         self.tokens_per_byte = Ratio(0.25)
         self.tokens_per_answer = Ratio(128.0)
 
+    def reconfigure(self, classify: Callable[[int, bool, bool], str], identities: Identities) -> None:
+        self._classify = classify
+        self._identities = identities
+
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""
         headers = exchange.headers
@@ -74,6 +78,7 @@ class Acceptor:
         prefix, prompt_bytes = self._prompt(shape, exchange.path)
         prompt_tokens = max(1, int(prompt_bytes * self.tokens_per_byte.of(shape.model)))
         lane = self._lane(shape, headers, tenant, prompt_tokens)
+        stream = shape.stream and not exchange.path.endswith("/embeddings")
         request = Request(
             id=exchange.request_id,
             arrived=exchange.received_at,
@@ -87,7 +92,7 @@ class Acceptor:
             max_output=self._max_output(shape, lane),
             wait_until=exchange.received_at + lane.wait_bound_s,
             first_token_by=exchange.received_at + lane.ttft_target_s,
-            stream=shape.stream and not exchange.path.endswith("/embeddings"),
+            stream=stream,
             prefix=prefix,
             session=headers.get("x-headgate-session") or shape.user,
         )
@@ -95,12 +100,12 @@ class Acceptor:
             self._cap(body, tenant.max_tokens)
         if not tenant.trusted:
             for name in TRUSTED_ONLY:
-                body.pop(name, None)
-        stream = shape.stream and not exchange.path.endswith("/embeddings")
+                if name in body:
+                    del body[name]
+        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
         if not stream:
             body.pop("stream", None)
-        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
-        if stream and not wants_usage:
+        elif not wants_usage:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         return Accepted(request, body, exchange.path, tenant, wants_usage, prompt_bytes)
 

@@ -29,6 +29,10 @@ class Catalog:
     def add(self, replica: Replica) -> None:
         self._replicas[replica.id] = replica
 
+    def remove(self, replica_id: ReplicaId) -> None:
+        self._replicas.pop(replica_id, None)
+        self._said.pop(replica_id, None)
+
     def said(self, replica_id: ReplicaId, models: list[str]) -> None:
         """A replica has listed its models."""
         self._said[replica_id] = tuple(models[:MOST_NAMES])

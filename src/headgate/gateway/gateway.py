@@ -18,7 +18,7 @@ from headgate.gateway.account import Account
 from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
-from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Refuse, Tick
+from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, Gap, Record, Seen
@@ -36,7 +36,7 @@ ASIDE_BYTES: Final = 64 * 1024
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
 NO_TAGS: dict[str, str] = {}
-PASSED_ON = ("traceparent", "tracestate")
+PASSED_ON: Final = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
 
 
@@ -179,8 +179,9 @@ class Gateway:
             exchange.request_id = self._another_id(request.id)
             accepted.request = request = msgspec.structs.replace(request, id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted, now)
+        if not self.tickets:
+            self.idle.clear()
         self.tickets[request.id] = ticket
-        self.idle.clear()
         self.account.open()
         exchange.on_gone = ticket.gone
         self.hear(Arrived(request), now)
@@ -204,20 +205,19 @@ class Gateway:
         ticket = self.tickets.get(command.request_id)
         if ticket is None:
             return
-        match command:
-            case Dispatch(_, replica_id, attempt, reason, seen, cold, ahead):
-                ticket.attempts, ticket.reason, ticket.seen = attempt, reason, seen
-                ticket.cold, ticket.ahead = cold, ahead
-                ticket.queue_s += now - ticket.since
-                ticket.since = now
-                self._send(ticket, replica_id)
-            case Refuse(_, outcome, message, retry_after_s, ahead):
-                ticket.reason, ticket.ahead = "", ahead
-                error = Refused(message, outcome, retry_after_s)
-                if outcome is Outcome.OVER_LIMIT:
-                    error.headers = self._rates(ticket.accepted.tenant.name, now)
-                self._close(ticket, outcome, None, None, error)
-                ticket.exchange.fail(error)
+        ticket.ahead = command.ahead
+        if isinstance(command, Dispatch):
+            ticket.attempts, ticket.reason, ticket.seen = command.attempt, command.reason, command.seen
+            ticket.cold = command.cold
+            ticket.queue_s += now - ticket.since
+            ticket.since = now
+            self._send(ticket, command.replica_id)
+            return
+        error = Refused(command.message, command.outcome, command.retry_after_s)
+        if command.outcome is Outcome.OVER_LIMIT:
+            error.headers = self._rates(ticket.accepted.tenant.name, now)
+        self._close(ticket, command.outcome, None, None, error)
+        ticket.exchange.fail(error)
 
     def _rates(self, tenant: str, now: float) -> Headers:
         """OpenAI's headers for what is left of a tenant's limits."""
@@ -269,7 +269,7 @@ class Gateway:
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
         if usage is not None and outcome is Outcome.COMPLETED:
-            self.acceptor.learn(ticket.accepted, *usage)
+            self.acceptor.learn(ticket.accepted, usage[0], usage[1])
         elif usage is None and summary is not None and summary.sent_at is not None:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)

@@ -10,25 +10,29 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Final
 
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 
-HEAD, TAIL = 2, 8
+HEAD: Final = 2
+TAIL: Final = 8
 """Which links of a chain are remembered: the first few, which many conversations share, and the last ones, among which
 the end of the previous turn is. What lies between would cost time on every turn of a long conversation."""
-KNOWN = 8
+KNOWN: Final = 8
 """Holders remembered per link, latest first. A prefix that more replicas hold needs no finding."""
-HOLDERS = 3
+HOLDERS: Final = 3
 """Most holders named in one answer."""
 NOBODY: tuple[ReplicaId, ...] = ()
 
 
-def _links(length: int) -> range | tuple[int, ...]:
+def _links(length: int) -> list[int]:
     """Positions in a chain of this length that are remembered and looked up, the deepest first."""
+    if length == 1:
+        return [0]
     if length <= HEAD + TAIL:
-        return range(length - 1, -1, -1)
-    return (*range(length - 1, length - TAIL - 1, -1), *range(HEAD - 1, -1, -1))
+        return list(range(length - 1, -1, -1))
+    return [*range(length - 1, length - TAIL - 1, -1), *range(HEAD - 1, -1, -1)]
 
 
 class Affinity:

@@ -10,6 +10,7 @@ ends in exactly one Refuse or is reported by exactly one Ended.
 
 import random
 from math import inf
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,7 +26,6 @@ from headgate.model.event import (
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
-    Tick,
 )
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
@@ -44,13 +44,13 @@ from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Tally
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 
-UNKNOWN_SIZE = (64, 8)
+UNKNOWN_SIZE: Final = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
-IMMATERIAL_S = (0.05, 0.01)
+IMMATERIAL_S: Final = (0.05, 0.01)
 """Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
-LONG_SHARE = 0.25
+LONG_SHARE: Final = 0.25
 """Of a pool's room, what long prefills may have at once; at least one for each replica."""
-LOOK_AGAIN_S = 0.1
+LOOK_AGAIN_S: Final = 0.1
 """When everybody who was asked is busy or failed: how soon to ask again."""
 
 
@@ -88,26 +88,26 @@ class Dispatcher:
         """Joined, and not heard of yet."""
 
     def on(self, event: Event, now: float) -> list[Command]:
+        # Not a match: where this is compiled, its patterns look every field up by name.
         commands: list[Command] = []
-        match event:
-            case Arrived(request):
-                self._arrive(request, now, commands)
-            case FirstToken(request_id):
-                self._first_token(request_id, now, commands)
-            case Ended(request_id, outcome, usage):
-                self._end(request_id, outcome, usage, now, commands)
-            case AttemptFailed() as failed:
-                self._attempt_failed(failed, now, commands)
-            case Probed(replica_id, ok, deep):
-                if self._probed(replica_id, ok, deep, now):
-                    self._pump_all(now, commands)
-            case ReplicaJoined(replica):
-                self._join(replica, now)
+        if isinstance(event, Arrived):
+            self._arrive(event.request, now, commands)
+        elif isinstance(event, FirstToken):
+            self._first_token(event.request_id, now, commands)
+        elif isinstance(event, Ended):
+            self._end(event.request_id, event.outcome, event.usage, now, commands)
+        elif isinstance(event, AttemptFailed):
+            self._attempt_failed(event, now, commands)
+        elif isinstance(event, Probed):
+            if self._probed(event.replica_id, event.ok, event.deep, now):
                 self._pump_all(now, commands)
-            case ReplicaLeft(replica_id):
-                self._leave(replica_id)
-            case Tick():
-                self._tick(now, commands)
+        elif isinstance(event, ReplicaJoined):
+            self._join(event.replica, now)
+            self._pump_all(now, commands)
+        elif isinstance(event, ReplicaLeft):
+            self._leave(event.replica_id)
+        else:
+            self._tick(now, commands)
         self._set_alarm()
         return commands
 
@@ -117,6 +117,23 @@ class Dispatcher:
 
     def running(self, lane: str) -> int:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
+
+    def reconfigure(
+        self, lanes: dict[str, Lane], tenants: dict[str, TenantLimits], tiers: dict[str, Tier], routing: RouteConfig
+    ) -> None:
+        """From now on. A lane that is no longer named stays for those who are in it; tiers are always the same two."""
+        if ALGORITHMS[routing.algorithm].order != self.fleet.order:
+            raise ValueError(f"{routing.algorithm} needs another index than {self._routing.algorithm}: start again")
+        self.lanes.update(lanes)
+        self.tenants, self.tiers, self._routing = tenants, tiers, routing
+        self._reserved = any(tier.reserve > 0 for tier in tiers.values())
+        for pool in self.pools.values():
+            for name, lane in self.lanes.items():
+                if (name, next(iter(tiers)), False) not in pool.lanes:
+                    self._open_lane(pool, lane)
+            for state in pool.lanes.values():
+                state.lane = self.lanes[state.lane.name]
+                state.tally.weight = state.lane.weight * tiers[state.tier].weight
 
     # -- requests -------------------------------------------------------------------------------------------
 

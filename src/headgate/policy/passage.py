@@ -1,6 +1,7 @@
 """What the dispatcher keeps of requests on their way, and of the lanes and pools they wait in. Only it writes these."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from headgate.model.lane import Lane
 from headgate.model.record import Ahead
@@ -10,7 +11,7 @@ from headgate.policy.admit import Drain
 from headgate.policy.fair import FairQueue
 from headgate.policy.limits import Grant
 
-LONG_PROMPT = 512
+LONG_PROMPT: Final = 512
 """Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
 
 

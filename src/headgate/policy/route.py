@@ -12,7 +12,7 @@ whole fleet's traffic on one engine of eight.
 import random
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -33,9 +33,9 @@ Algorithm = Literal[
     "session",
     "tenant",
 ]
-SCAN = 32
+SCAN: Final = 32
 """How far down the index to look when the least loaded do not fit: they were tried, or lack room for its tokens."""
-HOMES = 2
+HOMES: Final = 2
 """Replicas of a session on the shortlist."""
 
 Entry = tuple[float, int, Seat]

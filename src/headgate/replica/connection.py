@@ -8,7 +8,7 @@ import asyncio
 import math
 import socket
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -16,7 +16,13 @@ from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.replica.sse import EventSplitter
 
-_JOINED = 16 * 1024
+_READ: Final = {
+    written: name.lower()
+    for name in ("Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Date", "Server", "X-Request-Id")
+    for written in (name.encode(), name.lower().encode())
+}
+"""Header names as they usually come, and as they are kept."""
+_JOINED: Final = 16 * 1024
 """Bytes of a body that are copied behind their head: one buffer is written faster than three, up to a point."""
 
 
@@ -280,7 +286,7 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
             return  # a trailer
-        key = name.decode("latin-1").lower()
+        key = _READ.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
 

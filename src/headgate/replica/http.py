@@ -50,6 +50,7 @@ class Pool:
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._retired = False
 
     @property
     def connections(self) -> int:
@@ -87,6 +88,12 @@ class Pool:
         finally:
             call.cancel()
 
+    def retire(self) -> None:
+        """Let calls under way end, and keep nothing after them."""
+        self._retired = True
+        for connection in tuple(self._idle):
+            connection.transport.close()
+
     def close(self) -> None:
         """Close every connection; calls under way fail."""
         self._closed = True
@@ -110,7 +117,7 @@ class Pool:
             self._idle.remove(connection)
 
     def keep(self, connection: Connection) -> bool:
-        if self._closed or len(self._idle) >= self.limits.max_idle:
+        if self._closed or self._retired or len(self._idle) >= self.limits.max_idle:
             return False
         self._idle.append(connection)
         return True

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ANSWERING: Final = "answering"
 CLOSING: Final = "closing"
-_REFUSED_AT_ONCE = 256
+_REFUSED_AT_ONCE: Final = 256
 """Clients beyond max_connections that are told so at the same time; any more are just dropped."""
 
 
@@ -137,7 +137,10 @@ class ServerProtocol(asyncio.Protocol):
         self.writable = True
         exchange = self._current
         if exchange is not None and exchange.on_writable is not None:
-            self._guard(exchange, exchange.on_writable)
+            try:
+                exchange.on_writable()
+            except Exception as error:
+                self._fail(exchange, error)
 
     # -- called by the server and the exchange -----------------------------------------------------
 
@@ -180,15 +183,16 @@ class ServerProtocol(asyncio.Protocol):
         self._current = exchange
         self._timed = ANSWERING
         self._deadline = math.inf
-        self._guard(exchange, self._server.handler, exchange)
-
-    def _guard(self, exchange: Exchange, call: Callable[..., None], *args: Exchange) -> None:
         try:
-            call(*args)
-        except ServeError as error:
+            self._server.handler(exchange)
+        except Exception as error:
+            self._fail(exchange, error)
+
+    def _fail(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, ServeError):
             exchange.fail(error)
-        except Exception:
-            log.exception("request %s: the handler failed", exchange.request_id)
+        else:
+            log.error("request %s: the handler failed", exchange.request_id, exc_info=error)
             exchange.fail(EngineFailed("internal error"))
 
     def _hold(self, data: bytes) -> None:

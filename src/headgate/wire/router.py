@@ -60,4 +60,6 @@ def _respond(exchange: Exchange, status: int, message: str, headers: Headers = (
 
 def _is_json(content_type: str | None) -> bool:
     # None: curl-like clients of local tools often say nothing, and the body is parsed strictly anyway.
-    return content_type is None or content_type.partition(";")[0].strip().lower() == "application/json"
+    if content_type is None or content_type == "application/json":
+        return True
+    return content_type.partition(";")[0].strip().lower() == "application/json"
