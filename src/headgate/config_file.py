@@ -75,7 +75,7 @@ def replica_at(url: str) -> Replica:
 
 def check_exposure(config: GatewayConfig, insecure: bool) -> None:
     host = config.listen.host
-    if insecure or config.has_keys or _is_loopback(host):
+    if insecure or config.has_keys or is_loopback(host):
         return
     raise StartupError(
         f"listen.host: {host} can be reached from other machines, and no API key is configured; "
@@ -108,7 +108,7 @@ def hash_key(key: str) -> str:
     return sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

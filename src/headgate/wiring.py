@@ -20,13 +20,16 @@ from pathlib import Path
 
 import uvloop
 
+from headgate.config_file import is_loopback
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
 from headgate.gateway.accept import Acceptor
+from headgate.gateway.access import Access
 from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
+from headgate.gateway.instruments import Instruments
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
@@ -240,7 +243,10 @@ async def _serve_gateway(
             config.health.deep_interval_s,
         )
         stack.push_async_callback(roster.close)
-        surface = Surface(gateway, roster.catalog)
+        access = Access(config.admin_keys, loopback_only=is_loopback(config.listen.host))
+        rng = random.Random(os.urandom(16))
+        instruments = Instruments(gateway, roster, config, access, rng, clock)
+        surface = Surface(gateway, roster.catalog, instruments)
         http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
@@ -252,8 +258,10 @@ async def _serve_gateway(
             flags, ready = [*engine_flags(embedded), *batching], watches[0].joined.is_set
             background.append(loop.create_task(keep_engine_running(flags, socket_path, ready)))
         if reload is not None:
-            change = Change(config, gateway, roster)
+            change = Change(config, gateway, roster, access)
             loop.add_signal_handler(signal.SIGHUP, change.take, reload, progress)
+        instruments.start()
+        stack.push_async_callback(instruments.close)
         announcing = loop.create_task(_announce(watches, where, progress, clock))
         try:
             await _first_of(stop, background)
@@ -272,10 +280,11 @@ async def _serve_gateway(
 class Change:
     """A new config for a gateway that runs. All of it is taken that can be; what needs a restart is named."""
 
-    def __init__(self, config: GatewayConfig, gateway: Gateway, roster: Roster) -> None:
+    def __init__(self, config: GatewayConfig, gateway: Gateway, roster: Roster, access: Access) -> None:
         self._config = config
         self._gateway = gateway
         self._roster = roster
+        self._access = access
 
     def take(self, reload: Reload, progress: Progress) -> None:
         try:
@@ -296,6 +305,7 @@ class Change:
         lanes = {lane.name: lane for lane in new.lanes}
         self._gateway.dispatcher.reconfigure(lanes, _tenant_limits(new), _tiers(new), _routing(new))
         self._gateway.acceptor.reconfigure(_classifier(new), _identities(new))
+        self._access.change(new.admin_keys)
         before = {replica.id: replica for replica in self._config.replicas}
         after = {replica.id: replica for replica in new.replicas}
         for replica_id in [name for name in before if after.get(name) != before[name]]:

@@ -7,6 +7,7 @@ answers with commands, a Relay joins the client's exchange to the replica's call
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final
@@ -16,6 +17,7 @@ import msgspec
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.relay import Relay, RelayLimits, Summary
+from headgate.gateway.traces import Contexts, Hop
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
@@ -51,6 +53,7 @@ class Ticket:
         "cold",
         "exchange",
         "failed",
+        "hop",
         "queue_s",
         "reason",
         "relay",
@@ -78,6 +81,8 @@ class Ticket:
         self.queue_s = 0.0
         self.retry_s = 0.0
         self.failed: tuple[Attempt, ...] = ()
+        self.hop: Hop | None = None
+        """Its place in a trace, if anybody collects traces."""
 
     def gone(self) -> None:
         """The client left while it waited here; once it is placed, its Relay notices."""
@@ -117,6 +122,10 @@ class Gateway:
         self._clock = clock
         self._wall_offset = wall_offset
         self._aside = ThreadPoolExecutor(1, "headgate-accept")
+        self.contexts: Contexts | None = None
+        """None: nobody collects traces, and the client's own context is passed on as it came."""
+        self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
+        """For whoever records what was asked."""
         self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -179,6 +188,10 @@ class Gateway:
             exchange.request_id = self._another_id(request.id)
             accepted.request = request = msgspec.structs.replace(request, id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted, now)
+        if self.contexts is not None:
+            ticket.hop = self.contexts.of(exchange.headers)
+        if self.keep_prompt is not None:
+            self.keep_prompt(request.id, accepted.body)
         if not self.tickets:
             self.idle.clear()
         self.tickets[request.id] = ticket
@@ -241,9 +254,12 @@ class Gateway:
         if head is None:
             head = heads[accepted.path] = request_head(accepted.path, pool.host)
         head += b"x-request-id: %b\r\n" % request.id.encode()
-        for name in PASSED_ON:
-            if name in exchange.headers:
-                head += f"{name}: {exchange.headers[name]}\r\n".encode("latin-1", "replace")
+        if ticket.hop is not None:
+            head += ticket.hop.lines
+        else:
+            for name in PASSED_ON:
+                if name in exchange.headers:
+                    head += f"{name}: {exchange.headers[name]}\r\n".encode("latin-1", "replace")
         ticket.relay = relay = Relay(
             exchange, ticket, self._relay_limits, lane.slow_client, request.stream, accepted.wants_usage, self._clock
         )
@@ -346,6 +362,8 @@ class Gateway:
                 ahead=ticket.ahead,
                 reason=ticket.reason,
                 seen=ticket.seen,
+                trace="" if ticket.hop is None else ticket.hop.traceparent,
+                parent="" if ticket.hop is None else ticket.hop.parent_id,
             )
         )
 

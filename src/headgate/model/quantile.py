@@ -6,24 +6,26 @@ everything, across slices of time, lanes and processes. From a microsecond to a 
 0.5 %, and there is nothing outside: the bound needs no collapsing.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from math import ceil, isfinite, log
+from itertools import accumulate
+from math import ceil, fsum, isfinite, log
 from typing import Any
 
 LEAST_S = 1e-6
 """Anything shorter is counted as zero."""
 MOST_S = 86_400.0
 """Anything longer is counted as this."""
-ZERO = -1_000_000
-"""The bucket of zero, below all others so that buckets sort by duration."""
+ZERO = 0
+"""The bucket of zero. The others follow, by duration."""
 FINEST = 0.0031
 """Finer than this there would be more than 4 096 buckets."""
 
 
 class Grid:
-    """Where buckets end: bucket i holds what is above growth^(i-1), up to growth^i."""
+    """Where buckets end: each holds what is longer than the one before it does, up to `growth` times that."""
 
-    __slots__ = ("_scale", "error", "growth", "highest", "lowest")
+    __slots__ = ("_offset", "_scale", "error", "growth", "size", "values")
 
     def __init__(self, error: float) -> None:
         if not FINEST <= error <= 0.2:
@@ -31,20 +33,20 @@ class Grid:
         self.error = error
         self.growth = (1 + error) / (1 - error)
         self._scale = 1 / log(self.growth)
-        self.lowest = ceil(log(LEAST_S) * self._scale)
-        self.highest = ceil(log(MOST_S) * self._scale)
+        self._offset = 1 - ceil(log(LEAST_S) * self._scale)
+        self.size = self._offset + ceil(log(MOST_S) * self._scale) + 1
+        middle = 2 / (1 + self.growth)
+        self.values = [0.0] + [middle * self.upto(index) for index in range(1, self.size)]
+        """By bucket, the duration that is off by the same share for the shortest and the longest in it."""
 
     def index(self, value_s: float) -> int:
         if value_s >= LEAST_S:
-            return ceil(log(value_s) * self._scale) if value_s < MOST_S else self.highest
+            return ceil(log(value_s) * self._scale) + self._offset if value_s < MOST_S else self.size - 1
         return ZERO
 
-    def value(self, index: int) -> float:
-        """The duration that is off by the same share for the shortest and the longest in the bucket."""
-        return 0.0 if index == ZERO else float(2 * self.growth**index / (1 + self.growth))
-
-    def has(self, index: int) -> bool:
-        return index == ZERO or self.lowest <= index <= self.highest
+    def upto(self, index: int) -> float:
+        """The longest in a bucket other than that of zero."""
+        return float(self.growth ** (index - self._offset))
 
 
 GRID = Grid(0.005)
@@ -52,35 +54,45 @@ GRID = Grid(0.005)
 
 
 class Sketch:
-    __slots__ = ("buckets", "count", "grid", "max", "min", "sum")
+    __slots__ = ("_order", "_sum", "buckets", "count", "grid", "max", "min")
 
     def __init__(self, error: float = 0.005) -> None:
         self.grid = GRID if error == GRID.error else Grid(error)
         self.buckets: dict[int, int] = {}
         """How many by bucket of the grid."""
         self.count = 0
-        self.sum = 0.0
         self.min: float | None = None
         self.max: float | None = None
+        self._sum: float | None = 0.0
+        self._order: list[int] | None = None
 
     @classmethod
-    def of(cls, buckets: dict[int, int], total: float) -> "Sketch":
-        """Of what was counted elsewhere by GRID; it keeps `buckets`. The extremes are as good as any quantile."""
+    def of(cls, buckets: dict[int, int]) -> "Sketch":
+        """Of what was counted elsewhere by GRID; it keeps `buckets`. Sum and extremes are as good as any quantile."""
         sketch = cls()
         sketch.buckets = buckets
-        sketch.count = sum(buckets.values())
-        sketch.sum = total
         if buckets:
-            sketch.min, sketch.max = GRID.value(min(buckets)), GRID.value(max(buckets))
+            order = sketch._order = sorted(buckets)
+            sketch.count = sum(buckets.values())
+            sketch.min, sketch.max = GRID.values[order[0]], GRID.values[order[-1]]
+            sketch._sum = None
         return sketch
+
+    @property
+    def sum(self) -> float:
+        if self._sum is None:
+            values = self.grid.values
+            self._sum = fsum(count * values[index] for index, count in self.buckets.items())
+        return self._sum
 
     def add(self, value_s: float, count: int = 1) -> None:
         if count < 1 or not isfinite(value_s):
             raise ValueError(f"expected a finite number of seconds, once or more; got {value_s!r} {count!r} times")
+        self._sum = self.sum + value_s * count
         index = self.grid.index(value_s)
         self.buckets[index] = self.buckets.get(index, 0) + count
         self.count += count
-        self.sum += value_s * count
+        self._order = None
         self.min = value_s if self.min is None else min(self.min, value_s)
         self.max = value_s if self.max is None else max(self.max, value_s)
 
@@ -90,9 +102,14 @@ class Sketch:
             raise ValueError(f"can't add a sketch with error {other.grid.error:g} to one with {self.grid.error:g}")
         if other.min is None or other.max is None:
             return
-        add_up(self.buckets, other.buckets)
+        if self._sum is not None and other._sum is not None:
+            self._sum += other._sum
+        else:
+            self._sum = None
+        for index, count in other.buckets.items():
+            self.buckets[index] = self.buckets.get(index, 0) + count
         self.count += other.count
-        self.sum += other.sum
+        self._order = None
         self.min = other.min if self.min is None else min(self.min, other.min)
         self.max = other.max if self.max is None else max(self.max, other.max)
 
@@ -110,21 +127,16 @@ class Sketch:
         return self.quantiles((q,))[0]
 
     def quantiles(self, qs: Sequence[float]) -> list[float | None]:
-        """Several at once, from the lowest to the highest, for hardly more than the price of one."""
-        if any(not 0 <= q <= 1 for q in qs) or list(qs) != sorted(qs):
-            raise ValueError(f"expected shares from 0 to 1 in ascending order, got {list(qs)}")
+        """Several at once, for hardly more than the price of one."""
+        if any(not 0 <= q <= 1 for q in qs):
+            raise ValueError(f"expected shares from 0 to 1, got {list(qs)}")
         if self.min is None or self.max is None:
             return [None] * len(qs)
-        answers: list[float | None] = []
-        indexes = iter(sorted(self.buckets))
-        index, seen = ZERO, 0
-        for q in qs:
-            rank = q * (self.count - 1)
-            while seen <= rank:
-                index = next(indexes)
-                seen += self.buckets[index]
-            answers.append(max(0.0, self.min, min(self.max, self.grid.value(index))))
-        return answers
+        if self._order is None:
+            self._order = sorted(self.buckets)
+        upto = list(accumulate(map(self.buckets.__getitem__, self._order)))
+        found = (self._order[bisect_right(upto, q * (self.count - 1))] for q in qs)
+        return [max(0.0, self.min, min(self.max, self.grid.values[index])) for index in found]
 
     def share(self, within_s: float) -> float | None:
         """The share that took no longer, the bound's own bucket included; None: nothing was added."""
@@ -147,11 +159,11 @@ class Sketch:
             sketch = cls(float(plain["error"]))
             for index, count in plain["buckets"]:
                 whole = isinstance(index, int) and isinstance(count, int)
-                if not whole or count < 1 or not sketch.grid.has(index) or index in sketch.buckets:
+                if not whole or count < 1 or not 0 <= index < sketch.grid.size or index in sketch.buckets:
                     raise ValueError(f"bucket {index!r} with count {count!r}")
                 sketch.buckets[index] = count
             sketch.count = sum(sketch.buckets.values())
-            sketch.sum = _finite(plain["sum"])
+            sketch._sum = _finite(plain["sum"])
             if sketch.buckets:
                 sketch.min, sketch.max = _finite(plain["min"]), _finite(plain["max"])
         except (KeyError, TypeError, ValueError) as error:
@@ -164,18 +176,3 @@ def _finite(value: Any) -> float:
     if not isfinite(number):
         raise ValueError(f"expected a finite number, got {value!r}")
     return number
-
-
-def add_up(buckets: dict[int, int], more: Mapping[int, int]) -> None:
-    for index, count in more.items():
-        buckets[index] = buckets.get(index, 0) + count
-
-
-def take_out(buckets: dict[int, int], less: Mapping[int, int]) -> None:
-    """The reverse; what was never added up must not be taken out."""
-    for index, count in less.items():
-        left = buckets[index] - count
-        if left:
-            buckets[index] = left
-        else:
-            del buckets[index]

@@ -1,10 +1,12 @@
 """Whose doing was it? What can be said against others for a stretch of one request's time.
 
-A cause is named only if it can have been one: it must cover a good part of that time. Each answer is what to say and the
-structured reason; None: nothing speaks for it.
+A cause is named only if it can have been one: it must cover a good part of that time. Each answer is what to say and
+the structured reason; None: nothing speaks for it.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
+from math import inf
 from typing import Protocol
 
 from headgate.model.record import Ahead, Attempt, Record
@@ -21,6 +23,8 @@ BLAME = 0.25
 """Of a first token's time, the share that others' prefills must cover to be its cause."""
 GAP_BLAME = 0.5
 """The same of a gap, and of whatever a pause of this process is to explain."""
+PLAUSIBLE = 3.0
+"""Times what its tokens usually take, and a prefill was itself held up for the rest."""
 
 Blame = tuple[str, Because]
 
@@ -41,11 +45,17 @@ class Pause(Protocol):
 
 
 class Suspects:
-    def __init__(self, record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[Pause]) -> None:
+    def __init__(
+        self, record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[Pause], token_s: float = inf
+    ) -> None:
+        """`pauses` in the order in which they ended; `token_s` is what a token's prefill usually takes."""
         self._record = record
         self._replica = record.replica or ""
         self._neighbours = neighbours
-        self._pauses = pauses
+        self._token_s = token_s
+        ended_at = record.at + record.e2e_s
+        lately = takewhile(lambda pause: pause.at + pause.took_s > record.at, reversed(pauses))
+        self._pauses = [pause for pause in lately if pause.at < ended_at]
         self._tokens = max(0, record.prompt_tokens - record.cached_tokens)
 
     def there(self, since: float, until: float) -> int:
@@ -57,18 +67,19 @@ class Suspects:
         return len(found), max((neighbour.context for neighbour in found), default=0)
 
     def pause(self, since: float, until: float) -> Blame | None:
-        """This process itself stood still for at least half of it."""
-        best, best_s = None, GAP_BLAME * (until - since)
-        for pause in self._pauses:
-            overlap_s = min(until, pause.at + pause.took_s) - max(since, pause.at)
-            if overlap_s > 0 and overlap_s >= best_s:
-                best, best_s = pause, overlap_s
-        if best is None:
+        """This process itself stood still for at least half of it. Collecting garbage holds the loop up as well, and is
+        then the better answer."""
+        found = [(p.kind == "gc", min(until, p.at + p.took_s) - max(since, p.at), p.took_s) for p in self._pauses]
+        collected, overlap_s, took_s = max(
+            (item for item in found if item[1] > 0 and item[1] >= GAP_BLAME * (until - since)),
+            default=(False, 0.0, 0.0),
+        )
+        if not took_s:
             return None
-        figures: Figures = {"took_s": best.took_s, "overlapped_s": round(best_s, 6)}
-        if best.kind == "gc":
-            return f"the gateway collected garbage for {seconds(best.took_s)}", Because("gc_pause", "", figures)
-        return f"the gateway's event loop was held up for {seconds(best.took_s)}", Because("loop_lag", "", figures)
+        figures: Figures = {"took_s": took_s, "overlapped_s": round(overlap_s, 6)}
+        if collected:
+            return f"the gateway collected garbage for {seconds(took_s)}", Because("gc_pause", "", figures)
+        return f"the gateway's event loop was held up for {seconds(took_s)}", Because("loop_lag", "", figures)
 
     def cold(self) -> Blame | None:
         if not self._record.cold:
@@ -85,23 +96,26 @@ class Suspects:
         return cause, Because("eviction", self._replica, {"preemptions": engine.preemptions})
 
     def long_prefills(self, since: float, until: float, share: float, above: int = LONG_LEAST) -> Blame | None:
-        """Prefills of more than `above` tokens at its replica, which together cover at least `share` of it."""
-        worst, worst_s, total_s, count = None, 0.0, 0.0, 0
+        """Prefills of more than `above` tokens at its replica that cover at least `share` of it, and are long enough to
+        have taken that: whoever was held up by the same thing as this request was prefilled all the while, too."""
+        worst, worst_s, worked_s = None, 0.0, 0.0
+        spans: list[tuple[float, float]] = []
         for neighbour in self._neighbours:
-            if neighbour.tokens <= max(above, LONG_LEAST):
-                continue
             overlap_s = neighbour.prefilled_in(since, until)
-            if overlap_s > 0:
-                total_s, count = total_s + overlap_s, count + 1
-                if worst is None or overlap_s * neighbour.tokens > worst_s * worst.tokens:
-                    worst, worst_s = neighbour, overlap_s
-        if worst is None or total_s < share * (until - since):
+            if overlap_s <= 0 or neighbour.tokens <= max(above, LONG_LEAST):
+                continue
+            spans.append((max(since, neighbour.sent_at), min(until, neighbour.first_at)))
+            worked_s += min(overlap_s, PLAUSIBLE * self._token_s * neighbour.tokens)
+            if worst is None or overlap_s * neighbour.tokens > worst_s * worst.tokens:
+                worst, worst_s = neighbour, overlap_s
+        if worst is None or min(_covered(spans), worked_s) < share * (until - since):
             return None
+        others = len(spans) - 1
         figures: Figures = {
-            "tokens": worst.tokens, "overlapped_s": round(worst_s, 6), "others": count - 1, "tenant": worst.tenant,
+            "tokens": worst.tokens, "overlapped_s": round(worst_s, 6), "others": others, "tenant": worst.tenant,
             "lane": worst.lane,
         }  # fmt: skip
-        more = f" and {many(count - 1, 'other')}" if count > 1 else ""
+        more = f" and {many(others, 'other')}" if others else ""
         cause = f"long prefill of request {worst.id} ({many(worst.tokens, 'token')}){more} beside it"
         return f"{cause} for {seconds(worst_s)}", Because("long_prefill", worst.id, figures)
 
@@ -144,6 +158,15 @@ class Suspects:
             cause = f"while {many(theirs, 'request')} of tenant {tenant} had the room"
             return cause, Because("flood", tenant, figures)
         return f"while {many(total, 'other')} had the room", Because("queue", tenant, figures)
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The length of all of them together, what they share counted once."""
+    total, reached = 0.0, -inf
+    for since, until in sorted(spans):
+        total += max(0.0, until - max(since, reached))
+        reached = max(reached, until)
+    return total
 
 
 def failure(attempt: Attempt) -> Blame:

@@ -45,10 +45,10 @@ def as_neighbour(record: Record) -> Neighbour:
     first_at = ended_at if record.ttft_s is None else record.at + record.ttft_s
     if not record.stream and record.ttft_s is not None:
         first_at = sent_at + _prefill_s(record)
-    tokens = max(0, record.prompt_tokens - record.cached_tokens)
+    prompt = record.prompt_tokens
     return Neighbour(
-        record.id, record.tenant, record.lane, record.replica or "", tokens, record.prompt_tokens + record.output_tokens,
-        sent_at, first_at, ended_at,
+        record.id, record.tenant, record.lane, record.replica or "", max(0, prompt - record.cached_tokens),
+        prompt + record.output_tokens, sent_at, first_at, ended_at,
     )  # fmt: skip
 
 

@@ -16,7 +16,22 @@ from headgate.model.lane import Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
 from headgate.policy.baseline import Baseline
 from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Burn, Meter
+from headgate.policy.promise import (
+    LEAST,
+    MINUTE_S,
+    NOTHING,
+    USUAL_PERCENTILE,
+    Asked,
+    LaneReading,
+    Promise,
+    Reading,
+    Tail,
+    asks,
+    promises,
+)
 from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
+
+__all__ = ["Asked", "Known", "LaneReading", "Promise", "Reading", "Slo", "State", "Tail", "asks", "promises"]
 
 AT_RISK, NO_RISK = 0.8, 0.7
 """Share of its bound from which a promise is at risk, and below which it no longer is."""
@@ -24,17 +39,11 @@ KEPT = 0.9
 """Below this share a broken promise is kept again."""
 CALM_S = 30.0
 """How long it must be better before that is said."""
-MINUTE_S = 60
 SUSTAINED_S = MINUTE_S + 15.0
 """How long the last minute's p99 must be over its bound. One burst stays in that minute, and in the slice that is cut
 off next, for no longer: what is over for longer goes on."""
-LEAST, LEAST_IN_TAIL = 20, 1
-"""Requests in a window before it says anything, and how many of them are slower than the percentile: p99 needs 100."""
-USUAL_PERCENTILE = 50
-"""Of TTFT, for what is usual. The median, because it moves only if most requests do: of 50 requests that differ as
-prompts do (σ of the logarithm 1), p95 is twice its usual by chance once or twice a day, the median every few months.
-The tail has promises of its own."""
 USUAL_LEAST = 50
+"""Requests in five minutes before their median says anything about what is usual."""
 TWICE = 2.0
 IMMATERIAL = 0.02
 """Of the promised TTFT: less than this above what is usual is nothing, however often it is twice as much."""
@@ -47,89 +56,6 @@ COLD_SHARE, COLD_LEAST = 0.01, 3
 """A smaller share of requests, and fewer of them, meeting a cold replica is nothing."""
 OVER = nextafter(1.0, inf)
 """A score just over 1: for bounds that may be reached, and not passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    figure: str
-    """ttft, tpot or e2e"""
-    percentile: int
-    """50, 95 or 99"""
-    within_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.figure}_p{self.percentile}"
-
-    @property
-    def least(self) -> int:
-        """Requests without which it can't be judged."""
-        return max(LEAST, round(LEAST_IN_TAIL / (1 - self.percentile / 100)))
-
-
-def promises(lane: Lane) -> tuple[Promise, ...]:
-    """What this lane is promised, in the order in which people read it."""
-    bounds = (
-        ("ttft", 50, lane.ttft_p50_s),
-        ("ttft", 95, lane.ttft_target_s),
-        ("ttft", 99, lane.ttft_p99_s),
-        ("tpot", 50, lane.tpot_p50_s),
-        ("tpot", 99, lane.gap_target_s),
-        ("e2e", 95, lane.e2e_p95_s),
-        ("e2e", 99, lane.e2e_p99_s),
-    )
-    return tuple(Promise(figure, percentile, within) for figure, percentile, within in bounds if within is not None)
-
-
-# -- what is read -----------------------------------------------------------------------------------------
-
-Asked = tuple[str, int, int]
-"""(figure, percentile, window in seconds)"""
-
-
-def asks(lane: Lane) -> tuple[Asked, ...]:
-    """The percentiles that a LaneReading of this lane should have."""
-    wanted = {("ttft", USUAL_PERCENTILE, FIVE_MIN_S): None}
-    for promise in promises(lane):
-        wanted[promise.figure, promise.percentile, FIVE_MIN_S] = None
-        if promise.percentile == 99:
-            wanted[promise.figure, promise.percentile, MINUTE_S] = None
-    return tuple(wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """A percentile, and how many requests it is of."""
-
-    value_s: float | None
-    count: int
-
-
-NOTHING = Tail(None, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneReading:
-    tails: Mapping[Asked, Tail]
-    requests: int
-    """Since this lane was last read: all that ended, however."""
-    failed: int
-    """Of those, the ones that failed through our fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    lanes: Mapping[str, LaneReading]
-    """Any of them: what is not in here is not judged this time."""
-    waiting_per_replica: float
-    utilisation: float | None
-    """Share of the usable replicas' room that is taken; None: there is none usable."""
-    cold: int
-    """Requests of the last five minutes that met a cold replica."""
-    cold_of: int
-    """All of the last five minutes."""
-    joined: tuple[str, ...] = ()
-    """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""
 
 
 # -- what is known ----------------------------------------------------------------------------------------
@@ -184,6 +110,11 @@ class LaneWatch:
         fast, slow = (Step(severity, 1.0, KEPT) for severity in (Severity.CRITICAL, Severity.WARNING))
         self.budget = Alert("error_budget", lane.name, (fast, slow), lambda alert: about_budget(alert, availability))
 
+    @property
+    def others(self) -> list[Alert]:
+        """All alerts but the promises' own."""
+        return [*(alert for _, alert in self.sustained), self.shift, self.budget]
+
     def on(self, reading: LaneReading, now: float) -> list[Change | None]:
         tails = reading.tails
         changes = [
@@ -237,6 +168,25 @@ class Slo:
         changes.append(self._utilised(reading.utilisation, now))
         return [change for change in changes if change is not None]
 
+    def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[Change]:
+        """Other promises than before, if they are. What was counted of a lane stays; what is no longer promised is no
+        longer the matter."""
+        if {name: watch.lane for name, watch in self._lanes.items()} == dict(lanes):
+            return []
+        before, self._lanes = self._lanes, {}
+        for name, lane in lanes.items():
+            old = before.get(name)
+            if old is None or old.lane != lane:
+                new = LaneWatch(lane, self._observe.availability)
+                if old is not None:
+                    new.burn, new.usual = old.burn, old.usual
+                self._lanes[name] = new
+            else:
+                self._lanes[name] = old
+        gone = [watch for name, watch in before.items() if self._lanes.get(name) is not watch]
+        alerts = [alert for watch in gone for alert in (*(a for _, a in watch.kept), *watch.others)]
+        return [_ended(alert, now) for alert in alerts if alert.severity is not Severity.OK]
+
     def _utilised(self, utilisation: float | None, now: float) -> Change | None:
         """By the mean of five minutes: what happens within is what queues are for."""
         if utilisation is not None:
@@ -248,7 +198,7 @@ class Slo:
     def state(self, now: float) -> State:
         lanes = self._lanes.values()
         kept = tuple((promise, _known(alert)) for watch in lanes for promise, alert in watch.kept)
-        others = [alert for watch in lanes for alert in (*(a for _, a in watch.sustained), watch.shift, watch.budget)]
+        others = [alert for watch in lanes for alert in watch.others]
         others += [self._queue, self._cold.alert, self._use]
         alerts = tuple(_known(alert) for alert in others)
         everything = [known.severity for known in (*(known for _, known in kept), *alerts)]
@@ -317,6 +267,20 @@ def _sustained_alert(lane: str, promise: Promise) -> Alert:
 
 def _warning(name: str, tell: Callable[[Alert], str], off: float, raise_after_s: float) -> Alert:
     return Alert(name, "", (Step(Severity.WARNING, OVER, off, raise_after_s, CALM_S),), tell)
+
+
+def _ended(alert: Alert, now: float) -> Change:
+    return Change(
+        alert=alert.name,
+        lane=alert.lane,
+        was=alert.severity,
+        severity=Severity.OK,
+        value=alert.value,
+        bound=alert.bound,
+        since=now,
+        at=now,
+        message="the config has changed, and this is no longer promised as it was",
+    )
 
 
 def _known(alert: Alert) -> Known:

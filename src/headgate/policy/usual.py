@@ -28,7 +28,12 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
     tpot_s: float
     gap_s: float
     """Longest gap."""
-    end_s: float
+    output_tokens: int
+
+    @property
+    def token_s(self) -> float:
+        """Of its first-token time, what comes to each token: an upper bound, since not all of it is prefill."""
+        return self.first_s / max(1, self.tokens)
 
     def first_for(self, tokens: int) -> float:
         """First-token time of a prompt of this length: a longer one takes longer, a shorter one is not much quicker."""
@@ -47,7 +52,7 @@ def usual(records: Iterable[Record], *, stream: bool) -> Usual | None:
         decode_s=_median([max(0.0, r.stream_s - r.stalled_s) for r in answered]),
         tpot_s=_median([r.tpot_s for r in answered if r.tpot_s is not None]),
         gap_s=_median([r.max_gap_s for r in answered]),
-        end_s=_median([r.end_s for r in answered]),
+        output_tokens=int(_median([float(r.output_tokens) for r in answered])),
     )
 
 

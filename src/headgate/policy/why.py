@@ -9,8 +9,7 @@ Others are blamed only where a part took clearly longer than is usual in its lan
 """
 
 from collections.abc import Sequence
-
-import msgspec
+from math import inf
 
 from headgate.model.outcome import Outcome
 from headgate.model.record import Gap, Record
@@ -63,7 +62,8 @@ STANDS_OUT = 3.0
 def explain(
     record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[Pause], usual: Usual | None = None
 ) -> Explanation:
-    parts = _Story(record, Suspects(record, neighbours, pauses), usual).tell()
+    suspects = Suspects(record, neighbours, pauses, inf if usual is None else usual.token_s)
+    parts = _Story(record, suspects, usual).tell()
     return Explanation(
         record.id, record.lane, record.tenant, record.replica, record.outcome, record.message,
         record.e2e_s, record.ttft_s, tuple(parts),
@@ -188,15 +188,22 @@ class _Story:
         self._add("engine_queue", took_s, *blamed)
 
     def _prefill(self, stage: Stage, took_s: float) -> None:
-        usual_s = 0.0 if self.usual is None else self.usual.first_for(self.tokens)
+        usual, replica = self.usual, self.record.replica or ""
+        usual_s = 0.0 if usual is None else usual.first_for(self.tokens)
+        expected_s = usual_s
+        if usual is not None and stage == "answer":
+            expected_s *= max(1.0, self.record.output_tokens / max(1, usual.output_tokens))
         blamed: Blame | None = None
-        if clearly_more(took_s, usual_s):
+        if clearly_more(took_s, expected_s):
             when = self._when(took_s)
             blamed = self.suspects.pause(*when)
-            if blamed is None and took_s > 2 * (usual_s or COLD_S / 2):
+            if blamed is None and took_s > 2 * (expected_s or COLD_S / 2):
                 blamed = self.suspects.cold()
             if blamed is None:
                 blamed = self.suspects.long_prefills(*when, BLAME, self.tokens) or self.suspects.crowd(*when)
+            if blamed is None and usual is not None and clearly_more(took_s, 2 * expected_s):
+                cause = f"replica {replica} was slow: such a prompt usually takes {seconds(expected_s)}"
+                blamed = cause, Because("unknown", replica, {"usual_s": round(expected_s, 6)})
         self._add(stage, took_s, *(blamed or self._own_work(stage, took_s)), usual_s)
 
     def _own_work(self, stage: Stage, took_s: float) -> Blame:

@@ -1,0 +1,242 @@
+"""Asking a running gateway from the command line: why was this one slow, which were the slowest, what is wrong?"""
+
+import json
+import re
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from headgate.model.errors import StartupError
+from headgate.policy.explanation import many, seconds
+
+TIMEOUT_S = 30.0
+MOST_BYTES = 64 << 20
+BAR = 32
+"""Characters for all of a request's time, where there is room."""
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_STYLES = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
+_MARKS = {"critical": "✗", "warning": "!", "note": "·"}
+
+
+# -- what the commands do -----------------------------------------------------------------------------------
+
+
+def why(url: str, request_id: str, key: str | None = None, console: Console | None = None) -> None:
+    """Where one request's time went, as a waterfall with the causes beside it."""
+    answer = Gateway(url, key).ask(f"/admin/requests/{quote(request_id, safe='')}")
+    console = console or _console()
+    console.print(waterfall(answer, max(8, min(BAR, console.width // 4))))
+
+
+def slow(
+    url: str,
+    lane: str | None = None,
+    last: str = "5m",
+    limit: int = 20,
+    key: str | None = None,
+    *,
+    by: str = "e2e",
+    console: Console | None = None,
+) -> None:
+    """The slowest requests of the last while, each with the reason in a line."""
+    query = {"last": f"{duration(last):g}", "limit": str(limit), "by": by, **({"lane": lane} if lane else {})}
+    answer = Gateway(url, key).ask(f"/admin/slow?{urlencode(query)}")
+    console, rows = console or _console(), answer["slow"]
+    where = f" in lane {lane}" if lane else ""
+    if not rows:
+        console.print(Text(f"No request{where} has ended in the last {seconds(answer['last_s'])}."))
+        return
+    console.print(slow_table(rows))
+    of, last_s = many(answer["of"], "request"), seconds(answer["last_s"])
+    console.print(Text(f"{len(rows)} of {of}{where} in the last {last_s}, by {by}. More: headgate why ID", "dim"))
+
+
+def doctor(url: str, key: str | None = None, console: Console | None = None) -> bool:
+    """What is wrong, by which figures, and what to do about it. Whether nothing of it is critical."""
+    console, gateway = console or _console(), Gateway(url, key)
+    gateway.ask("/health/live")
+    status, answer = gateway.get("/health/ready")
+    ready = status == 200
+    console.print(Text.assemble(("✓ ", "green"), f"{gateway.url} is there"))
+    if ready:
+        console.print(Text.assemble(("✓ ", "green"), "it is ready for requests"))
+    else:
+        console.print(Text.assemble(("✗ ", "bold red"), f"it is not ready: {_message(answer, status)}"))
+    report = gateway.ask("/admin/doctor")
+    found = report.get("findings")
+    if not isinstance(found, list) or "figures" not in report:
+        raise StartupError(f"{gateway.url} answers, but not as Headgate does: is this the gateway's own address?")
+    minutes = seconds(report.get("window_s", 300))
+    if not found:
+        console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
+    for finding in found:
+        console.print(finding_text(finding))
+    return ready and not any(finding["severity"] == "critical" for finding in found)
+
+
+def duration(text: str) -> float:
+    """90, 90s, 5m, 1h: in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip().lower())
+    value = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 1 <= value <= 7 * 86_400:
+        raise StartupError(f"--last: expected a time such as 90s, 5m or 1h, up to 7d; got {text!r}")
+    return value
+
+
+# -- asking ----------------------------------------------------------------------------------------------------
+
+
+class Gateway:
+    def __init__(self, url: str, key: str | None) -> None:
+        url = url if "://" in url else f"http://{url}"
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise StartupError(f"--url: expected an address such as http://127.0.0.1:8000, got {url!r}")
+        self.url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        # Never through a proxy from the environment: it is our own gateway, most often on this machine.
+        self._opener = build_opener(ProxyHandler({}))
+
+    def ask(self, path: str) -> dict[str, Any]:
+        """The answer to a question that should have one."""
+        status, answer = self.get(path)
+        if status == 401:
+            said = _message(answer, status)
+            raise StartupError(f"{self.url} does not let us look inside: {said}; give an admin key with --key")
+        if status == 404 and "error" not in answer:
+            raise StartupError(f"{self.url} knows no {path.partition('?')[0]}: is this the gateway's own address?")
+        if status >= 400:
+            raise StartupError(_message(answer, status))
+        return answer
+
+    def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with self._opener.open(Request(self.url + path, headers=self._headers), timeout=TIMEOUT_S) as answer:
+                status, body = answer.status, answer.read(MOST_BYTES)
+        except HTTPError as error:
+            with error:
+                status, body = error.code, error.read(MOST_BYTES)
+        except (URLError, OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            hint = "is `headgate serve` running there? Its address is given with --url"
+            raise StartupError(f"can't reach {self.url}: {reason}; {hint}") from error
+        try:
+            parsed = json.loads(body)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            if status < 400:
+                raise StartupError(f"{self.url} answers, but not as Headgate does: is this the gateway's own address?")
+            parsed = {}
+        return status, parsed
+
+
+def _message(answer: dict[str, Any], status: int) -> str:
+    error = answer.get("error")
+    said = error.get("message") if isinstance(error, dict) else None
+    return str(said) if said else f"it answered {status}"
+
+
+# -- showing -----------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def waterfall(answer: dict[str, Any], width: int = BAR) -> Group:
+    record, told = answer["record"], answer["explanation"]
+    total = max(record.get("e2e_s", 0.0), 1e-9)
+    title = Text.assemble(("Request ", "dim"), (record["id"], "bold"))
+    about = [f"lane {record['lane']}", f"tenant {record['tenant']}", f"model {record['model']}"]
+    about += [f"replica {record['replica']}"] if record.get("replica") else []
+    about += [f"{record.get('prompt_tokens', 0)} tokens in, {record.get('output_tokens', 0)} out", record["outcome"]]
+    first = record.get("ttft_s")
+    took = f"{seconds(total)} so far" if answer.get("running") else f"{seconds(total)} in all"
+    first_text = "" if first is None else f", first token after {seconds(first)}"
+    table = Table(box=None, padding=(0, 1), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    main = told["main"]
+    for part in told["parts"]:
+        worst = part["at_s"] == main["at_s"] and part["stage"] == main["stage"]
+        style = "bold red" if worst and part["excess_s"] > 0 else ""
+        table.add_row(
+            Text(part["stage"].replace("_", " "), style),
+            Text(exact(part["took_s"]), style),
+            Text(bar(part["at_s"] / total, part["took_s"] / total, width), "red" if style else "cyan"),
+            Text(part["cause"], style),
+        )
+    return Group(
+        title,
+        Text(" · ".join(about), "dim"),
+        Text(f"{took}{first_text}. {told['headline']}."),
+        Padding(table, (1, 0, 0, 2)),
+    )
+
+
+def bar(begins: float, share: float, width: int = BAR) -> str:
+    """A stretch of a line of `width` characters; whatever took any time at all can be seen."""
+    begins = min(max(begins, 0.0), 1.0)
+    whole, eighths = divmod(round(min(share, 1.0 - begins) * width * 8), 8)
+    start = min(int(begins * width), width - 1)
+    drawn = "█" * whole + (_EIGHTHS[eighths] if eighths else "")
+    if not drawn and share > 0:
+        drawn = "▏"
+    return (" " * start + drawn)[: width + 1].ljust(width + 1)
+
+
+def exact(value: float) -> str:
+    """More digits than in a sentence: columns are compared."""
+    return (
+        f"{value * 1e3:.1f} ms" if value < 0.09995 else f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+    )
+
+
+def slow_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, justify in (("id", "left"), ("lane", "left"), ("ago", "right"), ("first", "right"), ("all", "right")):
+        table.add_column(name, justify=justify, no_wrap=name != "id", overflow="fold")  # type: ignore[arg-type]
+    table.add_column("why", overflow="fold", ratio=1)
+    for row in rows:
+        first = row["ttft_s"]
+        table.add_row(
+            Text(row["id"]),
+            Text(row["lane"]),
+            seconds(row["ago_s"]),
+            "–" if first is None else exact(first),
+            exact(row["e2e_s"]),
+            Text(row["headline"]),
+        )
+    return table
+
+
+def finding_text(finding: dict[str, Any]) -> Group:
+    severity = finding["severity"]
+    where = f" in lane {finding['lane']}" if finding.get("lane") else ""
+    mark = Text.assemble(
+        (f"{_MARKS.get(severity, '·')} {severity}", _STYLES.get(severity, "")),
+        f" {finding['figure']}{where}: {finding['cause']}",
+    )
+    evidence = ", ".join(f"{name} {_figure(name, value)}" for name, value in finding["evidence"].items())
+    return Group(
+        mark,
+        Padding(Text(f"because  {evidence}", "dim"), (0, 0, 0, 4)),
+        Padding(Text(f"turn     {finding['knob']}"), (0, 0, 1, 4)),
+    )
+
+
+def _figure(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return exact(value) if name.endswith("_s") else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,270 @@
+"""The same promises and alerts for those who have a Prometheus: recording and alerting rules, from the one config.
+
+`policy/slo.py` judges the same things in process, by the same bounds and windows. What differs: quantiles here are read
+off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
+
+Loads into Prometheus 2.42 or later. Scrape every 15 s or more often: one alert looks at single minutes.
+"""
+
+from typing import Any
+
+import yaml
+
+from headgate.model.gateway_config import GatewayConfig
+from headgate.model.outcome import KINDS
+from headgate.policy.baseline import LEAST as USUAL_POINTS
+from headgate.policy.baseline import POINT_S
+from headgate.policy.burn import FAST, LEAST_FAILED, SLOW, reachable
+from headgate.policy.promise import LEAST, USUAL_PERCENTILE, Promise, promises
+from headgate.policy.slo import (
+    AT_RISK,
+    CALM_S,
+    COLD_LEAST,
+    COLD_SHARE,
+    COLD_WATCH_S,
+    IMMATERIAL,
+    QUEUE_S,
+    TWICE,
+    USE_S,
+    USUAL_LEAST,
+)
+from headgate.policy.slo_words import LOOK
+
+HISTOGRAMS = {
+    "ttft": "headgate_time_to_first_token_seconds",
+    "tpot": "headgate_time_per_output_token_seconds",
+    "e2e": "headgate_request_duration_seconds",
+    "queue": "headgate_queue_seconds",
+}
+FAILED = "|".join(sorted(outcome.value for outcome, kind in KINDS.items() if kind == "failed"))
+"""Outcomes that are our fault, as a regular expression."""
+PROMISED = "on (lane, figure, percentile) headgate:promise_seconds"
+
+Rule = dict[str, Any]
+
+
+def rules(config: GatewayConfig) -> str:
+    """A rule file: `promtool check rules` accepts it."""
+    groups = [
+        _group("headgate-promises", 15, _promises(config)),
+        _group("headgate-usual", 60, _usual()),
+        _group("headgate-error-budget", 15, _budget(1 - config.observe.availability)),
+        _group("headgate-cold-starts", 15, _cold_starts()),
+        _group("headgate-capacity", 15, _capacity(config)),
+    ]
+    text = yaml.dump({"groups": [g for g in groups if g["rules"]]}, Dumper=_Dumper, sort_keys=False, width=1000)
+    return f"# Made by `headgate export prometheus-rules`: change the config, not this file.\n{text}"
+
+
+def _group(name: str, interval_s: int, made: list[Rule]) -> dict[str, Any]:
+    """Rules of a group are evaluated one after the other: each sees what those before it have just recorded."""
+    return {"name": name, "interval": f"{interval_s}s", "rules": made}
+
+
+def quantile(percentile: float, figure: str, window: str) -> str:
+    return f"histogram_quantile({percentile / 100:g}, sum by (lane, le) (rate({HISTOGRAMS[figure]}_bucket[{window}])))"
+
+
+# -- promises ---------------------------------------------------------------------------------------------
+
+
+def _promises(config: GatewayConfig) -> list[Rule]:
+    made = [
+        _record("promise_seconds", f"vector({promise.within_s:.9g})", lane=lane.name, **_labels(promise))
+        for lane in config.lanes
+        for promise in promises(lane)
+    ]
+    asked = {(p.figure, p.percentile): p for lane in config.lanes for p in promises(lane)}.values()
+    made += [_latency(promise, "5m", promise.least) for promise in asked]
+    made += [_latency(promise, "1m", LEAST) for promise in asked if promise.percentile == 99]
+    what = "{{ $labels.lane }}: {{ $labels.figure }} {{ $labels.percentile }}"
+    of_promise = "is at {{ $value | humanizePercentage }} of what is promised"
+    return [
+        *made,
+        _alert(
+            "HeadgatePromiseAtRisk",
+            "warning",
+            f"headgate:latency_seconds:5m / {PROMISED} >= {AT_RISK:g}",
+            f"Lane {what} {of_promise}.",
+            _look(),
+        ),
+        _alert(
+            "HeadgatePromiseBroken",
+            "critical",
+            f"headgate:latency_seconds:5m / {PROMISED} >= 1",
+            f"Lane {what} {of_promise}.",
+            _look(),
+        ),
+        _alert(
+            "HeadgateP99OverPromise",
+            "critical",
+            f"headgate:latency_seconds:1m / {PROMISED} > 1",
+            "Lane {{ $labels.lane }}: {{ $labels.figure }} p99 has been over its bound for more than a minute, "
+            f"and {of_promise}.",
+            _look(),
+            for_s=60,
+        ),
+    ]
+
+
+def _labels(promise: Promise) -> dict[str, str]:
+    return {"figure": promise.figure, "percentile": f"p{promise.percentile}"}
+
+
+def _latency(promise: Promise, window: str, least: int) -> Rule:
+    """Absent where there are too few requests to tell."""
+    count = f"sum by (lane) (increase({HISTOGRAMS[promise.figure]}_count[{window}]))"
+    expr = f"{quantile(promise.percentile, promise.figure, window)}\nand on (lane) {count} >= {least}"
+    return _record(f"latency_seconds:{window}", expr, **_labels(promise))
+
+
+def _look() -> str:
+    """Where to look first, by figure."""
+    ttft, tpot, e2e = (LOOK[figure] for figure in ("ttft", "tpot", "e2e"))
+    return (
+        f'{{{{ if eq $labels.figure "ttft" }}}}{ttft}{{{{ else if eq $labels.figure "tpot" }}}}{tpot}'
+        f"{{{{ else }}}}{e2e}{{{{ end }}}}"
+    )
+
+
+# -- what is usual ----------------------------------------------------------------------------------------
+
+
+def _usual() -> list[Rule]:
+    """As policy/baseline.py: the median of a day, of moments that were calm. After a day of the same trouble nothing
+    calm is left to compare with, and it is the new usual."""
+    name, now, calm = "HeadgateTtftOverUsual", "headgate:ttft_seconds:5m", "headgate:ttft_seconds:calm"
+    count = f"sum by (lane) (increase({HISTOGRAMS['ttft']}_count[5m]))"
+    minutes = int(USUAL_POINTS * POINT_S / 60)
+    promised = 'headgate:promise_seconds{figure="ttft", percentile="p95"}'
+    return [
+        _record(
+            "ttft_seconds:5m", f"{quantile(USUAL_PERCENTILE, 'ttft', '5m')}\nand on (lane) {count} >= {USUAL_LEAST}"
+        ),
+        _record(
+            "ttft_seconds:usual",
+            f"quantile_over_time(0.5, {calm}[1d])\nand on (lane) count_over_time({calm}[1d]) >= {minutes}",
+        ),
+        _alert(
+            name,
+            "warning",
+            f"{now} > {TWICE:g} * headgate:ttft_seconds:usual\n"
+            f"and on (lane) ({now} - headgate:ttft_seconds:usual) > {IMMATERIAL:g} * sum by (lane) ({promised})",
+            "Lane {{ $labels.lane }}: half of the requests wait {{ $value | humanizeDuration }} or longer for their "
+            f"first token, over {TWICE:g} times what is usual.",
+            "Look at what changed: a new version, longer prompts, fewer replicas, a lower cache hit rate.",
+        ),
+        _record("ttft_seconds:calm", f'{now}\nunless on (lane) ALERTS{{alertname="{name}", alertstate="firing"}}'),
+    ]
+
+
+# -- failures ---------------------------------------------------------------------------------------------
+
+
+def _budget(budget: float) -> list[Rule]:
+    """Google's SRE workbook, chapter 5: a long window so that it matters, a short one so that it still goes on."""
+    if budget >= 1:
+        return []
+    made = [_record(f"failed_share:{window}", failed_share(window)) for window in ("5m", "30m", "1h", "6h")]
+    for name, severity, factor, long, short in (
+        ("HeadgateErrorBudgetBurnsFast", "critical", FAST, "1h", "5m"),
+        ("HeadgateErrorBudgetBurns", "warning", SLOW, "6h", "30m"),
+    ):
+        limit = f"{reachable(factor, budget) * budget:.9g}"
+        failed = f'sum by (lane) (increase(headgate_requests_total{{outcome=~"{FAILED}"}}[{long}]))'
+        made.append(
+            _alert(
+                name,
+                severity,
+                f"headgate:failed_share:{long} > {limit}\n"
+                f"and on (lane) headgate:failed_share:{short} > {limit}\n"
+                f"and on (lane) {failed} >= {LEAST_FAILED}",
+                f"Lane {{{{ $labels.lane }}}}: {{{{ $value | humanizePercentage }}}} of requests failed in {long}, "
+                f"{budget * 100:.9g}% may.",
+                "Look at headgate_errors_total by type and at the replicas that are out.",
+            )
+        )
+    return made
+
+
+def failed_share(window: str) -> str:
+    return (
+        f'sum by (lane) (rate(headgate_requests_total{{outcome=~"{FAILED}"}}[{window}]))\n'
+        f"/ sum by (lane) (rate(headgate_requests_total[{window}]))"
+    )
+
+
+def _cold_starts() -> list[Rule]:
+    share, calm = "headgate:cold_share:5m", "headgate:cold_share:calm"
+    watch = f"{COLD_WATCH_S / 60:g}m"
+    return [
+        _record(
+            "cold_share:5m",
+            "sum(rate(headgate_cold_requests_total[5m])) / (sum(rate(headgate_requests_total[5m])) > 0)",
+        ),
+        _record("cold_share:calm", f"{share}\nunless on () sum(increase(headgate_cold_starts_total[{watch}])) > 0"),
+        _alert(
+            "HeadgateColdStarts",
+            "warning",
+            f"{share} > {COLD_SHARE:g}\n"
+            f"and {share} > {TWICE:g} * (avg_over_time({calm}[1d]) or vector(0))\n"
+            f"and sum(increase(headgate_cold_requests_total[5m])) >= {COLD_LEAST}\n"
+            f"and sum(increase(headgate_cold_starts_total[{watch}])) > 0",
+            "{{ $value | humanizePercentage }} of requests meet a cold replica since others came into use.",
+            "Look at the new replicas' warm-up and at health.ramp_s.",
+        ),
+    ]
+
+
+# -- room -------------------------------------------------------------------------------------------------
+
+
+def _capacity(config: GatewayConfig) -> list[Rule]:
+    queue, use = config.observe.queue_per_replica, config.observe.utilisation_target
+    return [
+        _alert(
+            "HeadgateQueuePerReplica",
+            "warning",
+            f"headgate_waiting_per_replica > {queue}",
+            f"{{{{ $value | humanize }}}} requests wait for each usable replica, the target is {queue}.",
+            "Add replicas, or look for ones that are out or slower than the others.",
+            for_s=QUEUE_S,
+        ),
+        _alert(
+            "HeadgateUtilisation",
+            "warning",
+            f"avg_over_time(headgate_utilisation[5m]) > {use:g}",
+            f"{{{{ $value | humanizePercentage }}}} of the replicas' room is in use, the target is {use * 100:g}%.",
+            "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does.",
+            for_s=USE_S,
+        ),
+    ]
+
+
+# -- YAML -------------------------------------------------------------------------------------------------
+
+
+def _record(name: str, expr: str, **labels: str) -> Rule:
+    return {"record": f"headgate:{name}", "expr": expr, **({"labels": labels} if labels else {})}
+
+
+def _alert(name: str, severity: str, expr: str, summary: str, description: str, *, for_s: float = 0.0) -> Rule:
+    return {
+        "alert": name,
+        "expr": expr,
+        **({"for": f"{for_s:g}s"} if for_s else {}),
+        "keep_firing_for": f"{CALM_S:g}s",
+        "labels": {"severity": severity},
+        "annotations": {"summary": summary, "description": description},
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """Expressions of several lines as people write them."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,249 @@
+"""What did the slowest lose their time on? Told while their neighbours are still known, kept for five minutes.
+
+Of each lane and ten seconds the few requests that strained their promises most are explained as they end. The page
+lists them, and the diagnosis adds up what they lost by cause: only the tail's own time says what the tail is made of.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappush, heapreplace, nlargest
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
+
+from headgate.model.lane import Lane
+from headgate.model.outcome import Outcome
+from headgate.model.record import Record
+from headgate.policy.blame import LONG_CONTEXT, Pause
+from headgate.policy.explanation import Explanation, Kind, Stage, headline
+from headgate.policy.neighbours import Neighbour, as_neighbour, keep
+from headgate.policy.usual import Usual, usual
+from headgate.policy.why import explain
+
+SLICE_S = 10.0
+SLICES = 31
+"""Five minutes, and the slice that has begun."""
+WORST = 8
+"""Requests explained of each lane and slice."""
+TAIL = 32
+"""Of those in the window, the ones whose losses are added up."""
+RECENT = 256
+"""Requests remembered of each replica: whoever may have been somebody's neighbour just now."""
+REPLICAS = 1024
+"""More than that at once, and the oldest are forgotten."""
+SAMPLE = 512
+"""Answers by which the usual of a lane is judged."""
+USUAL_EVERY_S = 5.0
+TENANTS = 64
+"""Tenants counted in one slice; any more are counted as `other`."""
+WAITED_S = 0.01
+STALLED_S = 1.0
+"""A client behind for longer than this reads slowly."""
+_FIRST: frozenset[Stage] = frozenset(("accept", "queue", "retry", "engine_queue", "prefill", "answer"))
+_TURNED_AWAY = (Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.WAITED_TOO_LONG)
+
+Running = Callable[[set[str], float], dict[str, list[Neighbour]]]
+"""Who is at these replicas at this moment, by replica."""
+
+
+class Told(NamedTuple):
+    """A slow request and why it was. They are compared by strain, then by who came first."""
+
+    strain: float
+    """How many times its lane's promise it took, by whichever it strained most."""
+    number: int
+    record: Record
+    explanation: Explanation
+    headline: str
+
+
+class Slice:
+    """One lane in ten seconds."""
+
+    __slots__ = ("at", "cold", "failed", "preempted", "refused", "requests", "stalled", "tenants", "waited", "worst")
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.requests = self.waited = self.preempted = self.cold = self.stalled = self.failed = 0
+        self.refused: Counter[Outcome] = Counter()
+        self.tenants: Counter[str] = Counter()
+        """Of those who waited or were turned away for it."""
+        self.worst: list[Told] = []
+        """A heap, the least bad first."""
+
+
+class Losses(NamedTuple):
+    """What a lane's slowest lost, in seconds by cause."""
+
+    first: dict[Kind, float]
+    tokens: dict[Kind, float]
+    long_beside: float
+    """Of what they lost on slow tokens, the share next to a long context."""
+
+
+class Evidence:
+    def __init__(
+        self, lanes: Callable[[], Mapping[str, Lane]], running: Running, pauses: Callable[[], Sequence[Pause]]
+    ) -> None:
+        """All three as they are whenever they are asked for."""
+        self._lanes = lanes
+        self._running = running
+        self._pauses = pauses
+        self._slices: dict[str, deque[Slice]] = {}
+        self._recent: dict[str, deque[Neighbour]] = {}
+        self._answers: dict[tuple[str, bool], deque[Record]] = {}
+        self._usual: dict[tuple[str, bool], tuple[float, Usual | None]] = {}
+        self._numbers = count()
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def take(self, records: Sequence[Record], now: float) -> None:
+        candidates: list[tuple[float, Record, Slice]] = []
+        lanes = self._lanes()
+        for record in records:
+            lane = lanes.get(record.lane)
+            if lane is None:
+                continue
+            here = self._slice(record.lane, now)
+            self._count(record, here)
+            self._remember(record)
+            strain = strain_of(record, lane)
+            if len(here.worst) < WORST or strain > here.worst[0].strain:
+                candidates.append((strain, record, here))
+        if candidates:
+            self._tell(candidates, now)
+
+    def _slice(self, lane: str, now: float) -> Slice:
+        slices = self._slices.get(lane)
+        if slices is None:
+            slices = self._slices[lane] = deque(maxlen=SLICES)
+        at = now // SLICE_S * SLICE_S
+        if not slices or slices[-1].at != at:
+            slices.append(Slice(at))
+        return slices[-1]
+
+    def _count(self, record: Record, here: Slice) -> None:
+        here.requests += 1
+        outcome = record.outcome
+        if record.cold:
+            here.cold += 1
+        if record.stalled_s >= STALLED_S or outcome is Outcome.SLOW_CLIENT:
+            here.stalled += 1
+        if record.engine is not None and record.engine.preemptions:
+            here.preempted += 1
+        if outcome.kind == "refused":
+            here.refused[outcome] += 1
+        elif outcome.kind == "failed":
+            here.failed += 1
+        if record.queue_s >= WAITED_S or outcome in _TURNED_AWAY:
+            here.waited += 1
+            known = record.tenant in here.tenants or len(here.tenants) < TENANTS
+            here.tenants[record.tenant if known else "other"] += 1
+
+    def _remember(self, record: Record) -> None:
+        if record.outcome is Outcome.COMPLETED:
+            key = (record.lane, record.stream)
+            answers = self._answers.get(key)
+            if answers is None:
+                answers = self._answers[key] = deque(maxlen=SAMPLE)
+            answers.append(record)
+        if record.replica is not None:
+            recent = self._recent.get(record.replica)
+            if recent is None:
+                if len(self._recent) >= REPLICAS:
+                    del self._recent[next(iter(self._recent))]
+                recent = self._recent[record.replica] = deque(maxlen=RECENT)
+            recent.append(as_neighbour(record))
+
+    def _tell(self, candidates: list[tuple[float, Record, Slice]], now: float) -> None:
+        """Worst first, so that those who would be pushed out again are not explained at all."""
+        running = self._running({record.replica for _, record, _ in candidates if record.replica is not None}, now)
+        for strain, record, here in sorted(candidates, key=lambda item: -item[0]):
+            full = len(here.worst) >= WORST
+            if full and strain <= here.worst[0].strain:
+                continue
+            told = self._explained(strain, record, running.get(record.replica or "", []), now)
+            if full:
+                heapreplace(here.worst, told)
+            else:
+                heappush(here.worst, told)
+
+    def _explained(self, strain: float, record: Record, running: list[Neighbour], now: float) -> Told:
+        since, until = record.at, record.at + record.e2e_s
+        recent = self._recent.get(record.replica or "", ())
+        near = [n for n in (*recent, *running) if n.there_in(since, until) and n.id != record.id]
+        explanation = explain(record, keep(near), self._pauses(), self.usual(record.lane, record.stream, now))
+        return Told(strain, next(self._numbers), record, explanation, headline(explanation))
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def usual(self, lane: str, stream: bool, now: float) -> Usual | None:
+        """What such a request usually takes; looked at again every few seconds."""
+        key = (lane, stream)
+        made_at, known = self._usual.get(key, (-USUAL_EVERY_S, None))
+        if now - made_at >= USUAL_EVERY_S or known is None:
+            known = usual(self._answers.get(key, ()), stream=stream)
+            self._usual[key] = (now, known)
+        return known
+
+    def slowest(self, now: float, last_s: float, limit: int, lane: str | None = None) -> list[Told]:
+        """Those that strained their promises most, worst first."""
+        told = (told for name in self._slices if lane in (None, name) for told in self._worst(name, now, last_s))
+        return nlargest(limit, told)
+
+    def lane(self, name: str, now: float, last_s: float) -> Slice:
+        """All that was counted, added up."""
+        total = Slice(now - last_s)
+        for part in self._window(name, now, last_s):
+            total.requests += part.requests
+            total.waited += part.waited
+            total.preempted += part.preempted
+            total.cold += part.cold
+            total.stalled += part.stalled
+            total.failed += part.failed
+            total.refused.update(part.refused)
+            total.tenants.update(part.tenants)
+        return total
+
+    def losses(self, name: str, now: float, last_s: float) -> Losses:
+        first: dict[Kind, float] = {}
+        tokens: dict[Kind, float] = {}
+        slow_s = beside_long_s = 0.0
+        for told in nlargest(TAIL, self._worst(name, now, last_s)):
+            for part in told.explanation.parts:
+                because = part.because
+                if because.kind == "ordinary" or part.excess_s <= 0:
+                    continue
+                lost = first if part.stage in _FIRST else tokens
+                lost[because.kind] = lost.get(because.kind, 0.0) + part.excess_s
+                if part.stage == "decode" and because.kind == "generation":
+                    slow_s += part.excess_s
+                    if float(because.figures.get("longest_beside", 0)) >= LONG_CONTEXT:
+                        beside_long_s += part.excess_s
+        return Losses(first, tokens, beside_long_s / slow_s if slow_s else 0.0)
+
+    def lengths(self, name: str) -> tuple[int, int, int]:
+        """Of its latest answers: prompt p99, output p50 and p99, in tokens."""
+        answers = [*self._answers.get((name, True), ()), *self._answers.get((name, False), ())]
+        if not answers:
+            return 0, 0, 0
+        prompts = sorted(map(attrgetter("prompt_tokens"), answers))
+        outputs = sorted(map(attrgetter("output_tokens"), answers))
+        last = len(answers) - 1
+        return prompts[round(0.99 * last)], outputs[last // 2], outputs[round(0.99 * last)]
+
+    def _window(self, name: str, now: float, last_s: float) -> Iterable[Slice]:
+        return [part for part in self._slices.get(name, ()) if part.at + SLICE_S > now - last_s]
+
+    def _worst(self, name: str, now: float, last_s: float) -> Iterable[Told]:
+        return (told for part in self._window(name, now, last_s) for told in part.worst)
+
+
+def strain_of(record: Record, lane: Lane) -> float:
+    """Beside what its lane promises. Failing strains any promise; what was refused at once strains none."""
+    strain = 1.0 if record.outcome.kind == "failed" else 0.0
+    strain = max(strain, (record.e2e_s if record.ttft_s is None else record.ttft_s) / lane.ttft_target_s)
+    whole_s = lane.e2e_p95_s or lane.e2e_p99_s
+    if whole_s is not None:
+        strain = max(strain, record.e2e_s / whole_s)
+    return max(strain, record.max_gap_s / lane.gap_target_s, record.stalled_s / max(STALLED_S, lane.gap_target_s))

@@ -1,0 +1,60 @@
+"""How busy are this machine's GPUs? By NVML, where there is one; figures of what is not there are absent, not zero."""
+
+import contextlib
+import importlib
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    """Its number on this machine."""
+    utilisation: float | None
+    """Share of the last moments in which it was computing; None: it does not say, as a slice of one does not."""
+    memory_used: int
+    """Bytes."""
+    memory_total: int
+
+
+class Gpus:
+    def __init__(self, nvml: Any) -> None:
+        """`nvml`: the module pynvml, ready to be asked. Raises its NVMLError."""
+        self._nvml = nvml
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def read(self) -> list[Gpu]:
+        """A GPU that can't be read just now is left out."""
+        found = []
+        for place, handle in enumerate(self._handles):
+            with contextlib.suppress(self._nvml.NVMLError):
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+                found.append(Gpu(str(place), self._utilisation(handle), int(memory.used), int(memory.total)))
+        return found
+
+    def _utilisation(self, handle: Any) -> float | None:
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+        except self._nvml.NVMLError:
+            return None
+
+
+def find_gpus() -> Gpus | None:
+    """None: there is no NVML (pip install nvidia-ml-py), or no GPU. Takes a moment: to be called before serving."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        gpus = Gpus(nvml)
+    except nvml.NVMLError as error:
+        log.debug("no GPU figures: %s", error)
+        return None
+    return gpus if len(gpus) else None

@@ -1,0 +1,237 @@
+"""What is in a trace? One span for the request and one for each of its stages, made from its record.
+
+Names are those of OpenTelemetry's conventions for generative AI as of 1.41 (gen_ai.provider.name,
+gen_ai.response.time_to_first_chunk), and beside them gen_ai.system, as the provider was called before, for backends
+that know only that. gen_ai.server.* are the conventions' names for a server's metrics, here on its span.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from headgate.model.record import EngineTimings, Record
+
+if TYPE_CHECKING:
+    from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
+
+Why = Literal["failed", "refused", "retried", "slow", "parent", "share"]
+"""Why a trace is kept."""
+PROVIDER = "headgate"
+OPERATION = "chat"
+_SERVER, _INTERNAL, _CLIENT, _ERROR = 2, 1, 3, 2
+"""The protocol's numbers for kinds of spans, and for a status."""
+_STEP = 0x9E3779B97F4A7C15
+Value = str | int | float | bool | None
+
+
+def add_spans(record: Record, hop: str, why: Why, replicas: Mapping[str, str], into: "ScopeSpans") -> None:
+    """`hop`: the traceparent that its replica got."""
+    _Tree(record, hop, into).grow(why, replicas)
+
+
+class _Tree:
+    def __init__(self, record: Record, hop: str, into: "ScopeSpans") -> None:
+        self._record = record
+        self._into = into
+        self._begin_ns = round(record.wall * 1e9)
+        self._trace_id = bytes.fromhex(hop[3:35])
+        self._root = int(hop[36:52], 16)
+        self._count = 0
+
+    def grow(self, why: Why, replicas: Mapping[str, str]) -> None:
+        record = self._record
+        root = self.span(f"{OPERATION} {record.model}", 0.0, record.e2e_s, _SERVER)
+        root.parent_span_id = bytes.fromhex(record.parent)
+        there = _where(record.replica, replicas)
+        put(root, _of_request(record), there, {"headgate.sampled": why})
+        if record.outcome.kind in ("failed", "refused"):
+            self.fail(root, record.outcome.value, record.message, record.e2e_s)
+        self.span("accept", 0.0, record.accept_s)
+        sent_s = self._queue(replicas)
+        if record.first_s > 0 or record.ttft_s is not None:
+            route = self.span("route", sent_s, sent_s)
+            candidates = ", ".join(f"{seen.replica_id} {seen.score:.3f}" for seen in record.seen)
+            put(route, there, {"headgate.reason": record.reason, "headgate.candidates": candidates})
+            self._generation(sent_s, there)
+
+    def _queue(self, replicas: Mapping[str, str]) -> float:
+        """Waiting, and replicas that failed in between. When it was sent to the one that did not."""
+        record, since_s = self._record, self._record.accept_s
+        if record.queue_s > 0 or record.attempts:
+            first_s = record.failed[0].at_s if record.failed else since_s + record.queue_s
+            ahead = record.ahead
+            put(
+                self.span("queue", since_s, first_s),
+                {"headgate.lane": record.lane},
+                {} if ahead is None else {
+                    "headgate.ahead.requests": ahead.requests,
+                    "headgate.ahead.tokens": ahead.tokens,
+                    "headgate.ahead.tenant": ahead.tenant,
+                },
+            )  # fmt: skip
+            since_s = first_s
+        for attempt in record.failed:
+            if attempt.at_s - since_s > 1e-6:
+                self.span("queue", since_s, attempt.at_s)
+            since_s = attempt.at_s + attempt.took_s
+            span = self.span("attempt", attempt.at_s, since_s, _CLIENT)
+            put(span, _where(attempt.replica, replicas), {"headgate.refused": attempt.refused})
+            self.fail(span, attempt.outcome.value, attempt.message, since_s)
+        sent_s = record.accept_s + record.queue_s + record.retry_s
+        if record.failed and sent_s - since_s > 1e-6:
+            self.span("queue", since_s, sent_s)
+        return sent_s
+
+    def _generation(self, sent_s: float, there: dict[str, Value]) -> None:
+        record, engine = self._record, _told(self._record)
+        first_s = sent_s + record.first_s
+        last_s = first_s + record.stream_s
+        decode: Span | None = None
+        if record.stream or engine is None:
+            # What is not streamed, by an engine that does not say: all of it at once.
+            name = "prefill" if record.stream else "generate"
+            since_s = first_s - (engine.prefill_ms / 1e3 if engine is not None else record.first_s)
+            prefill = self.span(name, max(sent_s, since_s), first_s, _CLIENT)
+            if record.ttft_s is not None and record.stream:
+                decode = self.span("decode", first_s, last_s, _CLIENT)
+        else:
+            since_s = last_s - engine.decode_ms / 1e3
+            decode = self.span("decode", max(sent_s, since_s), last_s, _CLIENT)
+            ended_s, since_s = since_s, since_s - engine.prefill_ms / 1e3
+            prefill = self.span("prefill", max(sent_s, since_s), max(sent_s, ended_s), _CLIENT)
+        put(prefill, there, {"headgate.cached_tokens": record.cached_tokens, "headgate.cold": record.cold})
+        if record.ttft_s is None and record.outcome.kind == "failed":
+            self.fail(prefill, record.outcome.value, record.message, first_s)
+        if decode is not None:
+            put(decode, there)
+            for gap in record.gaps:
+                self.event(decode, "gap", gap.at_s, {"headgate.gap_s": gap.took_s})
+        if engine is not None:
+            self._engine(engine, sent_s, since_s, last_s, prefill, decode)
+        relay = self.span("relay", last_s, record.e2e_s)
+        put(relay, {"headgate.stalled_s": record.stalled_s})
+
+    def _engine(
+        self,
+        engine: EngineTimings,
+        sent_s: float,
+        prefill_s: float,
+        last_s: float,
+        prefill: "Span",
+        decode: "Span | None",
+    ) -> None:
+        """What only the engine knows. Its queue begins when the request comes in, so tokenizing is part of it."""
+        put(prefill, {"headgate.prefill_chunks": engine.prefill_chunks})
+        queued_s = max(sent_s, prefill_s - engine.queue_ms / 1e3)
+        if engine.queue_ms > 0:
+            self.span("engine queue", queued_s, max(queued_s, prefill_s), _CLIENT)
+        if engine.tokenize_ms > 0:
+            self.span("tokenize", queued_s, queued_s + engine.tokenize_ms / 1e3, _CLIENT)
+        if decode is not None:
+            put(decode, {"headgate.preemptions": engine.preemptions})
+        if engine.detokenize_ms > 0:
+            # Done token by token while decoding; as one span its length is right, and its place is not.
+            span = self.span("detokenize", last_s - engine.detokenize_ms / 1e3, last_s, _CLIENT)
+            put(span, {"headgate.scattered": True})
+            if decode is not None:
+                span.parent_span_id = decode.span_id
+
+    def span(self, name: str, since_s: float, until_s: float, kind: int = _INTERNAL) -> "Span":
+        span = self._into.spans.add()
+        span.trace_id = self._trace_id
+        # Steps of an odd constant visit every number before one comes again.
+        span.span_id = ((self._root + self._count * _STEP) % (1 << 64) or 1).to_bytes(8, "big")
+        if self._count:
+            span.parent_span_id = self._root.to_bytes(8, "big")
+        self._count += 1
+        span.name = name
+        span.kind = kind  # type: ignore[assignment]  # a plain number spares the import
+        span.start_time_unix_nano = self.at(since_s)
+        span.end_time_unix_nano = max(span.start_time_unix_nano, self.at(until_s))
+        return span
+
+    def at(self, offset_s: float) -> int:
+        """Nanoseconds since 1970, never outside the request."""
+        return self._begin_ns + round(min(max(offset_s, 0.0), self._record.e2e_s) * 1e9)
+
+    def event(self, span: "Span", name: str, at_s: float, values: dict[str, Value]) -> None:
+        event = span.events.add()
+        event.name, event.time_unix_nano = name, self.at(at_s)
+        put(event, values)
+
+    def fail(self, span: "Span", kind: str, message: str, at_s: float) -> None:
+        span.status.code = _ERROR  # type: ignore[assignment]
+        span.status.message = message
+        put(span, {"error.type": kind})
+        self.event(span, "exception", at_s, {"exception.type": kind, "exception.message": message})
+
+
+def put(on: "Span | Span.Event", *groups: dict[str, Value]) -> None:
+    """What is None or empty is left out."""
+    add = on.attributes.add
+    for values in groups:
+        for key, value in values.items():
+            if value is None or value == "":
+                continue
+            attribute = add()
+            attribute.key = key
+            if isinstance(value, str):
+                attribute.value.string_value = value
+            elif isinstance(value, bool):
+                attribute.value.bool_value = value
+            elif isinstance(value, int):
+                attribute.value.int_value = value
+            else:
+                attribute.value.double_value = value
+
+
+def _told(record: Record) -> EngineTimings | None:
+    """None also where an engine tells of other things under the same name."""
+    return record.engine if record.engine is not None and record.engine.prefill_ms > 0 else None
+
+
+def _of_request(record: Record) -> dict[str, Value]:
+    answered = record.ttft_s is not None
+    return {
+        "gen_ai.operation.name": OPERATION,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.system": PROVIDER,
+        "gen_ai.request.model": record.model,
+        "gen_ai.request.stream": record.stream or None,
+        "gen_ai.response.model": record.model if answered else None,
+        "gen_ai.response.time_to_first_chunk": record.ttft_s if record.stream else None,
+        "gen_ai.server.time_to_first_token": record.ttft_s,
+        "gen_ai.server.time_per_output_token": record.tpot_s,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens or None,
+        "http.response.status_code": record.status,
+        "headgate.request_id": record.id,
+        "headgate.lane": record.lane,
+        "headgate.tenant": record.tenant,
+        "headgate.tier": record.tier,
+        "headgate.task": record.task,
+        "headgate.version": record.version,
+        "headgate.adapter": record.adapter,
+        "headgate.replica": record.replica,
+        "headgate.quantization": record.quantization,
+        "headgate.gpu_type": record.gpu_type,
+        "headgate.outcome": record.outcome.value,
+        "headgate.reason": record.reason,
+        "headgate.attempts": record.attempts,
+    }
+
+
+def _where(replica_id: str | None, replicas: Mapping[str, str]) -> dict[str, Value]:
+    """A replica as conventions name it: host and port, or the path of a socket; its id where that is all there is."""
+    if replica_id is None:
+        return {}
+    url = replicas.get(replica_id, replica_id)
+    if url.startswith("unix:"):
+        return {"server.address": url.removeprefix("unix:")}
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return {"server.address": replica_id}
+    return {"server.address": parts.hostname or replica_id, "server.port": port}

@@ -1,0 +1,110 @@
+"""Which policies does a config come to? Gateway, engine and simulator build them here, so that they can't differ."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from headgate.model.config import BatchConfig
+from headgate.model.gateway_config import GatewayConfig, Tenant
+from headgate.model.tier import Tier
+from headgate.policy.batch import Batcher
+from headgate.policy.blocks import Ledger
+from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.estimate import StepTime
+from headgate.policy.health import Health, HealthConfig
+from headgate.policy.lanes import classify
+from headgate.policy.limits import TenantLimits
+from headgate.policy.retry import RetryBudget
+from headgate.policy.route import RouteConfig
+
+BLOCK_TOKENS = 16
+"""KV memory is accounted for in blocks of so many tokens."""
+
+Classifier = Callable[[int, bool, bool], str]
+"""(prompt tokens, streaming, says that it is batch) → lane"""
+
+
+def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
+    return Dispatcher(
+        {lane.name: lane for lane in config.lanes},
+        tenant_limits(config),
+        routing(config),
+        Health(health(config)),
+        rng,
+        no_replica_wait_s=config.timeouts.no_replica_wait_s,
+        tiers=tiers(config),
+        retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
+    )
+
+
+def reconfigure(dispatcher: Dispatcher, config: GatewayConfig) -> None:
+    """As much of a new config as a running dispatcher takes. ValueError: none of it, and why."""
+    lanes = {lane.name: lane for lane in config.lanes}
+    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), routing(config))
+
+
+def batcher_for(
+    *,
+    slots: int,
+    slot_tokens: int,
+    kv_tokens: int | None = None,
+    host_tokens: int | None = None,
+    batch: BatchConfig | None = None,
+) -> Batcher:
+    """`kv_tokens` None: all that the slots hold. `host_tokens` None: half of that."""
+    physical = slots * slot_tokens
+    ledger = Ledger(
+        slots=slots,
+        slot_tokens=slot_tokens,
+        blocks=(physical if kv_tokens is None else kv_tokens) // BLOCK_TOKENS,
+        host_blocks=(physical // 2 if host_tokens is None else host_tokens) // BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+    )
+    return Batcher(batch or BatchConfig(), ledger, StepTime())
+
+
+def classifier(config: GatewayConfig) -> Classifier:
+    lines = config.classify
+
+    def lane_of(prompt_tokens: int, streaming: bool, says_batch: bool) -> str:
+        return classify(
+            prompt_tokens=prompt_tokens,
+            streaming=streaming,
+            says_batch=says_batch,
+            long_above=lines.long_above_tokens,
+            fast_below=lines.fast_below_tokens,
+        )
+
+    return lane_of
+
+
+def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
+    """With its tier's ceiling, where that is lower."""
+    ceilings = [tier.max_tokens for tier in config.tiers if tier.name == tenant.tier and tier.max_tokens is not None]
+    own = [] if tenant.max_tokens is None else [tenant.max_tokens]
+    return replace(tenant, max_tokens=min(ceilings + own, default=None))
+
+
+def tiers(config: GatewayConfig) -> dict[str, Tier]:
+    return {tier.name: tier for tier in config.tiers}
+
+
+def routing(config: GatewayConfig) -> RouteConfig:
+    chosen = config.routing
+    return RouteConfig(algorithm=chosen.algorithm, epsilon=chosen.bounded_load_epsilon, exploration=chosen.exploration)
+
+
+def health(config: GatewayConfig) -> HealthConfig:
+    chosen = config.health
+    return HealthConfig(
+        failures=chosen.failures, successes=chosen.successes, cooldown_s=chosen.cooldown_s, ramp_s=chosen.ramp_s
+    )
+
+
+def tenant_limits(config: GatewayConfig) -> dict[str, TenantLimits]:
+    """Of those that have any."""
+    return {
+        tenant.name: TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
+        for tenant in (*config.tenants, config.anonymous)
+        if tenant.requests_per_min is not None or tenant.tokens_per_min is not None
+    }

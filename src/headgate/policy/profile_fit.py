@@ -1,0 +1,207 @@
+"""Which profile explains these steps? Least squares over a step log, and what it leaves unexplained is kept as noise.
+
+Like the Batcher's own estimate (`estimate.py`) it never gives negative coefficients and goes by relative error, so that
+a 10 ms decode step counts as much as a 2 s prefill. Unlike it, it sees all steps at once: nothing has to be forgotten,
+decode and prefill have their own context terms, and a knee can be looked for.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from headgate.policy.profile import Profile, Residuals, Shape, StepCost
+
+FEWEST = 50
+"""Steps below which a fit would be a guess."""
+MOST = 200_000
+"""Steps looked at, the latest: half an hour of a busy GPU."""
+RUN = 16
+RUNS = 128
+"""Kept of each kind: enough for a p99.9, and a file of a few dozen KB."""
+KNEES = (0, *(round(24 * 1.12**power) for power in range(36)))
+"""0: none. The next is never further than 6 % away, which moves a step by less than that."""
+
+Row = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """One step of a step log."""
+
+    at: float
+    """When it began, in seconds since the log did."""
+    took_s: float
+    """Choosing, computing, sampling, handing over: until the next step could begin."""
+    run_s: float
+    """Of that, in the runner."""
+    shape: Shape
+
+
+class TooFewSteps(ValueError):
+    """Nothing can be said yet; the message says what to do."""
+
+
+def fit(lines: Iterable[StepLine], of: Profile) -> Profile:
+    """`of` with its times taken from the log; its sizes and name stay."""
+    kept = [line for line in deque(lines, MOST) if line.took_s > 0]
+    plain = [line for line in kept if line.shape.tokens and not _moves(line.shape)]
+    if len(plain) < FEWEST:
+        raise TooFewSteps(f"{len(plain)} steps are too few to fit a profile; log at least {FEWEST}, prefill and decode")
+    cost = _cost(plain)
+    made = replace(
+        of,
+        cost=cost,
+        with_prefill=_residuals(line.took_s / cost.seconds(line.shape) for line in plain if line.shape.prefill),
+        decode_only=_residuals(line.took_s / cost.seconds(line.shape) for line in plain if not line.shape.prefill),
+        saves_overlap=False,
+        load_bytes_per_s=None,
+        save_bytes_per_s=None,
+        copy_bytes_per_s=None,
+    )
+    return _with_moves(made, [line for line in kept if _moves(line.shape)])
+
+
+def _moves(shape: Shape) -> int:
+    return shape.saved + shape.loaded + shape.copied
+
+
+def _cost(lines: Items[StepLine]) -> StepCost:
+    terms = [(1.0, *map(float, (s.prefill, s.decodes, s.context, s.pairs))) for s in (line.shape for line in lines)]
+    base = _Sums(5)
+    for term, line in zip(terms, lines, strict=True):
+        base.add(term, line.took_s)
+    # The sums without the knee's term are the same for every knee.
+    best, coefficients, knee = *base.solved(), 0
+    for candidate in KNEES[1:]:
+        sums = base.widened()
+        beyond = False
+        for term, line in zip(terms, lines, strict=True):
+            if (over := line.shape.tokens - candidate) > 0:
+                beyond = True
+                sums.add_last(term, float(over), line.took_s)
+        if not beyond:
+            break
+        error, found = sums.solved()
+        if error < best * 0.98:  # a knee that explains nothing is none
+            best, coefficients, knee = error, found, candidate
+    fixed, per_prefill, per_decode, per_context, per_pair = coefficients[:5]
+    return StepCost(
+        fixed=max(fixed, 1e-6),
+        knee=knee,
+        per_token_beyond=coefficients[5] if knee else 0.0,
+        per_prefill=per_prefill,
+        per_decode=per_decode,
+        per_context=per_context,
+        per_pair=per_pair,
+    )
+
+
+def _with_moves(profile: Profile, lines: Items[StepLine]) -> Profile:
+    """How fast does KV move? From what steps with moves took beyond computing."""
+    sums = _Sums(3)
+    for line in lines:
+        shape = line.shape
+        excess = max(0.0, line.took_s - profile.step_s(shape))
+        moved = [float(tokens * profile.bytes_per_token) for tokens in (shape.saved, shape.loaded, shape.copied)]
+        sums.add(tuple(moved), excess, 1.0 / line.took_s**2)
+    saved, loaded, copied = (1.0 / seconds if seconds else None for seconds in sums.solved()[1])
+    return replace(profile, save_bytes_per_s=saved, load_bytes_per_s=loaded, copy_bytes_per_s=copied)
+
+
+def _residuals(ratios: Iterable[float]) -> Residuals:
+    """The runs of a bounded, even draw from all there were; the same for the same log."""
+    rng = random.Random(0)
+    kept: list[tuple[float, ...]] = []
+    run: list[float] = []
+    seen = 0
+    for ratio in ratios:
+        run.append(round(ratio, 5))
+        if len(run) == RUN:
+            seen += 1
+            if len(kept) < RUNS:
+                kept.append(tuple(run))
+            elif (place := int(rng.random() * seen)) < RUNS:
+                kept[place] = tuple(run)
+            run = []
+    if run and len(kept) < RUNS:
+        kept.append(tuple(run))
+    if not kept:
+        return Residuals()
+    flat = sorted(ratio for one in kept for ratio in one)
+    return Residuals(flat[len(flat) // 2], tuple(kept))
+
+
+class _Sums:
+    """What a least-squares fit of relative error is solved from: Σ w·(seconds − x·terms)², w = 1/seconds²."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.moments = [[0.0] * size for _ in range(size)]
+        self.targets = [0.0] * size
+        self.square = 0.0
+
+    def add(self, terms: Row, seconds: float, weight: float | None = None) -> None:
+        weight = 1.0 / seconds**2 if weight is None else weight
+        self.square += weight * seconds * seconds
+        for i, left in enumerate(terms):
+            if left:
+                row, weighted = self.moments[i], weight * left
+                self.targets[i] += weighted * seconds
+                for j, right in enumerate(terms):
+                    row[j] += weighted * right
+
+    def widened(self) -> "_Sums":
+        wide = _Sums(self.size + 1)
+        wide.moments = [[*row, 0.0] for row in self.moments] + [[0.0] * (self.size + 1)]
+        wide.targets = [*self.targets, 0.0]
+        wide.square = self.square
+        return wide
+
+    def add_last(self, terms: Row, last: float, seconds: float) -> None:
+        """What a row's last term adds, where `add` has seen the others already."""
+        weighted, row = last / seconds**2, self.moments[-1]
+        self.targets[-1] += weighted * seconds
+        for j, term in enumerate(terms):
+            row[j] += weighted * term
+            self.moments[j][-1] = row[j]
+        row[-1] += weighted * last
+
+    def solved(self) -> tuple[float, list[float]]:
+        """The squared error left, and the coefficients, none of them negative.
+
+        With so few terms every subset can be tried: the answer is the best one whose plain solution is not negative."""
+        scale = [self.moments[i][i] ** -0.5 if self.moments[i][i] > 0 else 0.0 for i in range(self.size)]
+        used = [i for i in range(self.size) if scale[i]]
+        best, coefficients = self.square, [0.0] * self.size
+        for count in range(1, len(used) + 1):
+            for chosen in combinations(used, count):
+                a = [[self.moments[i][j] * scale[i] * scale[j] + (1e-10 if i == j else 0.0) for j in chosen] for i in chosen]
+                b = [self.targets[i] * scale[i] for i in chosen]
+                x = _solve(a, list(b))
+                if min(x) < 0:
+                    continue
+                error = self.square - sum(one * target for one, target in zip(x, b, strict=True))
+                if error < best:
+                    best, coefficients = error, [0.0] * self.size
+                    for i, value in zip(chosen, x, strict=True):
+                        coefficients[i] = value * scale[i]
+        return max(best, 0.0), coefficients
+
+
+def _solve(a: list[list[float]], b: list[float]) -> list[float]:
+    """Gaussian elimination with pivoting; `a` and `b` are used up."""
+    size = len(b)
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda row: abs(a[row][i]))
+        a[i], a[pivot], b[i], b[pivot] = a[pivot], a[i], b[pivot], b[i]
+        for row in range(i + 1, size):
+            if factor := a[row][i] / a[i][i]:
+                for column in range(i, size):
+                    a[row][column] -= factor * a[i][column]
+                b[row] -= factor * b[i]
+    for i in reversed(range(size)):
+        b[i] = (b[i] - sum(a[i][j] * b[j] for j in range(i + 1, size))) / a[i][i]
+    return b

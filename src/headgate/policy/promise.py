@@ -1,0 +1,98 @@
+"""What is promised to a lane, and what is read to see whether it is kept?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headgate.model.lane import Lane
+from headgate.policy.burn import FIVE_MIN_S
+
+MINUTE_S = 60
+LEAST, LEAST_IN_TAIL = 20, 1
+"""Requests in a window before it says anything, and how many of them are slower than the percentile: p99 needs 100."""
+USUAL_PERCENTILE = 50
+"""Of TTFT, for what is usual. The median, because it moves only if most requests do: of 50 requests that differ as
+prompts do (σ of the logarithm 1), p95 is twice its usual by chance once or twice a day, the median every few months.
+The tail has promises of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    figure: str
+    """ttft, tpot or e2e"""
+    percentile: int
+    """50, 95 or 99"""
+    within_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.figure}_p{self.percentile}"
+
+    @property
+    def least(self) -> int:
+        """Requests without which it can't be judged."""
+        return max(LEAST, round(LEAST_IN_TAIL / (1 - self.percentile / 100)))
+
+
+def promises(lane: Lane) -> tuple[Promise, ...]:
+    """What this lane is promised, in the order in which people read it."""
+    bounds = (
+        ("ttft", 50, lane.ttft_p50_s),
+        ("ttft", 95, lane.ttft_target_s),
+        ("ttft", 99, lane.ttft_p99_s),
+        ("tpot", 50, lane.tpot_p50_s),
+        ("tpot", 99, lane.gap_target_s),
+        ("e2e", 95, lane.e2e_p95_s),
+        ("e2e", 99, lane.e2e_p99_s),
+    )
+    return tuple(Promise(figure, percentile, within) for figure, percentile, within in bounds if within is not None)
+
+
+# -- what is read -----------------------------------------------------------------------------------------
+
+Asked = tuple[str, int, int]
+"""(figure, percentile, window in seconds)"""
+
+
+def asks(lane: Lane) -> tuple[Asked, ...]:
+    """The percentiles that a LaneReading of this lane should have."""
+    wanted = {("ttft", USUAL_PERCENTILE, FIVE_MIN_S): None}
+    for promise in promises(lane):
+        wanted[promise.figure, promise.percentile, FIVE_MIN_S] = None
+        if promise.percentile == 99:
+            wanted[promise.figure, promise.percentile, MINUTE_S] = None
+    return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A percentile, and how many requests it is of."""
+
+    value_s: float | None
+    count: int
+
+
+NOTHING = Tail(None, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReading:
+    tails: Mapping[Asked, Tail]
+    requests: int
+    """Since this lane was last read: all that ended, however."""
+    failed: int
+    """Of those, the ones that failed through our fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    lanes: Mapping[str, LaneReading]
+    """Any of them: what is not in here is not judged this time."""
+    waiting_per_replica: float
+    utilisation: float | None
+    """Share of the usable replicas' room that is taken; None: there is none usable."""
+    cold: int
+    """Requests of the last five minutes that met a cold replica."""
+    cold_of: int
+    """All of the last five minutes."""
+    joined: tuple[str, ...] = ()
+    """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""

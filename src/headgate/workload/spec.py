@@ -1,0 +1,213 @@
+"""What does `interactive=poisson:rate=8,prompt=120,lane=fast; long=azure-conv:rate=0.5` ask for?
+
+    mix      stream [";" stream …]
+    stream   [name "="] source [":" option ["," option …]]
+    option   key "=" value, or for `servegen` and `file` first of all the model or the path
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from headgate.workload.arrival import WorkloadError
+
+SYNTHETIC = ("poisson", "gamma", "constant")
+LENGTHS_ONLY = ("sharegpt",)
+TRACES = ("azure-conv", "azure-code", "mooncake")
+SOURCES = (*SYNTHETIC, *TRACES, *LENGTHS_ONLY, "servegen", "file")
+SERVEGEN_MODELS = ("m-small", "m-mid", "m-large", "deepseek-r1")
+MOST_REQUESTS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """So many tokens, or anything between."""
+
+    least: int
+    most: int
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One source of arrivals and what is done to it."""
+
+    source: str
+    argument: str = ""
+    """servegen's model, or the file's path."""
+    name: str = ""
+    rate: float | None = None
+    """Mean requests a second. A trace is stretched or squeezed to it; with `time_scale` it keeps that time, and requests
+    are left out or doubled instead."""
+    cv: float | None = None
+    """Coefficient of variation of the gaps between arrivals."""
+    time_scale: float | None = None
+    """A trace is played this many times as fast."""
+    start: float = 0.0
+    """Seconds of a trace that are passed over."""
+    prompt: Range | None = None
+    """Tokens; None: the trace's own."""
+    output: Range | None = None
+    lengths: str | None = None
+    """A trace from which prompt and output are taken together."""
+    length_scale: float = 1.0
+    """Lengths from a trace are multiplied by it."""
+    max_prompt: int | None = None
+    """Longer ones are cut to it."""
+    max_output: int | None = None
+    lane: str | None = None
+    tenant: tuple[str, ...] = ()
+    """One of them is drawn for each request."""
+    model: str | None = None
+    stream: bool | None = None
+    sessions: int | None = None
+    """Each request belongs to one of so many."""
+    shared: int = 0
+    """Tokens that prompts of one session begin with in common, or without sessions of the whole stream; in blocks of
+    512."""
+
+
+def parse(text: str) -> list[Stream]:
+    """The streams of a mix, or the one. Raises WorkloadError."""
+    streams = [_stream(part.strip()) for part in text.split(";") if part.strip()]
+    if not streams:
+        raise WorkloadError(f"no workload in {text!r}; try one of {', '.join(SOURCES)}")
+    names = [stream.name or stream.source for stream in streams]
+    if len(streams) > 1 and (twice := {name for name in names if names.count(name) > 1}):
+        raise WorkloadError(f"two streams of the mix are called {min(twice)!r}; name them: a={min(twice)}; b={min(twice)}")
+    return streams
+
+
+def _stream(text: str) -> Stream:
+    found = re.fullmatch(r"(?:([\w-]+)\s*=\s*)?([\w-]+)\s*(?:[:,](.*))?", text, re.DOTALL)
+    if found is None:
+        raise WorkloadError(f"can't read {text!r}; it looks like NAME=SOURCE:key=value,key=value")
+    name, source, rest = found[1] or "", found[2], found[3] or ""
+    if source not in SOURCES:
+        raise WorkloadError(f"no workload is called {source!r}{_meant(source, SOURCES)}; there are {', '.join(SOURCES)}")
+    items = [item.strip() for item in rest.split(",") if item.strip()]
+    argument = ""
+    if source in ("servegen", "file"):
+        argument = items.pop(0) if items and (source == "file" or "=" not in items[0]) else ""
+        _check_argument(source, argument)
+    options: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        key, value = key.strip().replace("-", "_"), value.strip()
+        if key not in READ or not equals:
+            hint = f"{_meant(key, READ)}; there are {', '.join(READ)}" if equals else "; options look like key=value"
+            raise WorkloadError(f"{source} has no option {item!r}{hint}")
+        if key in options:
+            raise WorkloadError(f"{source}: {key} is given twice")
+        options[key] = READ[key](f"{source}: {key}", value)
+    _check(source, options)
+    return Stream(source=source, argument=argument, name=name, **options)
+
+
+def _check_argument(source: str, argument: str) -> None:
+    if source == "file" and not argument:
+        raise WorkloadError("file: where is it? Say file:PATH")
+    if source == "servegen" and argument not in SERVEGEN_MODELS:
+        models = ", ".join(SERVEGEN_MODELS)
+        wrong = f"no model {argument!r}{_meant(argument, SERVEGEN_MODELS)}" if argument else "which model?"
+        raise WorkloadError(f"servegen: {wrong}; there are {models}: servegen:m-small")
+
+
+def _check(source: str, options: dict[str, Any]) -> None:
+    if source == "gamma" and "cv" not in options:
+        raise WorkloadError("gamma: how bursty? Say cv=2, say; cv=1 is poisson")
+    if "cv" in options and source not in ("gamma", "sharegpt"):
+        raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={options['cv']:g}")
+    if source in (*SYNTHETIC, *LENGTHS_ONLY) and ("time_scale" in options or "start" in options):
+        raise WorkloadError(f"{source}: time_scale and start are for traces; say rate")
+    if "lengths" in options and ("prompt" in options or "output" in options):
+        raise WorkloadError(f"{source}: lengths sets prompt and output both")
+
+
+def _meant(word: str, known: Any) -> str:
+    close = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+# -- values ---------------------------------------------------------------------------------------------------
+
+
+def _number(least: float, most: float, *, above: bool = False) -> Callable[[str, str], float]:
+    def read(what: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (least < value <= most if above else least <= value <= most):
+            bound = f"above {least:g}" if above else f"from {least:g}"
+            raise WorkloadError(f"{what} is a number {bound} to {most:g}, not {text!r}")
+        return value
+
+    return read
+
+
+def _count(least: int, most: int = 10_000_000) -> Callable[[str, str], int]:
+    def read(what: str, text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text) or not least <= int(text) <= most:
+            raise WorkloadError(f"{what} is a whole number from {least} to {most}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def _range(what: str, text: str) -> Range:
+    found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
+    least = int(found[1]) if found else 0
+    most = int(found[2] or found[1]) if found else 0
+    if not 1 <= least <= most:
+        raise WorkloadError(f"{what} is so many tokens, as in 120 or 50-200, not {text!r}")
+    return Range(least, most)
+
+
+def _name(what: str, text: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,256}", text):
+        raise WorkloadError(f"{what} is a name without spaces, not {text!r}")
+    return text
+
+
+def _names(what: str, text: str) -> tuple[str, ...]:
+    return tuple(_name(what, part) for part in text.split("|"))
+
+
+def _lengths(what: str, text: str) -> str:
+    known = (*TRACES, *LENGTHS_ONLY)
+    if text not in known:
+        raise WorkloadError(f"{what}: no trace {text!r}{_meant(text, known)}; there are {', '.join(known)}")
+    return text
+
+
+def _yes(what: str, text: str) -> bool:
+    if text not in ("yes", "no", "true", "false"):
+        raise WorkloadError(f"{what} is yes or no, not {text!r}")
+    return text in ("yes", "true")
+
+
+READ: dict[str, Callable[[str, str], Any]] = {
+    "rate": _number(0, 1_000_000, above=True),
+    "cv": _number(0, 100, above=True),
+    "time_scale": _number(0, 1_000_000, above=True),
+    "start": _number(0, 1e9),
+    "prompt": _range,
+    "output": _range,
+    "lengths": _lengths,
+    "length_scale": _number(0, 1000, above=True),
+    "max_prompt": _count(1),
+    "max_output": _count(1),
+    "lane": _name,
+    "tenant": _names,
+    "model": _name,
+    "stream": _yes,
+    "sessions": _count(1),
+    "shared": _count(0),
+}
+assert set(READ) == {field.name for field in fields(Stream)} - {"source", "argument", "name"}
