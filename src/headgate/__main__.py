@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter, validators
 
 from headgate import __version__
+from headgate.cli import export, look
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
@@ -22,6 +23,9 @@ app = App(
     help="Serve language models with a predictable latency distribution: P95 and P99 stay put.",
     help_epilogue="Start with `headgate serve`, then open http://127.0.0.1:8000/.",
 )
+
+look.add_to(app)
+export.add_to(app)
 
 positive = Parameter(validator=validators.Number(gte=1))
 at_least_a_block = Parameter(validator=validators.Number(gte=32))
@@ -123,6 +127,7 @@ def serve(
     replica: Annotated[tuple[str, ...], Parameter(group=FLEET, negative="")] = (),
     config: Annotated[Path | None, Parameter(group=FLEET)] = None,
     check: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
+    record: Annotated[Path | None, Parameter(group=FLEET)] = None,
     host: Annotated[str | None, Parameter(group=LISTEN)] = None,
     port: Annotated[int | None, port_number, Parameter(group=LISTEN)] = None,
     insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False,
@@ -138,6 +143,8 @@ def serve(
         YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml).
     check
         Say whether the config is fine, and stop.
+    record
+        File to append a JSON line to for every request, without what was asked; rotated.
     host
         Address to listen on. Default: 127.0.0.1.
     port
@@ -153,6 +160,8 @@ def serve(
         chosen = replace(chosen, replicas=tuple(config_file.replica_at(url) for url in replica), embedded=None)
     listen = replace(chosen.listen, host=host or chosen.listen.host, port=chosen.listen.port if port is None else port)
     chosen = replace(chosen, listen=listen)
+    if record is not None:
+        chosen = replace(chosen, record=replace(chosen.record, path=record))
     own_engine = not chosen.replicas and config is None
     if own_engine:
         chosen = replace(chosen, embedded=flags.embedded())

@@ -28,11 +28,12 @@ class Family:
         self.help = help
         self.labels = labels
 
-    def start(self, values: tuple[str, ...], suffix: str = "", **more: str) -> str:
+    def start(self, values: tuple[str, ...]) -> str:
         """A sample's line up to its value."""
-        pairs = [*zip(self.labels, values, strict=True), *more.items()]
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
-        return f"{self.name}{suffix}{{{labels}}} " if labels else f"{self.name}{suffix} "
+        return f"{self.name}{{{self.pairs(values)}}} " if values else f"{self.name} "
+
+    def pairs(self, values: tuple[str, ...]) -> str:
+        return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(self.labels, values, strict=True)])
 
 
 class _Block:
@@ -42,9 +43,10 @@ class _Block:
 
     def __init__(self, family: Family, labels: tuple[str, ...], histogram: Histogram) -> None:
         self.histogram = histogram
-        self._starts = [family.start(labels, "_bucket", le=number(edge)) for edge in (*histogram.edges.values, inf)]
-        self._sum = family.start(labels, "_sum")
-        self._total = family.start(labels, "_count")
+        name, pairs = family.name, family.pairs(labels)
+        self._starts = [f'{name}_bucket{{{pairs},le="{number(e)}"}} ' for e in (*histogram.edges.values, inf)]
+        self._sum = f"{name}_sum{{{pairs}}} "
+        self._total = f"{name}_count{{{pairs}}} "
         self._count = -1
         self._text = ""
 

@@ -4,7 +4,7 @@ One call takes the records closed since the last; nothing here is on the path of
 each label has so many values, all labels together so many series, and what is over that is counted as `other`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -35,7 +35,7 @@ APART = 0.618034
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise, and the share of the last hour's requests that were within its bound."""
+    """A promise, and the share of requests that were within its bound."""
 
     figure: str
     percentile: int
@@ -275,11 +275,12 @@ class Figures:
 
     def compliance(self, lane: str, now: float) -> list[Kept]:
         """Each promise that any request of the last hour was subject to."""
-        if lane not in self._promised:
-            return []
-        sketches = {figure: self.sketch(figure, 3600, now, lane=lane) for figure in ("ttft", "tpot", "e2e")}
+        return self.kept(lane, {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES})
+
+    def kept(self, lane: str, sketches: Mapping[str, Sketch]) -> list[Kept]:
+        """Each promise that any request in these was subject to, by figure."""
         found = []
-        for promise in promises(self._promised[lane]):
+        for promise in promises(self._promised[lane]) if lane in self._promised else ():
             share = sketches[promise.figure].share(promise.within_s)
             if share is not None:
                 found.append(Kept(promise.figure, promise.percentile, promise.within_s, share))

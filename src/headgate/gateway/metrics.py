@@ -186,16 +186,16 @@ class Metrics:
 
     def _latency(self, page: Page, lane: str, now: float) -> None:
         for window_s in WINDOWS:
-            for figure in FIGURES:
-                found = self._figures.sketch(figure, window_s, now, lane=lane).quantiles(QUANTILES)
-                for label, value in zip(QUANTILE_LABELS, found, strict=True):
+            sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
+            for figure, sketch in sketches.items():
+                for label, value in zip(QUANTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
                     if value is not None:
                         page.sample(LATENCY, (lane, figure, label, WINDOW_LABELS[window_s]), value)
+            if window_s == 3600:
+                for kept in self._figures.kept(lane, sketches):
+                    page.sample(COMPLIANCE, (lane, kept.figure, str(kept.percentile)), kept.share)
 
     def _promises(self, page: Page, now: float) -> None:
-        for name in self._figures.lanes:
-            for kept in self._figures.compliance(name, now):
-                page.sample(COMPLIANCE, (name, kept.figure, str(kept.percentile)), kept.share)
         if self._slo is not None:
             state = self._slo.state(now)
             for promise, known in state.promises:

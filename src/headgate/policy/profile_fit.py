@@ -21,8 +21,10 @@ MOST = 200_000
 RUN = 16
 RUNS = 128
 """Kept of each kind: enough for a p99.9, and a file of a few dozen KB."""
-KNEES = (0, *(round(24 * 1.12**power) for power in range(36)))
-"""0: none. The next is never further than 6 % away, which moves a step by less than that."""
+KNEES = tuple(round(24 * 1.12**power) for power in range(36))
+"""Looked at. The next is never further than 6 % away, which moves a step by less than that."""
+ENOUGH_FOR_A_KNEE = 10_000
+"""Steps, evenly taken from all: every knee has to go through them."""
 
 Row = tuple[float, ...]
 
@@ -69,34 +71,44 @@ def _moves(shape: Shape) -> int:
 
 
 def _cost(lines: Items[StepLine]) -> StepCost:
-    terms = [(1.0, *map(float, (s.prefill, s.decodes, s.context, s.pairs))) for s in (line.shape for line in lines)]
-    base = _Sums(5)
-    for term, line in zip(terms, lines, strict=True):
-        base.add(term, line.took_s)
-    # The sums without the knee's term are the same for every knee.
-    best, coefficients, knee = *base.solved(), 0
-    for candidate in KNEES[1:]:
-        sums = base.widened()
-        beyond = False
-        for term, line in zip(terms, lines, strict=True):
-            if (over := line.shape.tokens - candidate) > 0:
-                beyond = True
-                sums.add_last(term, float(over), line.took_s)
-        if not beyond:
-            break
-        error, found = sums.solved()
-        if error < best * 0.98:  # a knee that explains nothing is none
-            best, coefficients, knee = error, found, candidate
-    fixed, per_prefill, per_decode, per_context, per_pair = coefficients[:5]
+    knee = _knee(lines[:: -(-len(lines) // ENOUGH_FOR_A_KNEE)])
+    sums = _Sums(6)
+    for line in lines:
+        beyond = max(0, line.shape.tokens - knee) if knee else 0
+        sums.add((*_terms(line.shape), float(beyond)), line.took_s)
+    fixed, per_prefill, per_decode, per_context, per_pair, per_token_beyond = sums.solved()[1]
     return StepCost(
         fixed=max(fixed, 1e-6),
         knee=knee,
-        per_token_beyond=coefficients[5] if knee else 0.0,
+        per_token_beyond=per_token_beyond,
         per_prefill=per_prefill,
         per_decode=per_decode,
         per_context=per_context,
         per_pair=per_pair,
     )
+
+
+def _knee(lines: Items[StepLine]) -> int:
+    """The one that leaves least unexplained; 0 where none explains more than a straight line does."""
+    base = _Sums(5)
+    for line in lines:
+        base.add(_terms(line.shape), line.took_s)
+    best, knee = base.solved()[0] * 0.98, 0
+    longest = max(line.shape.tokens for line in lines)
+    for candidate in KNEES:
+        if candidate >= longest:
+            break
+        sums = base.widened()  # the other terms' sums are the same for every knee
+        for line in lines:
+            if (over := line.shape.tokens - candidate) > 0:
+                sums.add_last(_terms(line.shape), float(over), line.took_s)
+        if (error := sums.solved()[0]) < best:
+            best, knee = error, candidate
+    return knee
+
+
+def _terms(shape: Shape) -> Row:
+    return (1.0, float(shape.prefill), float(shape.decodes), float(shape.context), float(shape.pairs))
 
 
 def _with_moves(profile: Profile, lines: Items[StepLine]) -> Profile:

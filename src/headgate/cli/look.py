@@ -1,0 +1,75 @@
+"""Commands that ask a running gateway: why, slow, doctor."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import App, Group, Parameter
+
+ASK = Group("Which gateway")
+Url = Annotated[str, Parameter(group=ASK, env_var="HEADGATE_URL")]
+Key = Annotated[str | None, Parameter(group=ASK, env_var="HEADGATE_ADMIN_KEY")]
+HERE = "http://127.0.0.1:8000"
+
+
+def add_to(app: App) -> None:
+    app.command(why)
+    app.command(slow)
+    app.command(doctor)
+
+
+def why(request_id: str, *, url: Url = HERE, key: Key = None) -> None:
+    """Say where each millisecond of one request went, and because of what.
+
+    Parameters
+    ----------
+    request_id
+        The x-request-id of its answer; `headgate slow` lists the worst.
+    url
+        Where the gateway listens.
+    key
+        An admin key, if the gateway wants one.
+    """
+    from headgate import client
+
+    client.why(url, request_id, key)
+
+
+def slow(
+    *, lane: str | None = None, last: str = "5m", limit: int = 20, by: str = "e2e", url: Url = HERE, key: Key = None
+) -> None:
+    """List the slowest requests, each with its reason in one line.
+
+    Parameters
+    ----------
+    lane
+        Only of this lane.
+    last
+        How far back: 90s, 5m, 1h.
+    limit
+        How many.
+    by
+        ttft, e2e or gap.
+    url
+        Where the gateway listens.
+    key
+        An admin key, if the gateway wants one.
+    """
+    from headgate import client
+
+    client.slow(url, lane=lane, last=last, limit=limit, by=by, key=key)
+
+
+def doctor(*, url: Url = HERE, key: Key = None) -> None:
+    """Say what is wrong with a running gateway, what speaks for it, and which knob to turn.
+
+    Parameters
+    ----------
+    url
+        Where the gateway listens.
+    key
+        An admin key, if the gateway wants one.
+    """
+    from headgate import client
+
+    if not client.doctor(url, key):
+        sys.exit(1)

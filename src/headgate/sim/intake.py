@@ -1,0 +1,83 @@
+"""From an arrival of a workload to a Request: the rules of gateway/accept.py, without the bytes.
+
+Prompt tokens are estimated as the gateway estimates them, from bytes by a ratio that it learns; what such requests
+usually say is learned from how they end.
+"""
+
+from hashlib import blake2b
+
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import GatewayConfig, Tenant
+from headgate.model.request import Request
+from headgate.policy.compose import capped, classifier
+from headgate.policy.estimate import Ratio
+from headgate.workload.arrival import Arrival
+
+BYTES_PER_TOKEN = 4
+"""As English has, and as our own bench sends."""
+ENVELOPE_BYTES = 28
+"""What JSON adds to one message: role and quotes."""
+BATCH_LANE = "batch"
+
+
+class Intake:
+    def __init__(self, config: GatewayConfig) -> None:
+        self._lanes = {lane.name: lane for lane in config.lanes}
+        self._classify = classifier(config)
+        self._tenants = {tenant.name: capped(tenant, config) for tenant in config.tenants}
+        self._anonymous = capped(config.anonymous, config)
+        self.tokens_per_byte = Ratio(0.25)
+        self.tokens_per_answer = Ratio(128.0)
+
+    def request(self, arrival: Arrival, number: int, now: float) -> tuple[Request, int]:
+        """It, and how many tokens it will be given. Raises StartupError for a lane that the config has not."""
+        tenant = self._tenants.get(arrival.tenant or "", self._anonymous)
+        model = arrival.model or ""
+        size = arrival.prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
+        prompt_tokens = max(1, int(size * self.tokens_per_byte.of(model)))
+        name = self._lane(arrival, tenant, prompt_tokens)
+        lane = self._lanes.get(name)
+        if lane is None:
+            raise StartupError(f"the workload asks for lane {name!r}; the config has {', '.join(self._lanes)}")
+        output = max(1, arrival.output_tokens)
+        if tenant.max_tokens is not None:
+            output = min(output, tenant.max_tokens)
+        request = Request(
+            id=str(number),
+            arrived=now,
+            model=model,
+            lane=name,
+            priority=lane.priority,
+            tenant=arrival.tenant or tenant.name,
+            weight=tenant.weight,
+            tier=tenant.tier,
+            prompt_tokens=prompt_tokens,
+            max_output=min(output, max(1, int(self.tokens_per_answer.of(name)))),
+            wait_until=now + lane.wait_bound_s,
+            first_token_by=now + lane.ttft_target_s,
+            stream=arrival.stream,
+            prefix=_links(arrival, number),
+            session=arrival.session,
+        )
+        return request, output
+
+    def learn(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
+        """Usage as the replica counted it."""
+        size = prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
+        self.tokens_per_byte.learn(request.model, prompt_tokens / size)
+        self.tokens_per_answer.learn(request.lane, float(output_tokens))
+
+    def _lane(self, arrival: Arrival, tenant: Tenant, prompt_tokens: int) -> str:
+        """A workload that names lanes is believed, as the gateway believes those it trusts."""
+        if arrival.lane is not None:
+            return arrival.lane
+        return tenant.default_lane or self._classify(prompt_tokens, arrival.stream, False)
+
+
+def _links(arrival: Arrival, number: int) -> tuple[bytes, ...]:
+    """The gateway hashes a conversation message by message, and a workload's prompt is one message: only the same
+    prompt as a whole is known again."""
+    if arrival.prefix and len(arrival.prefix) * 512 >= arrival.prompt_tokens:
+        ids = f"{arrival.prompt_tokens}/{arrival.prefix}".encode()
+        return (blake2b(ids, digest_size=16).digest(),)
+    return (number.to_bytes(16, "big"),)

@@ -1,0 +1,83 @@
+"""What did clients ask of a gateway? Arrivals from the file that `headgate serve --record` wrote."""
+
+import random
+from typing import Any
+
+import msgspec
+
+from headgate.model.outcome import Outcome
+from headgate.workload.arrival import Arrival, WorkloadError
+
+
+class _Header(msgspec.Struct):
+    headgate: str
+    schema: int
+
+
+class _Line(msgspec.Struct):
+    at: float
+    lane: str
+    tenant: str
+    model: str
+    outcome: Outcome
+    wall: float = 0.0
+    stream: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    prompt: Any = None
+
+
+SCHEMA = 1
+
+
+def read_records(name: str, lines: Any) -> list[Arrival]:
+    """A record is written when its request is over, so they are in another order than they arrived."""
+    decode, decode_header = msgspec.json.Decoder(_Line).decode, msgspec.json.Decoder(_Header).decode
+    found: list[tuple[float, _Line]] = []
+    shift: float | None = None
+    """From the clock of the process that wrote the last header to wall time."""
+    for number, line in lines:
+        if not line.endswith("\n"):
+            break  # its writer died in the middle of it
+        try:
+            if line.startswith('{"headgate":'):
+                header = decode_header(line.encode("utf-8", "surrogateescape"))
+                if header.schema != SCHEMA:
+                    raise WorkloadError(
+                        f"{name}, line {number}: Headgate {header.headgate} wrote schema {header.schema}; "
+                        f"this one reads {SCHEMA}"
+                    )
+                shift = None
+                continue
+            record = decode(line.encode("utf-8", "surrogateescape"))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise WorkloadError(f"{name}, line {number}: no record: {error}; remove that line") from None
+        if shift is None:
+            shift = record.wall - record.at
+        found.append((record.at + shift, record))
+    begin = min((at for at, _ in found), default=0.0)
+    said = _said([record for _, record in found])
+    return [
+        Arrival(
+            at - begin,
+            max(1, record.prompt_tokens),
+            record.output_tokens or said(record.lane),
+            lane=record.lane,
+            tenant=record.tenant,
+            stream=record.stream,
+            model=record.model,
+            prompt=record.prompt,
+        )
+        for at, record in found
+    ]
+
+
+def _said(records: list[_Line]) -> Any:
+    """What a request would have been told that was refused: what others of its lane were."""
+    rng = random.Random("what would it have said")
+    lanes: dict[str, list[int]] = {}
+    for record in records:
+        if record.outcome is Outcome.COMPLETED and record.output_tokens:
+            lanes.setdefault(record.lane, []).append(record.output_tokens)
+    anyone = [tokens for lane in lanes.values() for tokens in lane] or [128]
+    return lambda lane: rng.choice(lanes.get(lane) or anyone)

@@ -1,0 +1,111 @@
+"""A day of one of ServeGen's models: some dozens of clients, each with a rate that changes every ten minutes, gaps of
+its own distribution and lengths of its own."""
+
+import csv
+import heapq
+import io
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from headgate.workload.arrival import Arrival
+from headgate.workload.traces import data
+
+WINDOW_S = 600.0
+LENGTHS_WINDOW_S = 21_600.0
+DAY_S = 86_400.0
+
+
+@dataclass(slots=True)
+class Client:
+    name: str
+    windows: list[tuple[float, float, str, float]] = field(default_factory=list)
+    """Begin, requests a second, G(amma) or W(eibull), shape."""
+    prompts: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    """Begin, quantiles at LEVELS."""
+    outputs: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+
+
+LEVELS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1)
+
+
+@lru_cache(maxsize=2)
+def clients(model: str) -> tuple[Client, ...]:
+    found: dict[str, Client] = {}
+    for row in csv.DictReader(io.TextIOWrapper(data(f"servegen_{model}_rates.csv.gz"))):
+        client = found.setdefault(row["client"], Client(f"client-{row['client']}"))
+        client.windows.append((float(row["t_s"]), float(row["rate_rps"]), row["dist"], float(row["shape"])))
+    for row in csv.DictReader(io.TextIOWrapper(data(f"servegen_{model}_lengths.csv.gz"))):
+        if row["client"] in found:
+            client = found[row["client"]]
+            quantiles = tuple(float(row[f"q{level:g}"]) for level in LEVELS)
+            kept = client.prompts if row["field"] == "input_tokens" else client.outputs
+            kept.append((float(row["t_s"]), quantiles))
+    everyone = tuple(found.values())
+    _lend_lengths(everyone)
+    return everyone
+
+
+def _lend_lengths(everyone: tuple[Client, ...]) -> None:
+    """The origin has no lengths for some clients; each of them talks like one of the others."""
+    known = [client for client in everyone if client.prompts and client.outputs]
+    rng = random.Random("lengths")
+    for client in everyone:
+        if not client.prompts or not client.outputs:
+            lender = rng.choice(known)
+            client.prompts, client.outputs = lender.prompts, lender.outputs
+
+
+def mean_rate(model: str, begin_s: float, end_s: float) -> float:
+    """Requests a second in that part of the day, all clients together."""
+    total = sum(
+        rate * max(0.0, min(begin + WINDOW_S, end_s) - max(begin, begin_s))
+        for client in clients(model)
+        for begin, rate, _, _ in client.windows
+    )
+    return total / (end_s - begin_s)
+
+
+def day(model: str, seed: str, rate_scale: float, begin_s: float, end_s: float) -> Iterator[Arrival]:
+    """Arrivals of that part of it, on the day's own time, with every rate multiplied."""
+    streams = (
+        _client(client, random.Random(f"{seed}/{client.name}"), rate_scale, begin_s, end_s) for client in clients(model)
+    )
+    return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
+
+
+def _client(client: Client, rng: random.Random, scale: float, begin_s: float, end_s: float) -> Iterator[Arrival]:
+    """Gaps are drawn with a mean of one request, and pass as fast as the rate of the moment lets them. So a window's
+    end cuts none of them short. The fitted scales are not used: for bursty clients they miss the measured rate."""
+    due = rng.random()
+    for begin, rate, kind, shape in client.windows:
+        at, end, rate = max(begin, begin_s), min(begin + WINDOW_S, end_s), rate * scale
+        if end <= at:
+            continue
+        while (took := due / rate) <= end - at:
+            at += took
+            prompt, output = _length(client.prompts, at, rng), _length(client.outputs, at, rng)
+            yield Arrival(at, prompt, output, tenant=client.name)
+            due = _gap(kind, shape, rng)
+        due -= (end - at) * rate
+
+
+def _gap(kind: str, shape: float, rng: random.Random) -> float:
+    if kind == "G":
+        return rng.gammavariate(shape, 1 / shape)
+    return rng.weibullvariate(1 / math.gamma(1 + 1 / shape), shape)
+
+
+def _length(windows: list[tuple[float, tuple[float, ...]]], at_s: float, rng: random.Random) -> int:
+    quantiles = windows[0][1]
+    for begin, later in windows:
+        if begin <= at_s:
+            quantiles = later
+    share = rng.random()
+    index = min(bisect_right(LEVELS, share), len(LEVELS) - 1)
+    low, high = LEVELS[index - 1], LEVELS[index]
+    length = quantiles[index - 1] + (quantiles[index] - quantiles[index - 1]) * (share - low) / (high - low)
+    return max(1, round(length))
