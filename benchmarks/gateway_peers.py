@@ -49,9 +49,22 @@ def headgate_command(site: Site) -> Command:
     """As `make serve` would start it: compiled, all policies, records and metrics at their defaults."""
     replicas = [part for url in site.urls for part in ("--replica", url)]
     if site.slots:
-        config = {"replicas": [{"url": url, "slots": site.slots} for url in site.urls]}
-        (site.folder / "headgate.yaml").write_text(json.dumps(config))  # JSON is YAML
-        replicas = ["--config", str(site.folder / "headgate.yaml")]
+        return _configured(site, {"replicas": [{"url": url, "slots": site.slots} for url in site.urls]})
+    return _headgate(site, replicas)
+
+
+def uninstrumented_command(site: Site) -> Command:
+    """The same without records' figures, traces, alerts and explanations: requests are only counted."""
+    return _configured(site, {"replicas": [{"url": url} for url in site.urls], "observe": {"instruments": False}})
+
+
+def _configured(site: Site, config: dict[str, object]) -> Command:
+    path = site.folder / "headgate.yaml"
+    path.write_text(json.dumps(config))  # JSON is YAML
+    return _headgate(site, ["--config", str(path)])
+
+
+def _headgate(site: Site, replicas: list[str]) -> Command:
     if not (COMPILED / "headgate").is_dir():
         raise Unusable("Headgate is not compiled: make compiled, and see build/compile.log")
     path = os.pathsep.join(filter(None, (str(COMPILED), os.environ.get("PYTHONPATH"))))
@@ -132,7 +145,8 @@ GATEWAYS = {
     "vllm": Gateway("vllm-router", vllm_command, "vllm-router==0.1.16"),
     "litellm": Gateway("LiteLLM proxy", litellm_command, "litellm[proxy]==1.106.2"),
 }
-PEERS = tuple(key for key in GATEWAYS if key != "headgate")
+GATEWAYS["uninstrumented"] = Gateway("Headgate without instruments", uninstrumented_command, None)
+PEERS = tuple(key for key in GATEWAYS if key not in ("headgate", "uninstrumented"))
 
 
 def version(key: str) -> str:

@@ -172,8 +172,12 @@ class Window:
         self.ends = (self._tick + 1) * PART_S + self._phase_s
 
     def _close_minute(self) -> None:
-        if self._totals is not None and len(self.minutes) == PARTS - 1:
-            self.minutes[0].take_from(self._totals[3600])
+        if self._totals is not None:
+            if len(self.minutes) == PARTS - 1:
+                self.minutes[0].take_from(self._totals[3600])
+            for of_window in self._totals.values():
+                # Whoever reads sorts them, which takes a third of the time where nearly all are in order.
+                of_window[:] = [defaultdict(int, sorted(buckets.items())) for buckets in of_window]
         if self.minute.counts.requests:
             self.minutes.append(Past(self.minute))
             self.minute = Part()

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, replace
 
 from headgate.model.config import BatchConfig
-from headgate.model.step import Copy, Load, Save, Step
+from headgate.model.step import Copy, Load, Row, Save, Step
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
@@ -46,12 +46,17 @@ class Shape:
         return replace(self, context=round(self.context + steps * self.decodes))
 
 
+def is_decode(row: Row) -> bool:
+    """Otherwise it prefills. Made of what can't change any more, so it may be asked before a step or after it, unlike
+    `Sequence.decoding`."""
+    return row.samples and row.count == 1 and row.start >= row.sequence.prompt_len
+
+
 def shape(step: Step) -> Shape:
-    """Made of what a row can't change any more, so it may be asked before a step or after it."""
     prefill = decodes = context = pairs = saved = loaded = copied = 0
     for row in step.rows:
         start, count = row.start, row.count
-        if row.samples and count == 1 and start >= row.sequence.prompt_len:
+        if is_decode(row):
             drafted = len(row.draft)
             decodes += 1
             prefill += drafted

@@ -19,7 +19,7 @@ FEWEST = 50
 MOST = 200_000
 """Steps looked at, the latest: half an hour of a busy GPU."""
 RUN = 16
-RUNS = 128
+RUNS = 256
 """Kept of each kind: enough for a p99.9, and a file of a few dozen KB."""
 KNEES = tuple(round(24 * 1.12**power) for power in range(36))
 """Looked at. The next is never further than 6 % away, which moves a step by less than that."""

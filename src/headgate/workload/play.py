@@ -3,23 +3,25 @@
 import heapq
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
+
+import msgspec
 
 from headgate.workload.arrival import Arrival
 
 AGAIN = 1 << 40
 """Added to the ids of a prefix when its trace comes round again or a request is doubled: it is another text then."""
 JITTER_S = 1.0
-"""How far a doubled request is from the first."""
+"""How far a doubled request is from the first, at most."""
 Timed = tuple[float, int, Arrival]
-"""When, which time round, and what: its own time is of no more use."""
+"""When, how often its like was before, and what; its own time is of no more use."""
 
 
 class Trace:
     """Rows on their own time, as often as needed one after the other."""
 
     def __init__(self, rows: tuple[Arrival, ...], start_s: float = 0.0) -> None:
-        self._rows = rows = tuple(row for row in rows if row.at_s >= start_s) or rows
+        self._rows = rows = tuple(row for row in rows if row.at_s >= start_s) if start_s else rows
         self._begin = rows[0].at_s
         span = rows[-1].at_s - self._begin
         self.period_s = span * len(rows) / (len(rows) - 1) if span > 0 else float(len(rows))
@@ -33,41 +35,50 @@ class Trace:
         return len(self) / self.period_s
 
     def at(self, index: int) -> float:
-        """When its row comes, counted through all repetitions."""
+        """When a row comes, counted through all repetitions."""
         rounds, index = divmod(index, len(self))
         return rounds * self.period_s + self._rows[index].at_s - self._begin
 
-    def play(self, scale: float = 1.0) -> Iterator[Timed]:
-        """For ever, `scale` times as slow."""
-        for rounds in count():
+    def play(self, scale: float = 1.0, *, once: bool = False) -> Iterator[Timed]:
+        """`scale` times as slow; for ever, unless once."""
+        for rounds in range(1) if once else count():
             for row in self._rows:
                 yield (rounds * self.period_s + row.at_s - self._begin) * scale, rounds, row
 
-    def at_rate(self, rate: float, duration_s: float | None) -> Iterator[Timed]:
-        """Stretched or squeezed so that just `rate * duration_s` of its rows fill the duration: what is offered is then
-        what was asked for, however uneven the trace."""
-        if duration_s is None:
-            return self.play(self.rate / rate)
-        rows = max(1, round(rate * duration_s))
-        return self.play(duration_s / self.at(rows))
+    def at_rate(self, rate: float, fill_s: float | None) -> Iterator[Timed]:
+        """Stretched or squeezed so that just `rate * fill_s` of its rows fill that time: what is offered is then what
+        was asked for, however uneven the trace. Without it, all of it once."""
+        if fill_s is None:
+            return self.play(self.rate / rate, once=True)
+        rows = max(1, round(rate * fill_s))
+        return islice(self.play(fill_s / (self.at(rows) or 1.0)), rows)
 
-    def thinned(self, rate: float, scale: float, rng: random.Random) -> Iterator[Timed]:
+    def thinned(self, rate: float, scale: float, rng: random.Random, *, once: bool = False) -> Iterator[Timed]:
         """On its own time, `scale` times as slow, with requests left out or doubled at random."""
         copies = rate * scale / self.rate
         held: list[tuple[float, int, int, Arrival]] = []
         order = count()
-        for at, rounds, row in self.play(scale):
+        for at, rounds, row in self.play(scale, once=once):
             while held and held[0][0] <= at:
                 yield _timed(heapq.heappop(held))
-            wanted = int(copies) + (rng.random() < copies % 1.0)
-            for copy in range(wanted):
+            for copy in range(int(copies) + (rng.random() < copies % 1.0)):
                 moved = at if copy == 0 else at + rng.uniform(0.0, JITTER_S)
                 heapq.heappush(held, (moved, next(order), rounds + 1000 * copy, row))
+        while held:
+            yield _timed(heapq.heappop(held))
 
 
 def _timed(held: tuple[float, int, int, Arrival]) -> Timed:
     at, _, rounds, row = held
     return at, rounds, row
+
+
+def placed(at_s: float, rounds: int, row: Arrival) -> Arrival:
+    """The row at its new time."""
+    if rounds and row.prefix:
+        prefix = tuple(block + rounds * AGAIN for block in row.prefix)
+        return msgspec.structs.replace(row, at_s=at_s, prefix=prefix)
+    return msgspec.structs.replace(row, at_s=at_s)
 
 
 # -- times out of nothing ---------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """What does `interactive=poisson:rate=8,prompt=120,lane=fast; long=azure-conv:rate=0.5` ask for?
 
-    mix      stream [";" stream …]
-    stream   [name "="] source [":" option ["," option …]]
-    option   key "=" value, or for `servegen` and `file` first of all the model or the path
+mix      stream [";" stream …]
+stream   [name "="] source [":" option ["," option …]]
+option   key "=" value, or for `servegen` and `file` first of all the model or the path
 """
 
 import re
@@ -18,7 +18,6 @@ LENGTHS_ONLY = ("sharegpt",)
 TRACES = ("azure-conv", "azure-code", "mooncake")
 SOURCES = (*SYNTHETIC, *TRACES, *LENGTHS_ONLY, "servegen", "file")
 SERVEGEN_MODELS = ("m-small", "m-mid", "m-large", "deepseek-r1")
-MOST_REQUESTS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,9 @@ def parse(text: str) -> list[Stream]:
         raise WorkloadError(f"no workload in {text!r}; try one of {', '.join(SOURCES)}")
     names = [stream.name or stream.source for stream in streams]
     if len(streams) > 1 and (twice := {name for name in names if names.count(name) > 1}):
-        raise WorkloadError(f"two streams of the mix are called {min(twice)!r}; name them: a={min(twice)}; b={min(twice)}")
+        raise WorkloadError(
+            f"two streams of the mix are called {min(twice)!r}; name them: a={min(twice)}; b={min(twice)}"
+        )
     return streams
 
 
@@ -89,7 +90,9 @@ def _stream(text: str) -> Stream:
         raise WorkloadError(f"can't read {text!r}; it looks like NAME=SOURCE:key=value,key=value")
     name, source, rest = found[1] or "", found[2], found[3] or ""
     if source not in SOURCES:
-        raise WorkloadError(f"no workload is called {source!r}{_meant(source, SOURCES)}; there are {', '.join(SOURCES)}")
+        raise WorkloadError(
+            f"no workload is called {source!r}{_meant(source, SOURCES)}; there are {', '.join(SOURCES)}"
+        )
     items = [item.strip() for item in rest.split(",") if item.strip()]
     argument = ""
     if source in ("servegen", "file"):
@@ -125,6 +128,10 @@ def _check(source: str, options: dict[str, Any]) -> None:
         raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={options['cv']:g}")
     if source in (*SYNTHETIC, *LENGTHS_ONLY) and ("time_scale" in options or "start" in options):
         raise WorkloadError(f"{source}: time_scale and start are for traces; say rate")
+    if source == "sharegpt" and ("sessions" in options or "shared" in options):
+        raise WorkloadError("sharegpt: it has sessions and shared beginnings of its own")
+    if source == "mooncake" and "shared" in options:
+        raise WorkloadError("mooncake: it has shared beginnings of its own")
     if "lengths" in options and ("prompt" in options or "output" in options):
         raise WorkloadError(f"{source}: lengths sets prompt and output both")
 

@@ -23,7 +23,9 @@ BUNDLED = {
     "mooncake": "mooncake_conversation.jsonl.gz",
     "sharegpt": "sharegpt_lengths.csv.gz",
 }
-FORMATS = "Azure's csv, Mooncake's jsonl, csv of num_prefill_tokens,num_decode_tokens, or a file of `headgate serve --record`"
+FORMATS = (
+    "Azure's csv, Mooncake's jsonl, csv of num_prefill_tokens,num_decode_tokens, or a file of `headgate serve --record`"
+)
 
 Lines = Iterator[tuple[int, str]]
 

@@ -1,0 +1,81 @@
+"""What a stream says about all of its arrivals: lengths, lane, tenant, session, and what they begin with in common."""
+
+import random
+from collections.abc import Callable
+from hashlib import blake2b
+
+from headgate.workload import traces
+from headgate.workload.arrival import BLOCK_TOKENS, Arrival
+from headgate.workload.spec import Range, Stream
+
+DEFAULT_PROMPT, DEFAULT_OUTPUT = Range(256, 256), Range(64, 64)
+
+
+class Finish:
+    def __init__(self, stream: Stream, name: str, rng: random.Random) -> None:
+        """`name` is empty unless the stream has one or is part of a mix."""
+        self._stream = stream
+        self._name = name
+        self._rng = rng
+        self._home = _number(name) << 64 if name else 0
+        """Two streams of a mix have nothing to say in common."""
+        self._lengths = _lengths(stream, rng)
+
+    def __call__(self, row: Arrival) -> Arrival:
+        stream, rng = self._stream, self._rng
+        prompt, output = self._lengths(row)
+        session = row.session
+        if stream.sessions:
+            session = f"session-{rng.randrange(stream.sessions)}"
+        prefix = row.prefix[: blocks(prompt)]
+        if stream.shared:
+            whose = _number(session or "") << 20
+            prefix = tuple(whose + block for block in range(min(stream.shared, prompt) // BLOCK_TOKENS))
+        if self._name:
+            session = session and f"{self._name}-{session}"
+            prefix = tuple(self._home + block for block in prefix)
+        return Arrival(
+            row.at_s,
+            prompt,
+            output,
+            stream.lane or row.lane,
+            rng.choice(stream.tenant) if stream.tenant else row.tenant,
+            row.stream if stream.stream is None else stream.stream,
+            prefix,
+            session,
+            stream.model or row.model,
+            self._name,
+            row.prompt if prompt == row.prompt_tokens else None,
+        )
+
+
+def blocks(tokens: int) -> int:
+    """How many it takes to hold them, the last one perhaps in part."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def _lengths(stream: Stream, rng: random.Random) -> Callable[[Arrival], tuple[int, int]]:
+    borrowed = traces.bundled(stream.lengths) if stream.lengths else ()
+    scale, max_prompt, max_output = stream.length_scale, stream.max_prompt, stream.max_output
+
+    def of(row: Arrival) -> tuple[int, int]:
+        source = rng.choice(borrowed) if borrowed else row
+        prompt, output = source.prompt_tokens, source.output_tokens
+        if scale != 1.0:
+            prompt, output = max(1, round(prompt * scale)), max(1, round(output * scale))
+        if stream.prompt is not None or not source.prompt_tokens:
+            prompt = _draw(stream.prompt or DEFAULT_PROMPT, rng)
+        if stream.output is not None or not source.output_tokens:
+            output = _draw(stream.output or DEFAULT_OUTPUT, rng)
+        return min(prompt, max_prompt or prompt), min(output, max_output or output)
+
+    return of
+
+
+def _draw(tokens: Range, rng: random.Random) -> int:
+    return tokens.least if tokens.least == tokens.most else rng.randint(tokens.least, tokens.most)
+
+
+def _number(text: str) -> int:
+    """The same for the same text in every process, which `hash` is not."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")

@@ -1,0 +1,127 @@
+"""Where one stream's arrivals come from: out of nothing, out of a trace, or out of a day's clients."""
+
+import random
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+
+from headgate.workload import play, servegen, traces
+from headgate.workload.arrival import Arrival, WorkloadError
+from headgate.workload.finish import Finish, blocks
+from headgate.workload.spec import LENGTHS_ONLY, TRACES, Stream
+
+OPEN_CHATS = 32
+"""Chats of a lengths-only trace that are under way at once."""
+
+
+class Source:
+    def __init__(self, stream: Stream) -> None:
+        """Raises WorkloadError for what the stream needs and has not."""
+        self.stream = stream
+        self._chats: tuple[Arrival, ...] = ()
+        self._trace: tuple[Arrival, ...] = ()
+        if stream.source in TRACES:
+            self._trace = traces.bundled(stream.source)
+        elif stream.source in LENGTHS_ONLY:
+            self._chats = traces.bundled(stream.source)
+        elif stream.source == "file":
+            rows = traces.read(Path(stream.argument))
+            if rows[0].session is None:
+                self._trace = rows
+            else:
+                self._chats = rows
+        if stream.rate is None and not self._trace and stream.source != "servegen":
+            raise WorkloadError(f"{stream.source}: how many a second? Say {stream.source}:rate=5, or --rate 5")
+        end = servegen.DAY_S if stream.source == "servegen" else self._trace[-1].at_s if self._trace else 0.0
+        if stream.start and stream.start >= end:
+            raise WorkloadError(f"{stream.source}: start={stream.start:g} is past its end, {end:.0f} s")
+        self._speed = stream.time_scale or 1.0
+        self.period_s, self.rate = self._measure()
+        """How long it lasts by itself, None for ever; and its mean rate."""
+
+    def _measure(self) -> tuple[float | None, float]:
+        stream = self.stream
+        if stream.source == "servegen":
+            left = servegen.DAY_S - stream.start
+            own = servegen.mean_rate(stream.argument, stream.start, servegen.DAY_S)
+            return left / self._speed, stream.rate or own * self._speed
+        if not self._trace:
+            assert stream.rate is not None
+            return None, stream.rate
+        trace = play.Trace(self._trace, stream.start)
+        if stream.rate is not None and stream.time_scale is None:
+            return len(trace) / stream.rate, stream.rate
+        return trace.period_s / self._speed, stream.rate or trace.rate * self._speed
+
+    def describe(self, duration_s: float | None) -> str:
+        stream = self.stream
+        name = f"{stream.name} = " if stream.name else ""
+        source = f"{stream.source} {stream.argument}".strip()
+        lasts = duration_s or self.period_s
+        return f"{name}{source}, {self.rate:.3g}/s" + (f" for {lasts:.0f} s" if lasts else "")
+
+    def arrivals(self, seed: str, duration_s: float | None, fill_s: float | None, name: str) -> Iterator[Arrival]:
+        """Up to `duration_s`; if that is None, for as long as it lasts. `fill_s` is what a trace of a given rate is
+        fitted to; if it is given, a trace that is shorter comes round again."""
+        rng = random.Random(seed)
+        made = self._made(seed, rng, fill_s)
+        if duration_s is not None:
+            until = duration_s
+            made = takewhile(lambda arrival: arrival.at_s < until, made)
+        return map(Finish(self.stream, name, rng), made)
+
+    def _made(self, seed: str, rng: random.Random, fill_s: float | None) -> Iterator[Arrival]:
+        stream = self.stream
+        if stream.source == "servegen":
+            return self._day(seed, fill_s)
+        if self._trace:
+            return self._rows(rng, fill_s)
+        assert stream.rate is not None
+        if stream.source == "constant":
+            times = play.constant(stream.rate)
+        elif stream.cv is None:
+            times = play.poisson(stream.rate, rng)
+        else:
+            times = play.gamma(stream.rate, stream.cv, rng)
+        return _chats(times, self._chats, rng) if self._chats else (Arrival(at, 0, 0) for at in times)
+
+    def _rows(self, rng: random.Random, fill_s: float | None) -> Iterator[Arrival]:
+        stream = self.stream
+        trace = play.Trace(traces.spread(self._trace, rng), stream.start)
+        if stream.rate is None:
+            timed = trace.play(1 / self._speed, once=fill_s is None)
+        elif stream.time_scale is None:
+            timed = trace.at_rate(stream.rate, fill_s)
+        else:
+            timed = trace.thinned(stream.rate, 1 / self._speed, rng, once=fill_s is None)
+        return (play.placed(*item) for item in timed)
+
+    def _day(self, seed: str, fill_s: float | None) -> Iterator[Arrival]:
+        stream, speed = self.stream, self._speed
+        end = servegen.DAY_S if fill_s is None else min(servegen.DAY_S, stream.start + fill_s * speed)
+        own = servegen.mean_rate(stream.argument, stream.start, end) * speed
+        factor = stream.rate / own if stream.rate is not None and own else 1.0
+        arrivals = servegen.day(stream.argument, seed, factor, stream.start, end)
+        return (msgspec.structs.replace(a, at_s=(a.at_s - stream.start) / speed) for a in arrivals)
+
+
+def _chats(times: Iterator[float], rows: tuple[Arrival, ...], rng: random.Random) -> Iterator[Arrival]:
+    """Each arrival is the next turn of one of the chats under way, and begins with all that was said in it before."""
+    chats: dict[str | None, list[Arrival]] = {}
+    for row in rows:
+        chats.setdefault(row.session, []).append(row)
+    known = list(chats.values())
+    under_way: list[tuple[int, Iterator[Arrival]]] = [(0, iter(())) for _ in range(OPEN_CHATS)]
+    begun = 0
+    for at in times:
+        index = rng.randrange(OPEN_CHATS)
+        number, left = under_way[index]
+        turn = next(left, None)
+        if turn is None:
+            begun += 1
+            number, left = under_way[index] = begun, iter(rng.choice(known))
+            turn = next(left)
+        prefix = tuple((number << 16) + block for block in range(blocks(turn.prompt_tokens)))
+        yield msgspec.structs.replace(turn, at_s=at, session=f"chat-{number}", prefix=prefix)
