@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOT = {
     "model": "lane replica tier",
     "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits outlier passage retry route",
-    "wire": "errors exchange limits protocol reader router",
+    "wire": "errors exchange limits outbox protocol reader router",
     "replica": "connection http openai sse",
     "gateway": "accept account backlog gateway identity relay",
 }

@@ -366,12 +366,14 @@ async def test_the_doctor_names_the_tenant_that_floods() -> None:
             it.close(id=f"queued-{number}", tenant="t", queue_s=2.1, ahead=AHEAD)
         for number in range(90):
             it.close(id=f"flood-{number}", tenant="acme", queue_s=0.05, ahead=AHEAD)
+        it.close(id="refused", outcome=Outcome.LANE_FULL, first_s=0.0, stream_s=0.0, ttft_s=None, replica=None)
         answer = await it.json("/admin/doctor")
         finding = answer["findings"][0]
         assert (finding["severity"], finding["lane"]) == ("critical", "fast")
         assert finding["cause"] == "requests wait behind a flood of tenant acme"
         assert finding["evidence"]["lost_flood_s"] > 0
         assert answer["figures"]["lanes"][0]["heaviest"] == "acme"
+        assert answer["figures"]["lanes"][0]["refused"] == {"lane_full": 1}
         assert it.refreshed == 1
         pool.close()
 
@@ -523,4 +525,5 @@ def test_strain_is_how_often_the_promise_would_fit() -> None:
     assert strain_of(record(stream_s=14.949), fast) == pytest.approx(3.0)
     assert strain_of(record(stream_s=1.4, gaps=(Gap(0.2, 0.8),)), fast) == pytest.approx(4.0)
     assert strain_of(record(outcome=Outcome.REPLICA_FAILED), fast) == 1.0
+    assert strain_of(record(stream_s=5.0, stalled_s=5.0), fast) == pytest.approx(5.0)
     assert strain_of(record(ttft_s=None, first_s=4.999, stream_s=0.0), fast) == pytest.approx(10.0)

@@ -139,10 +139,10 @@ def test_each_lane_is_read_with_the_percentiles_it_needs_and_each_sketch_once() 
 def test_of_many_lanes_a_few_are_read_each_time_and_all_of_them_in_turn() -> None:
     lanes = {f"l{n}": replace(LANES["fast"], name=f"l{n}") for n in range(20)}
     scene = Scene(replica(), lanes=lanes)
-    for _ in range(3):
+    for _ in range(5):
         before = len(scene.figures.asked)
         scene.look()
-        assert len(set(scene.figures.asked[before:])) <= 8
+        assert len(set(scene.figures.asked[before:])) <= 4
     assert set(scene.figures.asked) == set(lanes)
 
 

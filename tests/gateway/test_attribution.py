@@ -77,8 +77,7 @@ class Client:
         tenant: str = "",
         pad: int = 0,
         stall_s: float | None = None,
-        give_up: bool = False,
-        **knobs: float,
+        **knobs: Any,
     ) -> None:
         """`model` says which replicas; `stall_s`: when the stream has begun nothing is read for so long."""
         number = f"{injected}-{len(self.sent)}-{id(knobs)}"
@@ -105,7 +104,7 @@ class Client:
 
 
 Injection = Callable[[Client], Coroutine[Any, Any, None]]
-SHORT = {"n": 20.0, "itl": 5.0}
+SHORT: dict[str, Any] = {"n": 20, "itl": 5}
 
 
 async def calm(client: Client) -> None:
@@ -125,7 +124,7 @@ async def long_prefill(client: Client) -> None:
 
 
 async def stalled_client(client: Client) -> None:
-    large = {"n": 200.0, "itl": 1.0, "size": 8192.0}
+    large: dict[str, Any] = {"n": 200, "itl": 1, "size": 8192}
     await asyncio.gather(
         *(client.stream("read", "slow_client", stall_s=0.8, **large) for _ in range(5)),
         *(client.stream("read", "slow_client", stall_s=3.0, **large) for _ in range(3)),  # longer than is waited for
@@ -134,7 +133,7 @@ async def stalled_client(client: Client) -> None:
 
 
 async def flood(client: Client) -> None:
-    quick = {"ttft": 30.0, "n": 1.0}
+    quick: dict[str, Any] = {"ttft": 30, "n": 1}
     flooding = [asyncio.create_task(client.stream("flooded", "flood", tenant="acme", **quick)) for _ in range(48)]
     await asyncio.sleep(0.1)
     others = [client.stream("flooded", "flood", tenant=f"t{n % 2}", **quick) for n in range(16)]
@@ -147,26 +146,30 @@ async def cold_replica(client: Client) -> None:
 
 
 def killed_replica(doomed: subprocess.Popen[str], dead: str, alive: str) -> Injection:
+    """It falls silent in the middle of streams, gets some more requests, and dies."""
+
     async def run(client: Client) -> None:
-        silent = [asyncio.create_task(client.stream("killed", "killed_replica", ttft=700, n=2)) for _ in range(8)]
-        speaking = [asyncio.create_task(client.stream("killed", "killed_replica", n=60, itl=20)) for _ in range(8)]
-        await until(lambda: seen(dead)["running"] + seen(alive)["running"] == 16 and seen(dead)["speaking"] > 2)
-        await asyncio.sleep(0.45)
+        begun = [asyncio.create_task(client.stream("killed", "killed_replica", n=50, itl=10)) for _ in range(10)]
+        await until(lambda: seen(dead)["speaking"] >= 3 and seen(dead)["running"] + seen(alive)["running"] == 10)
+        doomed.send_signal(signal.SIGSTOP)
+        later = [asyncio.create_task(client.stream("killed", "killed_replica", **SHORT)) for _ in range(10)]
+        await asyncio.sleep(0.7)
         doomed.send_signal(signal.SIGKILL)
-        await asyncio.gather(*silent, *speaking)
+        await asyncio.gather(*begun, *later)
 
     return run
 
 
 def names_it(sent: Sent, main: dict[str, Any], doomed: str) -> bool:
-    kind, who = main["because"]["kind"], main["because"]["who"]
+    kind: str = main["because"]["kind"]
+    who: str = main["because"]["who"]
     if sent.injected == "flood":
         return kind in ("flood", "queue") and who == "acme"  # to the one who floods it is just its own queue
     if sent.injected == "long_prefill":
         return kind == "long_prefill" and who.startswith("own_work")
     if sent.injected == "killed_replica":
         return kind == "killed_replica" and who == doomed
-    return bool(kind == sent.injected)
+    return kind == sent.injected
 
 
 @pytest.mark.timeout(120)
@@ -202,6 +205,8 @@ def test_why_names_the_injected_cause_of_nearly_every_slow_request(tmp_path: Pat
                 return len(up) == len(replicas) and all(up)
 
             await until(ready)
+            warm = ("shared", "read", "flooded", "killed")
+            await asyncio.gather(*(client.stream(name, "nothing", n=3) for name in warm for _ in range(8)))
             await asyncio.gather(*(injection(client) for injection in injections))
 
         asyncio.run(run())

@@ -15,6 +15,8 @@ class Nvml:
     """The few calls of pynvml that are made, with two GPUs, the second of which is a slice of one."""
 
     NVMLError = NVMLError
+    nvmlMemory_v2 = 2
+    old = False
 
     def __init__(self, count: int = 2) -> None:
         self.count = count
@@ -30,10 +32,12 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, place: int) -> int:
         return place
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 1) -> Any:
         if handle in self.lost:
             raise NVMLError("GPU is lost")
-        return SimpleNamespace(used=1000 * (handle + 1), total=9000)
+        if version > self.nvmlMemory_v2 - self.old:
+            raise NVMLError("Function Not Found")
+        return SimpleNamespace(used=1000 * (handle + 1) + (500 if version == 1 else 0), total=9000)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
         if handle == 1:
@@ -43,6 +47,12 @@ class Nvml:
 
 def test_gpus_are_read() -> None:
     assert Gpus(Nvml()).read() == [Gpu("0", 0.4, 1000, 9000), Gpu("1", None, 2000, 9000)]
+
+
+def test_an_old_driver_counts_its_own_memory_too() -> None:
+    nvml = Nvml(1)
+    nvml.old = True
+    assert Gpus(nvml).read() == [Gpu("0", 0.4, 1500, 9000)]
 
 
 def test_a_gpu_that_is_lost_is_left_out_and_the_others_are_read() -> None:
@@ -68,5 +78,5 @@ def test_a_real_gpu_says_what_it_has() -> None:
     if gpus is None:
         pytest.skip("no NVIDIA GPU here, or no NVML: pip install nvidia-ml-py")
     for one in gpus.read():
-        assert 0 < one.memory_used <= one.memory_total
+        assert 0 <= one.memory_used <= one.memory_total > 0
         assert one.utilisation is None or 0 <= one.utilisation <= 1

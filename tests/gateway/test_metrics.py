@@ -1,6 +1,7 @@
 """What a scraper reads, as Prometheus' own parser understands it."""
 
 import random
+import sys
 import time
 from dataclasses import dataclass, field
 from statistics import quantiles
@@ -412,7 +413,7 @@ def test_a_scrape_of_two_hundred_replicas_and_fifty_series_is_quick() -> None:
     lines = text.count(b"\n")
     print(f"{lines} lines: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
     assert len(scene.figures.series) == 52
-    assert p99 < 0.060
+    assert p99 < (0.060 if sys.gettrace() is None else 1.0)  # measuring coverage takes its time
     assert len(list(text_string_to_metric_families(text.decode()))) > 30
 
 

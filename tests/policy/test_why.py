@@ -1,5 +1,6 @@
 """One request's milliseconds: they add up, and each part names what really held it up."""
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -264,7 +265,8 @@ def slow_first(**given: Any) -> Record:
             "x1",
         ),
         (slow_first(prompt_tokens=50), [beside(50, 100.1, 100.9, f"x{n}") for n in range(9)], [], "queue", "a"),
-        (slow_first(cold=True), [beside(5000, 99.5, 100.8)], [], "cold_replica", "a"),
+        (slow_first(cold=True), [beside(5000, 99.5, 100.4)], [], "cold_replica", "a"),
+        (slow_first(cold=True), [beside(5000, 99.5, 100.8)], [], "long_prefill", "x"),  # there most of the time
         (slow_first(), [beside(5000, 99.5, 100.8)], [Stop("gc", 100.2, 0.7)], "gc_pause", ""),
         (record(cold=True), [], [], "own_prompt", ""),  # cold, but as quick as ever
         (record(prompt_tokens=3000, first_s=1.0), [beside(5000, 99.5, 100.8)], [], "own_prompt", ""),  # long, so usual
@@ -474,9 +476,9 @@ def test_neighbours_were_at_the_same_replica_at_the_same_time() -> None:
 
 
 def test_they_are_bounded_and_the_longest_are_kept() -> None:
-    crowd = [record(id=f"x{n}", prompt_tokens=n) for n in range(200)]
+    crowd = [record(id=f"x{n}", prompt_tokens=n) for n in range(500)]
     found = neighbours(record(), crowd)
-    assert (len(found), found[0].tokens, found[-1].tokens) == (64, 199, 136)
+    assert (len(found), found[0].tokens, found[-1].tokens) == (64, 499, 436)
 
 
 def test_how_long_the_prefill_of_an_answer_in_one_piece_took() -> None:
@@ -489,6 +491,7 @@ def test_how_long_the_prefill_of_an_answer_in_one_piece_took() -> None:
     assert unspoken.first_at == unspoken.ended_at
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="time says nothing while every line is traced")
 def test_looking_through_all_that_is_kept_takes_milliseconds() -> None:
     kept = [record(id=f"x{n}", at=100.0 + n / 100, replica=f"replica-{n % 4}") for n in range(50_000)]
     took = []

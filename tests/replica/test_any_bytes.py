@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.model.clock import Clock
 from headgate.replica.connection import Call, Connection, PoolLimits
+from headgate.wire.outbox import Outbox
 from tests.replica.engine import END, HEAD, STREAM, Heard, chunk, event, whole
 from tests.wire.serving import Recorder, steady
 
@@ -43,6 +44,7 @@ class Home:
         self.url = "http://test"
         self.limits = PoolLimits(header_bytes=1500, body_bytes=1000, event_bytes=1000)
         self.clock: Clock = lambda: 0.0
+        self.outbox = Outbox()
         self.kept = False
 
     def opened(self, connection: Connection) -> None:

@@ -142,6 +142,9 @@ class Recorder(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return False
 
+    def is_closing(self) -> bool:
+        return self.ended
+
     def close(self) -> None:
         self.ended = True
 

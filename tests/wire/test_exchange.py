@@ -20,7 +20,7 @@ class Wire:
     def transport(self) -> "Wire":
         return self
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.writes.append(data)
 
     def get_write_buffer_size(self) -> int:

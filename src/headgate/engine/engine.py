@@ -90,6 +90,8 @@ class Said:
 
 
 Sink = Callable[[list[Said]], None]
+OnStep = Callable[[Step, float, float, float], None]
+"""A step that is over: when it began, how long it took, and how long of that in the runner."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,8 @@ class Engine:
         self.batcher = batcher
         self.spent = Spent()
         self.failed: ServeError | None = None
+        self.on_step: OnStep | None = None
+        """Told of every step, on the engine's thread; to be set before `start`."""
         self._vocabulary = vocabulary
         self._clock = clock
         self._sink = sink
@@ -168,10 +172,12 @@ class Engine:
                 began = self._clock()
                 step = self.batcher.plan(began)
                 if step is not None:
-                    self._run(step)
+                    ran = self._run(step)
                     took = self._clock() - began
                     self.spent.step_s += took
                     self.spent.longest_step_s = max(self.spent.longest_step_s, took)
+                    if self.on_step is not None:
+                        self.on_step(step, began, took, ran)
         except Exception as error:  # a model library's failure leaves its memory in doubt: nothing may run on it
             self.failed = error if isinstance(error, ServeError) else EngineFailed(f"the engine failed: {error!r}")
         else:
@@ -224,7 +230,8 @@ class Engine:
         self.runner.close(sequence_id)
         del self._lives[sequence_id]
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: Step) -> float:
+        """Gives the seconds spent in the runner."""
         began = self._clock()
         sampled = self.runner.run(step)
         now = self._clock()
@@ -246,6 +253,7 @@ class Engine:
                 said[index] = self._last(sequence, one_said, slots[sequence.id], now)
         if said:
             self._sink(said)
+        return now - began
 
     def _speak(self, life: _Life, one: Sampled) -> tuple[tuple[int, ...], str, bool]:
         """The tokens up to a stop, what may be said of them, and whether there was a stop."""

@@ -163,13 +163,22 @@ class Dialect:
     """The shape of one request's answers: chat or text, streamed or whole."""
 
     def __init__(
-        self, kind: Literal["chat", "text"], answer_id: str, model: str, created: int, piece: Any, token_ids: bool
+        self,
+        kind: Literal["chat", "text"],
+        answer_id: str,
+        model: str,
+        created: int,
+        piece: Any,
+        token_ids: bool,
+        fingerprint: str | None = None,
     ) -> None:
         self.chat = kind == "chat"
         self.token_ids = token_ids
         self._piece = piece
         self._object = "chat.completion" if self.chat else "text_completion"
         self._head = {"id": answer_id, "created": created, "model": model}
+        if fingerprint is not None:
+            self._head["system_fingerprint"] = fingerprint
         # The part of a streamed event that never changes is encoded once, not per token.
         chunk = self._object + ".chunk" if self.chat else self._object
         self._chunk_head = msgspec.json.encode({"object": chunk, **self._head})[:-1] + b',"choices":['

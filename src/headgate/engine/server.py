@@ -13,7 +13,7 @@ from headgate.engine.answer import Answer, Wishes
 from headgate.engine.engine import Ask, Engine, Said
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
-from headgate.engine.status import EngineCollector, Figures, page
+from headgate.engine.status import Emulation, EngineCollector, Figures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
@@ -53,9 +53,12 @@ class _Watched:
 class EngineServer:
     """Lives on the event loop. Before `adopt` there is no engine yet and every request is answered 503."""
 
-    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock, emulation: Emulation | None = None) -> None:
         self.config = config
+        self.emulation = emulation
         self.figures = Figures()
+        if emulation is not None:
+            self.figures.emulated.labels(emulation.profile, f"{emulation.dilation:g}").set(1)
         self.cold_start: dict[str, float] = {}
         self.phase = "loading"
         self.router = Router(
@@ -191,9 +194,9 @@ class EngineServer:
         assert intake is not None
         kind: Literal["chat", "text"] = "chat" if isinstance(body, ChatBody) else "text"
         name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
-        dialect = Dialect(
-            kind, name, self.config.model_name, int(wall()), intake.tokenizer.spelling, body.return_token_ids
-        )
+        emulated = None if self.emulation is None else self.emulation.fingerprint
+        spelling, ids = intake.tokenizer.spelling, body.return_token_ids
+        dialect = Dialect(kind, name, self.config.model_name, int(wall()), spelling, ids, emulated)
         options = body.stream_options or StreamOptions()
         wishes = Wishes(
             stream=body.stream,
@@ -284,7 +287,7 @@ class EngineServer:
             "id": self.config.model_name,
             "object": "model",
             "created": 0,
-            "owned_by": "headgate",
+            "owned_by": "headgate" if self.emulation is None else "headgate-emulated",
             "max_model_len": context,
         }
         exchange.respond(200, msgspec.json.encode({"object": "list", "data": [card]}))
@@ -334,5 +337,5 @@ class EngineServer:
         exchange.respond(200, self.figures.text(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _page(self, exchange: Exchange) -> None:
-        body = page(self.config.model_name, self.phase, self._engine, self.cold_start)
+        body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation)
         exchange.respond(200, body, "text/html; charset=utf-8")

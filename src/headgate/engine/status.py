@@ -1,6 +1,7 @@
 """What is the engine doing? Its figures for Prometheus, and a plain page for people."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -8,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.registry import Collector
 
 from headgate import __version__
+from headgate.engine.emulated_runner import EmulatedRunner
 from headgate.engine.engine import Engine
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
@@ -17,6 +19,23 @@ GAP_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0,
 DURATION_EDGES = tuple(0.01 * 2**power for power in range(14))
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time for every series doubles what is scraped
 Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """Nothing is computed here: steps take the time that a profile says. Whoever looks is told."""
+
+    profile: str
+    dilation: float = 1.0
+    """Seconds that pass for one of the profile's."""
+
+    def __str__(self) -> str:
+        stretched = f", time stretched {self.dilation:g} times" if self.dilation != 1.0 else ""
+        return f"{self.profile}: no model runs, the text is placeholder{stretched}"
+
+    @property
+    def fingerprint(self) -> str:
+        return f"emulated-{self.profile}" + (f"-x{self.dilation:g}" if self.dilation != 1.0 else "")
 
 
 class Figures:
@@ -46,6 +65,10 @@ class Figures:
             "headgate_engine_cold_start_seconds", "Cold start by phase", ["phase"], registry=registry
         )
         self.ready = Gauge("headgate_engine_ready", "1 once warm-up is over", registry=registry)
+        self.emulated = Gauge(
+            "headgate_engine_emulated", "1 where nothing is computed; every time here is stretched by the dilation",
+            ["profile", "dilation"], registry=registry,
+        )  # fmt: skip
         for lane in LANES:
             for histogram in (self.ttft, self.gap, self.duration, self.queue):
                 histogram.labels(lane)
@@ -91,7 +114,11 @@ class EngineCollector(Collector):
         drafts.add_metric(["refused"], counts.drafted - counts.accepted)
         yield drafts
         yield SummaryMetricFamily("headgate_engine_step_seconds", "Whole steps", counts.steps, spent.step_s)
-        model_s = self._engine.runner.model_s
+        runner = self._engine.runner
+        if isinstance(runner, EmulatedRunner):
+            behind = "Modelled time that this machine was too slow to keep"
+            yield counter("headgate_engine_emulation_behind_seconds", behind, runner.behind_s)
+        model_s = runner.model_s
         yield SummaryMetricFamily("headgate_engine_run_seconds", "Inside the model library", counts.steps, model_s)
         terms = gauge("headgate_engine_step_model_seconds", "Fitted step time by term", labels=["term"])
         for term, value in zip(("fixed", "prefill", "decode", "context"), batcher.step_time.coefficients, strict=True):
@@ -99,8 +126,12 @@ class EngineCollector(Collector):
         yield terms
 
 
-def page(model_name: str, phase: str, engine: Engine | None, cold_start: dict[str, float]) -> bytes:
+def page(
+    model_name: str, phase: str, engine: Engine | None, cold_start: dict[str, float], emulation: Emulation | None
+) -> bytes:
     rows = [("model", model_name), ("state", phase)]
+    if emulation is not None:
+        rows.append(("emulated", str(emulation)))
     if engine is not None:
         batcher, counts = engine.batcher, engine.batcher.counts
         ledger = batcher.ledger

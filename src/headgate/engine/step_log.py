@@ -1,22 +1,24 @@
 """What did every step do, and how long did it take? One JSON line each, for whoever fits a profile or asks why.
 
 The engine's thread only adds a line to a list. A thread of its own writes them once a second: a disk that stalls must
-not stall the streams. If it stalls for long, or the file grows too large, lines are dropped, and the file says how many.
+not stall the streams. If it stalls for long, lines are dropped and the file says how many.
 """
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import suppress
+from io import BufferedWriter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from headgate.engine.engine import Engine
 from headgate.model.errors import StartupError
 from headgate.model.step import Step
-from headgate.policy.profile import Profile, Shape, is_decode, shape
+from headgate.policy.profile import Shape, is_decode, shape
 from headgate.policy.profile_fit import StepLine
 
 log = logging.getLogger(__name__)
@@ -34,8 +36,8 @@ class Header(msgspec.Struct, kw_only=True, tag_field="headgate", tag="step log")
     """The first line."""
 
     version: int = VERSION
-    profile: dict[str, Any]
-    """The engine's sizes, as a Profile without times."""
+    profile: dict[str, str | int]
+    """The engine's sizes: a Profile without its times."""
     emulated: str | None = None
     """The profile that the times come from, where nothing was computed."""
     dilation: float = 1.0
@@ -63,13 +65,30 @@ class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Instead of all that: lines that are missing here."""
 
 
+def header_of(
+    engine: Engine, model: str, bytes_per_token: int, emulated: str | None = None, dilation: float = 1.0
+) -> Header:
+    ledger, batch = engine.batcher.ledger, engine.batcher.config
+    sizes: dict[str, str | int] = {
+        "name": model,
+        "model": model,
+        "slots": engine.runner.slots,
+        "context": ledger.slot_tokens,
+        "kv_tokens": ledger.blocks * ledger.block_tokens,
+        "host_tokens": ledger.host_blocks * ledger.block_tokens,
+        "block_tokens": ledger.block_tokens,
+        "bytes_per_token": bytes_per_token,
+        "step_tokens": batch.step_tokens,
+        "chunk_limit": batch.chunk_limit,
+    }
+    return Header(profile=sizes, emulated=emulated, dilation=dilation)
+
+
 class StepLog:
     def __init__(self, path: Path, header: Header, started: float, *, flush_s: float = FLUSH_S) -> None:
         """Raises StartupError when `path` can't be written. `started`: the engine's clock now."""
         try:
-            self._file = path.open("wb")
-            self._file.write(msgspec.json.encode(header) + b"\n")
-            self._file.flush()
+            self._file = _begun(path, msgspec.json.encode(header) + b"\n")
         except OSError as error:
             why = error.strerror or error
             raise StartupError(f"can't write the step log {path} ({why}): name another with --step-log FILE") from error
@@ -141,6 +160,18 @@ class StepLog:
         self._broken = True
 
 
+def _begun(path: Path, first: bytes) -> BufferedWriter:
+    file = path.open("wb")
+    try:
+        file.write(first)
+        file.flush()
+    except OSError:
+        with suppress(OSError):
+            file.close()  # it tries again what has just failed
+        raise
+    return file
+
+
 def _line(step: Step, at: float, took_s: float, run_s: float) -> _Line:
     whole = shape(step)
     prefill = [(row.start, row.count) for row in step.rows if not is_decode(row)]
@@ -163,17 +194,8 @@ def _line(step: Step, at: float, took_s: float, run_s: float) -> _Line:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def header_of(profile: Profile, *, emulated: bool = False, dilation: float = 1.0) -> Header:
-    """For an engine of this size."""
-    sizes = {name: value for name, value in asdict(profile).items() if name not in TIMES}
-    return Header(profile=sizes, emulated=profile.name if emulated else None, dilation=dilation)
-
-
-TIMES = frozenset({"cost", "with_prefill", "decode_only"})
-
-
 def read_header(path: Path) -> Header:
-    return _decoded(path, 1, next(_lines(path), b""), Header)
+    return _header(path, next(_lines(path), b""))
 
 
 def read(path: Path) -> Iterator[StepLine]:
@@ -182,7 +204,7 @@ def read(path: Path) -> Iterator[StepLine]:
     dilation = 1.0
     for number, data in enumerate(_lines(path), 1):
         if number == 1:
-            dilation = _decoded(path, 1, data, Header).dilation
+            dilation = _header(path, data).dilation
             continue
         if not data.endswith(b"\n"):
             return
@@ -192,6 +214,14 @@ def read(path: Path) -> Iterator[StepLine]:
         if line.at < 0 or line.took_s < 0:
             raise StartupError(f"{path}, line {number}: a step needs at and took_s, neither of them negative")
         yield StepLine(line.at / dilation, line.took_s / dilation, line.run_s / dilation, _shape(line))
+
+
+def _header(path: Path, data: bytes) -> Header:
+    header = _decoded(path, 1, data, Header)
+    if header.version != VERSION or not header.dilation > 0:
+        wrong = f"version {header.version}" if header.version != VERSION else f"a dilation of {header.dilation}"
+        raise StartupError(f"{path}, line 1: a step log with {wrong} can't be read here; make it again")
+    return header
 
 
 def _shape(line: _Line) -> Shape:

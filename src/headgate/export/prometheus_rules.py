@@ -77,7 +77,7 @@ def _promises(config: GatewayConfig) -> list[Rule]:
     asked = {(p.figure, p.percentile): p for lane in config.lanes for p in promises(lane)}.values()
     made += [_latency(promise, "5m", promise.least) for promise in asked]
     made += [_latency(promise, "1m", LEAST) for promise in asked if promise.percentile == 99]
-    what = "{{ $labels.lane }}: {{ $labels.figure }} {{ $labels.percentile }}"
+    what = "{{ $labels.lane }}: {{ $labels.figure }} p{{ $labels.percentile }}"
     of_promise = "is at {{ $value | humanizePercentage }} of what is promised"
     return [
         *made,
@@ -108,7 +108,7 @@ def _promises(config: GatewayConfig) -> list[Rule]:
 
 
 def _labels(promise: Promise) -> dict[str, str]:
-    return {"figure": promise.figure, "percentile": f"p{promise.percentile}"}
+    return {"figure": promise.figure, "percentile": str(promise.percentile)}
 
 
 def _latency(promise: Promise, window: str, least: int) -> Rule:
@@ -136,7 +136,7 @@ def _usual() -> list[Rule]:
     name, now, calm = "HeadgateTtftOverUsual", "headgate:ttft_seconds:5m", "headgate:ttft_seconds:calm"
     count = f"sum by (lane) (increase({HISTOGRAMS['ttft']}_count[5m]))"
     minutes = int(USUAL_POINTS * POINT_S / 60)
-    promised = 'headgate:promise_seconds{figure="ttft", percentile="p95"}'
+    promised = 'headgate:promise_seconds{figure="ttft", percentile="95"}'
     return [
         _record(
             "ttft_seconds:5m", f"{quantile(USUAL_PERCENTILE, 'ttft', '5m')}\nand on (lane) {count} >= {USUAL_LEAST}"
@@ -190,7 +190,7 @@ def _budget(budget: float) -> list[Rule]:
 def failed_share(window: str) -> str:
     return (
         f'sum by (lane) (rate(headgate_requests_total{{outcome=~"{FAILED}"}}[{window}]))\n'
-        f"/ sum by (lane) (rate(headgate_requests_total[{window}]))"
+        f"/ (sum by (lane) (rate(headgate_requests_total[{window}])) > 0)"
     )
 
 

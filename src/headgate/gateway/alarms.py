@@ -3,11 +3,13 @@
 import logging
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
 
 from headgate.gateway.account import Account
+from headgate.gateway.metrics import utilisation
 from headgate.gateway.webhook import Webhook
 from headgate.model.clock import Clock
 from headgate.model.gateway_config import ObserveConfig
@@ -19,10 +21,12 @@ from headgate.policy.slo import Asked, Known, LaneReading, Reading, Slo, Tail, a
 log = logging.getLogger(__name__)
 
 LEVELS = {Severity.OK: logging.INFO, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
-LANES_A_LOOK = 8
+LANES_A_LOOK = 4
 """Of more lanes, only so many are read at a time, in turn: a look stays short, and seconds decide nothing here."""
 START_S = 60.0
 """Replicas that come into use this soon after the first one were there before us, or started with us."""
+COUNT_EVERY_S = 5.0
+"""How often all requests of five minutes are counted: they are added up lane by lane and part by part."""
 RECENT = 100
 """Changes kept for the page."""
 WINDOWS = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
@@ -71,6 +75,8 @@ class Alarms:
         self._webhook = webhook
         self._now = 0.0
         self._turn = 0
+        self._count_at = -inf
+        self._last_minutes: Counts
         self._counted: dict[str, tuple[int, int]] = {}
         """By lane, all and failed, when it was last read."""
         self._in_use: dict[ReplicaId, Load] = {}
@@ -92,16 +98,17 @@ class Alarms:
 
     def _read(self, now: float) -> Reading:
         loads = [load for load in self._dispatcher.fleet.loads.values() if load.usable > 0]
-        room = sum(max(1.0, load.limit * load.usable) for load in loads)
         waiting = sum(self._dispatcher.waiting(name) for name in self._dispatcher.lanes)
-        last_minutes = self._figures.counts(300, now)
+        if now >= self._count_at:
+            self._count_at = now + COUNT_EVERY_S
+            self._last_minutes = self._figures.counts(300, now)
         ended = self._ended()
         return Reading(
             lanes={name: self._read_lane(name, ended.get(name, (0, 0)), now) for name in self._whose_turn()},
             waiting_per_replica=waiting / max(1, len(loads)),
-            utilisation=sum(load.requests for load in loads) / room if loads else None,
-            cold=last_minutes.cold,
-            cold_of=last_minutes.requests,
+            utilisation=utilisation(loads),
+            cold=self._last_minutes.cold,
+            cold_of=self._last_minutes.requests,
             joined=tuple(self._joined(loads, now)),
         )
 

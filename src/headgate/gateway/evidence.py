@@ -131,10 +131,11 @@ class Evidence:
             here.stalled += 1
         if record.engine is not None and record.engine.preemptions:
             here.preempted += 1
-        if outcome.kind == "refused":
-            here.refused[outcome] += 1
-        elif outcome.kind == "failed":
-            here.failed += 1
+        if outcome is not Outcome.COMPLETED:  # looked at first: most are, and nothing more is to be asked of them
+            if outcome.kind == "refused":
+                here.refused[outcome] += 1
+            elif outcome.kind == "failed":
+                here.failed += 1
         if record.queue_s >= WAITED_S or outcome in _TURNED_AWAY:
             here.waited += 1
             known = record.tenant in here.tenants or len(here.tenants) < TENANTS
@@ -241,9 +242,15 @@ class Evidence:
 
 def strain_of(record: Record, lane: Lane) -> float:
     """Beside what its lane promises. Failing strains any promise; what was refused at once strains none."""
-    strain = 1.0 if record.outcome.kind == "failed" else 0.0
-    strain = max(strain, (record.e2e_s if record.ttft_s is None else record.ttft_s) / lane.ttft_target_s)
+    ttft_s, e2e_s = record.ttft_s, record.e2e_s
+    strain = (e2e_s if ttft_s is None else ttft_s) / lane.ttft_target_s
     whole_s = lane.e2e_p95_s or lane.e2e_p99_s
-    if whole_s is not None:
-        strain = max(strain, record.e2e_s / whole_s)
-    return max(strain, record.max_gap_s / lane.gap_target_s, record.stalled_s / max(STALLED_S, lane.gap_target_s))
+    if whole_s is not None and e2e_s / whole_s > strain:
+        strain = e2e_s / whole_s
+    if record.max_gap_s / lane.gap_target_s > strain:
+        strain = record.max_gap_s / lane.gap_target_s
+    if record.stalled_s / STALLED_S > strain:
+        strain = record.stalled_s / STALLED_S
+    if strain < 1.0 and record.outcome is not Outcome.COMPLETED and record.outcome.kind == "failed":
+        return 1.0
+    return strain

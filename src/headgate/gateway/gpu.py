@@ -34,9 +34,16 @@ class Gpus:
         found = []
         for place, handle in enumerate(self._handles):
             with contextlib.suppress(self._nvml.NVMLError):
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+                memory = self._memory(handle)
                 found.append(Gpu(str(place), self._utilisation(handle), int(memory.used), int(memory.total)))
         return found
+
+    def _memory(self, handle: Any) -> Any:
+        """As nvidia-smi has it, without what the driver keeps for itself; older drivers can't tell the two apart."""
+        try:
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
+        except (AttributeError, self._nvml.NVMLError):
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _utilisation(self, handle: Any) -> float | None:
         try:

@@ -94,7 +94,7 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Records that are not: the disk was full, or too slow."""
+        """Records that are not in it: the disk was full, or too slow."""
         return self._overflowed + self._unwritten
 
     def take(self, records: Sequence[Record], now: float) -> None:
@@ -116,10 +116,11 @@ class Journal:
             return
         asked = next((body[name] for name in _PROMPTS if name in body), None)
         encoded = _encode(asked)
-        if self._prompt_bytes_in - self._prompt_bytes_out + len(encoded) > MOST_PROMPT_BYTES:
+        more = len(encoded) - len(self._prompts.get(request_id, b""))
+        if self._prompt_bytes_in - self._prompt_bytes_out + more > MOST_PROMPT_BYTES:
             self.prompts_dropped += 1
             return
-        self._prompt_bytes_in += len(encoded) - len(self._prompts.get(request_id, b""))
+        self._prompt_bytes_in += more
         self._prompts[request_id] = encoded
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -45,9 +45,9 @@ class SendLimits:
     """Requests' traces that wait; any more push the oldest out."""
     metrics: int = 4
     """The same for metrics. They are sums since the start, so an old one is no loss."""
-    spans: int = 200
-    """Spans made and sent at once, give or take those of one request: a few milliseconds' work."""
-    pause_s: float = 0.1
+    spans: int = 100
+    """Spans made and sent at once, give or take those of one request: a millisecond or two of work."""
+    pause_s: float = 0.05
     """Between two sends, so that a storm of errors does not become a storm of protobuf."""
     timeout_s: float = 10.0
     """For an answer."""

@@ -84,8 +84,8 @@ class Past:
 
     def __init__(self, part: Part) -> None:
         self.counts = part.counts
-        self.indexes = [array("H", buckets) for buckets in part.buckets]
-        self.numbers = [array("L", buckets.values()) for buckets in part.buckets]
+        self.indexes = [array("H", list(buckets)) for buckets in part.buckets]
+        self.numbers = [array("I", list(buckets.values())) for buckets in part.buckets]
 
     def add_to(self, buckets: list[Buckets]) -> None:
         for figure in range(4):

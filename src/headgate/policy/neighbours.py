@@ -60,14 +60,17 @@ def neighbours(record: Record, others: Iterable[Record], most: int = MOST) -> li
         return []
     since, until = record.at, record.at + record.e2e_s
     found = [
-        as_neighbour(other)
+        other
         for other in others
         if other.replica == replica
         and other.at < until
         and other.at + other.e2e_s > since
         and (other.id != record_id or other.at != since)
     ]
-    return keep([neighbour for neighbour in found if neighbour.there_in(since, until)], most)
+    if len(found) > 4 * most:  # only those are made neighbours that may be kept
+        found = nlargest(4 * most, found, key=lambda other: other.prompt_tokens - other.cached_tokens)
+    near = [as_neighbour(other) for other in found]
+    return keep([neighbour for neighbour in near if neighbour.there_in(since, until)], most)
 
 
 def keep(found: list[Neighbour], most: int = MOST) -> list[Neighbour]:

@@ -118,12 +118,16 @@ class Noise:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._left: dict[bool, list[float]] = {True: [], False: []}
+        self._left: dict[int, list[float]] = {}
+        """What is left of the run that is being drawn from, of each kind of step."""
 
-    def ratio(self, runs: tuple[tuple[float, ...], ...], with_prefill: bool) -> float:
-        left = self._left[with_prefill]
+    def ratio(self, residuals: Residuals) -> float:
+        left = self._left.get(id(residuals))
         if not left:
-            left.extend(reversed(runs[int(self._rng.random() * len(runs))]))
+            runs = residuals.runs
+            if not runs:
+                return residuals.median
+            left = self._left[id(residuals)] = list(reversed(runs[int(self._rng.random() * len(runs))]))
         return left.pop()
 
 
@@ -195,7 +199,7 @@ class Profile:
         if chance is None or not runs:
             return count * residuals.median
         if isinstance(chance, Noise):
-            return sum(chance.ratio(runs, shape.prefill > 0) for _ in range(count))
+            return sum(chance.ratio(residuals) for _ in range(count))
         for _ in range(count):
             run = runs[int(chance.random() * len(runs))]
             total += run[int(chance.random() * len(run))]
@@ -284,9 +288,9 @@ def gpu(
     )
 
 
-# KV memory: 90 % of the card less 16 GB of weights and 3 GB to compute in, at 128 KiB a token. Host memory: 64 GiB, over
-# PCIe at 25 GB/s. A copy reads and writes device memory at its bandwidth. A chunk of 512 leaves the knee well behind: twice
-# as many would prefill about 15 % faster, and nearly double the gap of every running stream.
+# KV memory: 90 % of the card less 16 GB of weights and 3 GB to compute in, at 128 KiB a token. Host memory: 64 GiB,
+# over PCIe at 25 GB/s. A copy reads and writes device memory at its bandwidth. A chunk of 512 leaves the knee well
+# behind: twice as many would prefill about 15 % faster, and nearly double the gap of every running stream.
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (

@@ -19,12 +19,15 @@ FEWEST = 50
 MOST = 200_000
 """Steps looked at, the latest: half an hour of a busy GPU."""
 RUN = 16
-RUNS = 256
-"""Kept of each kind: enough for a p99.9, and a file of a few dozen KB."""
+RUNS = 512
+"""Kept of each kind: enough for a p99.9, and a file of about 100 KB."""
 KNEES = tuple(round(24 * 1.12**power) for power in range(36))
 """Looked at. The next is never further than 6 % away, which moves a step by less than that."""
-ENOUGH_FOR_A_KNEE = 10_000
-"""Steps, evenly taken from all: every knee has to go through them."""
+ENOUGH = 5_000
+"""Steps of each kind, evenly taken from all, that the formula is fitted on. Residuals are of all."""
+ROUNDS = 4
+BELIEVED = 0.2
+"""A step this far off counts in full."""
 
 Row = tuple[float, ...]
 
@@ -71,11 +74,35 @@ def _moves(shape: Shape) -> int:
 
 
 def _cost(lines: Items[StepLine]) -> StepCost:
-    knee = _knee(lines[:: -(-len(lines) // ENOUGH_FOR_A_KNEE)])
+    """Fitted again and again, each time by what the last one leaves: a step that took several times more or less than
+    it should is somebody else's doing, and counts the less the further off it is."""
+    used = [
+        *_thinned([line for line in lines if line.shape.prefill]),
+        *_thinned([line for line in lines if not line.shape.prefill]),
+    ]
+    # To begin with by their length, but none as much shorter than the short ones: a few of no time would decide all.
+    shortest = sorted(line.took_s for line in used)[len(used) // 10] / 2
+    weights = [max(line.took_s, shortest) ** -2 for line in used]
+    knee = _knee(used, weights)
+    cost = _solved(used, weights, knee)
+    for _ in range(ROUNDS):
+        for at, line in enumerate(used):
+            expected = cost.seconds(line.shape)
+            off = abs(line.took_s / expected - 1.0)
+            weights[at] = expected**-2 * (1.0 if off < BELIEVED else BELIEVED / off)
+        cost = _solved(used, weights, knee)
+    return cost
+
+
+def _thinned(lines: Items[StepLine]) -> Items[StepLine]:
+    return lines[:: -(-len(lines) // ENOUGH)] if lines else lines
+
+
+def _solved(lines: Items[StepLine], weights: Items[float], knee: int) -> StepCost:
     sums = _Sums(6)
-    for line in lines:
+    for line, weight in zip(lines, weights, strict=True):
         beyond = max(0, line.shape.tokens - knee) if knee else 0
-        sums.add((*_terms(line.shape), float(beyond)), line.took_s)
+        sums.add((*_terms(line.shape), float(beyond)), line.took_s, weight)
     fixed, per_prefill, per_decode, per_context, per_pair, per_token_beyond = sums.solved()[1]
     return StepCost(
         fixed=max(fixed, 1e-6),
@@ -88,20 +115,18 @@ def _cost(lines: Items[StepLine]) -> StepCost:
     )
 
 
-def _knee(lines: Items[StepLine]) -> int:
+def _knee(lines: Items[StepLine], weights: Items[float]) -> int:
     """The one that leaves least unexplained; 0 where none explains more than a straight line does."""
     base = _Sums(5)
-    for line in lines:
-        base.add(_terms(line.shape), line.took_s)
+    for line, weight in zip(lines, weights, strict=True):
+        base.add(_terms(line.shape), line.took_s, weight)
     best, knee = base.solved()[0] * 0.98, 0
     longest = max(line.shape.tokens for line in lines)
-    for candidate in KNEES:
-        if candidate >= longest:
-            break
+    for candidate in [one for one in KNEES if one < longest]:
         sums = base.widened()  # the other terms' sums are the same for every knee
-        for line in lines:
+        for line, weight in zip(lines, weights, strict=True):
             if (over := line.shape.tokens - candidate) > 0:
-                sums.add_last(_terms(line.shape), float(over), line.took_s)
+                sums.add_last(_terms(line.shape), float(over), line.took_s, weight)
         if (error := sums.solved()[0]) < best:
             best, knee = error, candidate
     return knee
@@ -147,7 +172,7 @@ def _residuals(ratios: Iterable[float]) -> Residuals:
 
 
 class _Sums:
-    """What a least-squares fit of relative error is solved from: Σ w·(seconds − x·terms)², w = 1/seconds²."""
+    """What a least-squares fit is solved from: Σ weight·(seconds − x·terms)²."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -155,8 +180,7 @@ class _Sums:
         self.targets = [0.0] * size
         self.square = 0.0
 
-    def add(self, terms: Row, seconds: float, weight: float | None = None) -> None:
-        weight = 1.0 / seconds**2 if weight is None else weight
+    def add(self, terms: Row, seconds: float, weight: float) -> None:
         self.square += weight * seconds * seconds
         for i, left in enumerate(terms):
             if left:
@@ -172,9 +196,9 @@ class _Sums:
         wide.square = self.square
         return wide
 
-    def add_last(self, terms: Row, last: float, seconds: float) -> None:
+    def add_last(self, terms: Row, last: float, seconds: float, weight: float) -> None:
         """What a row's last term adds, where `add` has seen the others already."""
-        weighted, row = last / seconds**2, self.moments[-1]
+        weighted, row = last * weight, self.moments[-1]
         self.targets[-1] += weighted * seconds
         for j, term in enumerate(terms):
             row[j] += weighted * term
@@ -190,7 +214,9 @@ class _Sums:
         best, coefficients = self.square, [0.0] * self.size
         for count in range(1, len(used) + 1):
             for chosen in combinations(used, count):
-                a = [[self.moments[i][j] * scale[i] * scale[j] + (1e-10 if i == j else 0.0) for j in chosen] for i in chosen]
+                a = [[self.moments[i][j] * scale[i] * scale[j] for j in chosen] for i in chosen]
+                for i in range(count):
+                    a[i][i] += 1e-10  # terms that always go together can't be told apart: any split will do
                 b = [self.targets[i] * scale[i] for i in chosen]
                 x = _solve(a, list(b))
                 if min(x) < 0:
@@ -210,10 +236,10 @@ def _solve(a: list[list[float]], b: list[float]) -> list[float]:
         pivot = max(range(i, size), key=lambda row: abs(a[row][i]))
         a[i], a[pivot], b[i], b[pivot] = a[pivot], a[i], b[pivot], b[i]
         for row in range(i + 1, size):
-            if factor := a[row][i] / a[i][i]:
-                for column in range(i, size):
-                    a[row][column] -= factor * a[i][column]
-                b[row] -= factor * b[i]
+            factor = a[row][i] / a[i][i]
+            for column in range(i, size):
+                a[row][column] -= factor * a[i][column]
+            b[row] -= factor * b[i]
     for i in reversed(range(size)):
         b[i] = (b[i] - sum(a[i][j] * b[j] for j in range(i + 1, size))) / a[i][i]
     return b

@@ -9,6 +9,7 @@ Only symptoms are critical (a promise broken, failures): somebody's night may de
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf, nextafter
 
 from headgate.model.gateway_config import ObserveConfig
@@ -73,7 +74,12 @@ class Known:
     count: int
     since: float | None
     """When its severity last changed; None: it never has."""
-    message: str
+    tell: Callable[[], str]
+
+    @property
+    def message(self) -> str:
+        """For people. Made when asked for: a scrape wants the state of hundreds, and no words."""
+        return self.tell()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,5 +298,5 @@ def _known(alert: Alert) -> Known:
         bound=alert.bound,
         count=alert.count,
         since=alert.since,
-        message=alert.tell(alert),
+        tell=partial(alert.tell, alert),
     )

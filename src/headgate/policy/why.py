@@ -196,7 +196,8 @@ class _Story:
         blamed: Blame | None = None
         if clearly_more(took_s, expected_s):
             when = self._when(took_s)
-            blamed = self.suspects.pause(*when)
+            # That it was cold is only a guess beside somebody who was seen in the way most of the time.
+            blamed = self.suspects.pause(*when) or self.suspects.long_prefills(*when, GAP_BLAME, self.tokens)
             if blamed is None and took_s > 2 * (expected_s or COLD_S / 2):
                 blamed = self.suspects.cold()
             if blamed is None:

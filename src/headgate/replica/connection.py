@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.replica.sse import EventSplitter
+from headgate.wire.outbox import Outbox
 
 _READ: Final = {
     written: name.lower()
@@ -143,6 +144,7 @@ class Home(Protocol):
     url: str
     clock: Clock
     limits: PoolLimits
+    outbox: Outbox
 
     def opened(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
@@ -157,6 +159,7 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     __deletable__ = ("_parser",)
     __slots__ = (
+        "_asked",
         "_body",
         "_body_bytes",
         "_call",
@@ -180,6 +183,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, home: Home) -> None:
         self._home = home
         self._call: Call | None = None
+        self._asked = b""
+        """A request to be written when the loop has looked at all that has come in."""
         self._used = False
         """Whether an earlier call was answered on it."""
         self._paused = False
@@ -203,9 +208,15 @@ class Connection(asyncio.Protocol):
         call.sent_at = self._home.clock()
         length = b"content-length: %d\r\n\r\n" % len(call.body)
         if len(call.body) <= _JOINED:
-            self.transport.write(call.head + length + call.body)
+            self._asked = call.head + length + call.body
+            self._home.outbox.add(self)
         else:
             self.transport.writelines((call.head, length, call.body))
+
+    def flush(self) -> None:
+        asked, self._asked = self._asked, b""
+        if asked and not self.transport.is_closing():
+            self.transport.write(asked)
 
     def look(self, now: float) -> None:
         """Is it late, or has it been idle for too long?"""

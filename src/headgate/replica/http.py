@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.replica.connection import Call, Connection, Listener, PoolLimits
+from headgate.wire.outbox import Outbox
 
 __all__ = ["Call", "Listener", "Pool", "PoolLimits", "request_head"]
 
@@ -44,6 +45,7 @@ class Pool:
         self.host, self._address = _parse(url)
         self._tls = (tls or ssl.create_default_context()) if url.startswith("https:") else None
         self._loop = asyncio.get_running_loop()
+        self.outbox = Outbox(self._loop)
         self._idle: deque[Connection] = deque()
         """Oldest first. The youngest is used next, so that those not needed grow old."""
         self._timer: asyncio.TimerHandle | None = None

@@ -30,7 +30,6 @@ _STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering",
 
 
 class Transport(Protocol):
-    def write(self, data: bytes) -> None: ...
     def get_write_buffer_size(self) -> int: ...
     def abort(self) -> None: ...
 
@@ -45,6 +44,9 @@ class Connection(Protocol):
 
     @property
     def draining(self) -> bool: ...
+
+    def send(self, data: bytes) -> None:
+        """Write it, as soon as all that has come in has been looked at."""
 
     def answered(self, keep_alive: bool) -> None:
         """The exchange has written its last byte."""
@@ -138,7 +140,7 @@ class Exchange:
         payload = self._frame(batch[0]) if len(batch) == 1 else b"".join([self._frame(data) for data in batch])
         if not self.started:
             payload = self._take_head() + payload
-        self._transport.write(payload)
+        self._connection.send(payload)
 
     def end(self, final: bytes | None = None) -> None:
         """The stream's regular end, with a last event if given, in one write."""
@@ -179,7 +181,7 @@ class Exchange:
         self.started = True
         self._settle()
         if payload:
-            self._transport.write(payload)
+            self._connection.send(payload)
         self._connection.answered(self.keep_alive)
 
     def _settle(self) -> None:

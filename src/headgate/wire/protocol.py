@@ -16,6 +16,7 @@ from headgate.model.errors import EngineFailed, ServeError
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
+from headgate.wire.outbox import Outbox
 from headgate.wire.reader import HEADERS, IDLE, RequestReader
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class ServerState:
     loop: asyncio.AbstractEventLoop
     connections: set["ServerProtocol"] = field(default_factory=set)
     draining: bool = False
+    outbox: Outbox = field(default_factory=Outbox)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last connection of a draining server is gone."""
 
@@ -51,6 +53,8 @@ class ServerProtocol(asyncio.Protocol):
         "_pumping",
         "_reader",
         "_reading",
+        "_said",
+        "_said_bytes",
         "_server",
         "_timed",
         "_timer",
@@ -64,6 +68,9 @@ class ServerProtocol(asyncio.Protocol):
     def __init__(self, server: ServerState) -> None:
         self._server = server
         self._current: Exchange | None = None
+        self._said: list[bytes] = []
+        """To be written when the loop has looked at all that has come in."""
+        self._said_bytes = 0
         self._held = bytearray()
         self._held_at = 0.0
         self._pumping = False
@@ -144,6 +151,22 @@ class ServerProtocol(asyncio.Protocol):
 
     # -- called by the server and the exchange -----------------------------------------------------
 
+    def send(self, data: bytes) -> None:
+        self._said.append(data)
+        self._said_bytes += len(data)
+        if self._said_bytes > self._server.limits.write_high_water:
+            self.flush()  # so much is not held back: only the transport knows whether the client keeps up
+        elif len(self._said) == 1:
+            self._server.outbox.add(self)
+
+    def flush(self) -> None:
+        said = self._said
+        if said:
+            self._said = []
+            self._said_bytes = 0
+            if not self.transport.is_closing():
+                self.transport.write(said[0] if len(said) == 1 else b"".join(said))
+
     def answered(self, keep_alive: bool) -> None:
         self._current = None
         if not keep_alive or self._server.draining:
@@ -210,7 +233,7 @@ class ServerProtocol(asyncio.Protocol):
         self._read_on()
         if reader.wants_continue:
             reader.wants_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         if reader.phase is not self._timed:
             self._timed = reader.phase
             limits = self._server.limits
@@ -235,6 +258,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _close(self) -> None:
         self._timed = CLOSING
+        self.flush()
         self._held.clear()
         limits = self._server.limits
         if self._unread:

@@ -12,6 +12,7 @@ from pathlib import Path
 from headgate.model.clock import Clock
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
+from headgate.wire.outbox import Outbox
 from headgate.wire.protocol import ServerProtocol, ServerState
 
 __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
@@ -33,6 +34,7 @@ class HttpServer:
             limits=limits or Limits(),
             new_id=lambda: f"{prefix}-{next(count):x}",
             loop=asyncio.get_running_loop(),
+            outbox=Outbox(asyncio.get_running_loop()),
         )
         self._listeners: list[asyncio.Server] = []
         self._paths: list[Path] = []

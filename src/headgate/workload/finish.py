@@ -17,20 +17,20 @@ class Finish:
         self._stream = stream
         self._name = name
         self._rng = rng
-        self._home = _number(name) << 64 if name else 0
+        self._home = _number(name) << 48 if name else 0
         """Two streams of a mix have nothing to say in common."""
         self._lengths = _lengths(stream, rng)
 
     def __call__(self, row: Arrival) -> Arrival:
         stream, rng = self._stream, self._rng
         prompt, output = self._lengths(row)
-        session = row.session
+        session, number = row.session, 0
         if stream.sessions:
-            session = f"session-{rng.randrange(stream.sessions)}"
+            number = rng.randrange(stream.sessions)
+            session = f"session-{number}"
         prefix = row.prefix[: blocks(prompt)]
         if stream.shared:
-            whose = _number(session or "") << 20
-            prefix = tuple(whose + block for block in range(min(stream.shared, prompt) // BLOCK_TOKENS))
+            prefix = tuple((number << 16) + block for block in range(min(stream.shared, prompt) // BLOCK_TOKENS))
         if self._name:
             session = session and f"{self._name}-{session}"
             prefix = tuple(self._home + block for block in prefix)
@@ -77,5 +77,5 @@ def _draw(tokens: Range, rng: random.Random) -> int:
 
 
 def _number(text: str) -> int:
-    """The same for the same text in every process, which `hash` is not."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little")
+    """15 bits, the same for the same text in every process, which `hash` is not."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little") >> 1

@@ -32,12 +32,8 @@ class Workload:
         requests: int | None = None,
     ) -> None:
         """`rate` is of all streams together: they keep their shares. `time_scale` is for traces that name none."""
-        for name, value in (
-            ("rate", rate),
-            ("time scale", time_scale),
-            ("duration", duration_s),
-            ("requests", requests),
-        ):
+        given = {"rate": rate, "time scale": time_scale, "duration": duration_s, "requests": requests}
+        for name, value in given.items():
             if value is not None and not 0 < value < 1e9:
                 raise WorkloadError(f"{name} must be above 0, not {value:g}")
         self.text = text

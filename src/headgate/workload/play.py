@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.workload.arrival import Arrival
 
-AGAIN = 1 << 40
+AGAIN = 1 << 36
 """Added to the ids of a prefix when its trace comes round again or a request is doubled: it is another text then."""
 JITTER_S = 1.0
 """How far a doubled request is from the first, at most."""

@@ -10,13 +10,13 @@ from hashlib import blake2b
 
 from headgate.workload.arrival import BLOCK_TOKENS, Arrival
 
-WORDS = (
+WORDS: list[str] = str.split(
     "act add age ago aid aim air all and any arm art ask bad bag bar bat bay bed big bit box boy bus but buy can cap "
     "car cat cup cut dad day did dig dog dry due ear eat egg end eye fan far fat few fit fix fly for fox fun gap gas "
     "get got guy had has hat her hid him his hit hot how ice ill its job joy key kid law lay led leg let lie lot low "
     "mad man map may men met mix new nor not now odd off oil old one our out own pan pay pen per pet pie pop put ran "
     "raw red rid row run sad sat saw say sea see set she sir sit six sky"
-).split()[:128]
+)
 WORD_BYTES = 4
 """With the space behind it."""
 OWN_WORDS = 12

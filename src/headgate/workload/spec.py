@@ -41,8 +41,8 @@ class Stream:
     """servegen's model, or the file's path."""
     name: str = ""
     rate: float | None = None
-    """Mean requests a second. A trace is stretched or squeezed to it; with `time_scale` it keeps that time, and requests
-    are left out or doubled instead."""
+    """Mean requests a second. A trace is stretched or squeezed to it; with `time_scale` too, requests are left out or
+    doubled instead."""
     cv: float | None = None
     """Coefficient of variation of the gaps between arrivals."""
     time_scale: float | None = None
@@ -79,7 +79,7 @@ def parse(text: str) -> list[Stream]:
     names = [stream.name or stream.source for stream in streams]
     if len(streams) > 1 and (twice := {name for name in names if names.count(name) > 1}):
         raise WorkloadError(
-            f"two streams of the mix are called {min(twice)!r}; name them: a={min(twice)}; b={min(twice)}"
+            f"two streams of the mix are called {min(twice)!r}; give them names, as in a=poisson:rate=1"
         )
     return streams
 
@@ -123,7 +123,7 @@ def _check_argument(source: str, argument: str) -> None:
 
 def _check(source: str, options: dict[str, Any]) -> None:
     if source == "gamma" and "cv" not in options:
-        raise WorkloadError("gamma: how bursty? Say cv=2, say; cv=1 is poisson")
+        raise WorkloadError("gamma: how bursty? Say gamma:cv=2; cv=1 is poisson")
     if "cv" in options and source not in ("gamma", "sharegpt"):
         raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={options['cv']:g}")
     if source in (*SYNTHETIC, *LENGTHS_ONLY) and ("time_scale" in options or "start" in options):
@@ -138,7 +138,7 @@ def _check(source: str, options: dict[str, Any]) -> None:
 
 def _meant(word: str, known: Any) -> str:
     close = get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 # -- values ---------------------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def _number(least: float, most: float, *, above: bool = False) -> Callable[[str,
         except ValueError:
             value = float("nan")
         if not (least < value <= most if above else least <= value <= most):
-            bound = f"above {least:g}" if above else f"from {least:g}"
-            raise WorkloadError(f"{what} is a number {bound} to {most:g}, not {text!r}")
+            bound = f"above {least:g}, at most" if above else f"from {least:g} to"
+            raise WorkloadError(f"{what} is a number {bound} {most:g}, not {text!r}")
         return value
 
     return read

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import lru_cache
 from importlib.resources import files
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from statistics import median
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 
@@ -49,7 +49,7 @@ def read(path: Path) -> tuple[Arrival, ...]:
     with file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
-                return _rows(str(path), unpacked)
+                return _rows(str(path), cast(IO[bytes], unpacked))
         return _rows(str(path), file)
 
 
@@ -145,11 +145,11 @@ def _mooncake(name: str, lines: Lines) -> list[Arrival]:
 
 
 def spread(rows: tuple[Arrival, ...], rng: random.Random) -> tuple[Arrival, ...]:
-    """Rows that bear the same time, which its clock was too coarse to tell apart, evenly at random until its next tick."""
+    """Rows of one time, which a coarse clock did not tell apart, evenly at random until its next tick."""
     groups = [(at_s, list(group)) for at_s, group in groupby(rows, key=lambda row: row.at_s)]
     if len(groups) < 2 or len(groups) > 0.9 * len(rows):
         return rows
-    width = median(after - before for (before, _), (after, _) in zip(groups, groups[1:], strict=False))
+    width = median(after - before for (before, _), (after, _) in pairwise(groups))
     return tuple(
         msgspec.structs.replace(row, at_s=at_s + at)
         for at_s, group in groups

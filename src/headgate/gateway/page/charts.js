@@ -1,23 +1,25 @@
-// Three plots over the same ten minutes: percentiles as lines, all requests as heat, traffic as bars.
+// Three plots over the same ten minutes, or fewer while there are no more: percentiles as lines, all requests as heat, traffic as bars.
 //
 // Latency is on a log scale: a median of 80 ms and a p99 of 4 s both have to be readable, and equal distances are equal
 // factors. A line is red exactly where it is above its own promise.
 
 import { svg } from "./dom.js";
-import { bound, clock, count } from "./format.js";
+import { bound, clock, count, exactClock } from "./format.js";
 
 export const LEFT = 46;
 const RIGHT = 6;
 export const SPAN_S = 600;
+const SPANS_S = [120, 300, SPAN_S];
 export const PERCENTILES = ["p50", "p95", "p99"];
 
 export class Span {
-  constructor(end, step, width) {
-    this.end = end;
-    this.begin = end - SPAN_S;
+  constructor(oldest, newest, step, width) {
+    const length = SPANS_S.find((s) => s >= newest + step - oldest - 1) ?? SPAN_S;
+    this.end = newest + step;
+    this.begin = this.end - length;
     this.step = step;
     this.width = width;
-    this.perSecond = (width - LEFT - RIGHT) / SPAN_S;
+    this.perSecond = (width - LEFT - RIGHT) / length;
   }
 
   x(wall) {
@@ -215,12 +217,12 @@ export function drawTraffic(node, span, height, slices) {
     label(LEFT - 6, 9, `${count(most / span.step)}/s`, "axis"),
     ...Object.entries(bars).map(([kind, d]) => svg("path", { class: `bars ${kind}`, d })),
   ];
-  const every = span.width < 420 ? 300 : 120;
+  const every = [15, 30, 60, 120, 300].find((s) => s * span.perSecond > 64) ?? 600;
   for (let at = Math.ceil(span.begin / every) * every; at < span.end; at += every) {
     const x = span.x(at);
-    if (x < LEFT + 14 || x > span.right() - 14) continue;
+    if (x < LEFT + 24 || x > span.right() - 24) continue;
     parts.push(svg("line", { class: "tick", x1: x, x2: x, y1: height, y2: height + 3 }));
-    parts.push(label(x, height + 13, clock(at), "axis middle"));
+    parts.push(label(x, height + 13, every < 60 ? exactClock(at) : clock(at), "axis middle"));
   }
   node.replaceChildren(...parts);
 }

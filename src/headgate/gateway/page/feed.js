@@ -54,7 +54,7 @@ export class Feed {
     this.#abort?.abort();
     const abort = (this.#abort = new AbortController());
     this.#heard();
-    let why = "it closed the connection";
+    let why = "The gateway is gone: it closed the connection";
     try {
       const answer = await fetch("admin/live", { headers: headers(), cache: "no-store", signal: abort.signal });
       if (answer.status === 401 || answer.status === 403) {
@@ -65,10 +65,11 @@ export class Feed {
         return;
       }
       if (answer.ok) await this.#read(answer.body);
-      else why = await messageOf(answer);
+      else why = `The gateway refuses: ${await messageOf(answer)}`;
     } catch (error) {
       if (abort !== this.#abort) return; // another connection took over
-      why = abort.signal.aborted ? "it fell silent" : error.said ?? "it can't be reached";
+      why = `The gateway is gone: ${abort.signal.aborted ? "it fell silent" : "it can't be reached"}`;
+      if (error.said) why = `The gateway is in trouble: ${error.said}`;
     }
     if (abort !== this.#abort) return;
     this.#lost(why);

@@ -62,7 +62,7 @@ export function count(value) {
 }
 
 export function share(ratio) {
-  return missing(ratio) ? NONE : `${whole.format(ratio * 100)} %`;
+  return missing(ratio) ? NONE : `${whole.format(Math.round(ratio * 100) || 0)} %`; // not −0
 }
 
 export const clock = (wall) => clockFormat.format(wall * 1e3);

@@ -87,7 +87,6 @@ function make(lane) {
     traffic: svg("svg", { class: "traffic", "aria-hidden": true }),
     cross: el("div", { class: "cross", hidden: true }),
     tip: el("div", { class: "tip", hidden: true }),
-    idle: el("p", { class: "idle", hidden: true }, "No requests in the last 10 minutes."),
     rows: el("tbody"),
     caption: el("caption"),
   };
@@ -110,7 +109,7 @@ function make(lane) {
     { class: "lane", "aria-labelledby": id, "data-lane": lane.name },
     el("header", {}, el("h3", { id }, lane.name), panel.badge, panel.facts),
     el("dl", { class: "figures" }, ...[...panel.cells.values()].map((cell) => cell.node)),
-    panel.idle, panel.plots, panel.table,
+    panel.plots, panel.table,
   );
   panels.set(lane.name, panel);
   resized.observe(panel.plots);
@@ -133,8 +132,8 @@ function update(_, lane) {
   const state = lane.promises.reduce((worst, p) => Math.max(worst, WORST.indexOf(p.state)), 0);
   set(panel.node, "data-state", WORST[state]);
   say(panel.badge, lane.promises.length ? ["ok", "warning", "critical"][state] : "no promise");
-  const facts = [`${rate(lane.requests_per_s)} req/s`, `${count(lane.running)} running`, `${count(lane.waiting)} waiting`];
-  say(panel.facts, facts.join(" · "));
+  const doing = [`${rate(lane.requests_per_s)} req/s`, `${count(lane.running)} running`, `${count(lane.waiting)} waiting`];
+  if (!panel.node.hasAttribute("data-idle") || lane.running || lane.waiting) say(panel.facts, doing.join(" · "));
   const promises = promisesOf(lane);
   for (const [name, cell] of panel.cells) {
     const promise = promises.find((p) => p.label === NAMES[name]);
@@ -156,19 +155,21 @@ function describe(panel, lane, promises) {
 // -- drawing -----------------------------------------------------------------------------------------------------
 
 export function redraw() {
-  const newest = Math.max(0, ...[...history.values()].map((slices) => slices.at(-1)?.at ?? 0));
-  for (const panel of panels.values()) draw(panel, newest);
+  const all = [...history.values()].flat();
+  const newest = Math.max(0, ...all.map((slice) => slice.at));
+  const oldest = Math.min(newest, ...all.filter((slice) => slice.requests > 0).map((slice) => slice.at));
+  for (const panel of panels.values()) draw(panel, oldest, newest);
 }
 
-function draw(panel, newest) {
+function draw(panel, oldest, newest) {
   const lane = lanes.find((l) => l.name === panel.name);
   const width = panel.plots.clientWidth || panel.node.clientWidth;
   if (!lane || !newest || !width) return;
-  const span = new Span(newest + step, step, width);
+  const span = new Span(oldest, newest, step, width);
   const slices = (history.get(panel.name) ?? []).filter((slice) => span.covers(slice));
   const busy = slices.some((slice) => slice.requests > 0) || lane.running > 0 || lane.waiting > 0;
   set(panel.node, "data-idle", busy ? null : "");
-  show(panel.idle, !busy);
+  if (!busy) say(panel.facts, "no requests in the last 10 minutes");
   panel.span = span;
   panel.slices = slices;
   fillTable(panel);

@@ -49,7 +49,7 @@ function welcome(snapshot) {
   if (busy) return;
   const ready = snapshot.replicas.filter((replica) => replica.usable > 0);
   say(byId("empty-why"), ready.length ? "Ask something, and this page fills up:" : "No replica is ready yet; requests wait for one. Then:");
-  const model = ready.find((replica) => replica.model)?.model ?? "default";
+  const model = ready.find((replica) => replica.model)?.model.split(",")[0] ?? "default";
   const body = JSON.stringify({ model, stream: true, messages: [{ role: "user", content: "Hello" }] });
   const quoted = body.replaceAll("'", "'\\''");
   say(byId("try"), `curl ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`);
@@ -73,7 +73,7 @@ function linked(state, detail) {
   }
   show(byId("gone"), state === "gone");
   set(byId("main"), "data-stale", state === "gone" || state === "paused" ? "" : null);
-  if (state === "gone") say(byId("gone-why"), `The gateway is gone: ${detail.why}.`);
+  if (state === "gone") say(byId("gone-why"), `${detail.why}.`);
   age();
 }
 
@@ -143,7 +143,9 @@ byId("lock-form").addEventListener("submit", (event) => {
   if (input.value.trim()) feed.unlock(input.value.trim());
   input.value = "";
 });
-byId("lock").addEventListener("cancel", (event) => event.preventDefault());
+byId("lock").addEventListener("close", () => {
+  if (link.state === "locked") byId("lock").showModal(); // there is nothing to see without it
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   nameTheme();
   redraw();

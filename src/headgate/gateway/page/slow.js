@@ -51,7 +51,7 @@ export function setUp() {
 
 // The address names the request, so that a slow one can be sent to somebody.
 function openNamed() {
-  const id = decodeURIComponent(location.hash.match(/^#request=(.+)/)?.[1] ?? "");
+  const id = new URLSearchParams(location.hash.slice(1)).get("request");
   if (id && id !== asked) open(id);
 }
 
@@ -119,6 +119,7 @@ function waterfall(record, parts, main) {
 
 // Gaps lie within the time of decode: it is drawn around them, so that bars cover the time once.
 function pieces(part, parts) {
+  if (part.took_s <= 0) return [];
   const found = [];
   let at = part.at_s;
   let left = part.took_s;

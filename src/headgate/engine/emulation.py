@@ -1,0 +1,74 @@
+"""An engine that computes nothing: the real Batcher, ledger and API around a runner that only takes its time."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from headgate.engine.emulated_runner import EmulatedRunner
+from headgate.engine.emulated_tokenizer import EmulatedTokenizer
+from headgate.engine.engine import Engine, Sink
+from headgate.engine.intake import Intake
+from headgate.engine.openai import ChatBody, TextBody
+from headgate.engine.tokenizer import Tokenizer
+from headgate.model.clock import Clock
+from headgate.model.config import EngineConfig
+from headgate.model.lane import Lane
+from headgate.policy.profile import Profile
+
+
+def emulated_config(profile: Profile, dilation: float = 1.0) -> EngineConfig:
+    """What the profile says; `dataclasses.replace` whatever the user says otherwise, but sizes in the profile."""
+    return EngineConfig(
+        model=Path(f"{profile.name} (emulated)"),
+        model_name=f"emulated-{profile.name}",
+        slots=profile.slots,
+        context=profile.context,
+        kv_tokens=profile.kv_tokens,
+        host_tokens=profile.host_tokens,
+        warmup_limit_s=3.0 * dilation,
+        batch=profile.batch_config(dilation),
+    )
+
+
+def emulated_engine(
+    profile: Profile,
+    config: EngineConfig,
+    *,
+    clock: Clock,
+    sink: Sink,
+    ids: Iterator[int],
+    rng: random.Random,
+    dilation: float = 1.0,
+) -> tuple[Engine, Intake]:
+    """For `EngineServer.adopt`. `dilation`: seconds that pass for one of the profile's."""
+    tokenizer = EmulatedTokenizer()
+    batcher = profile.batcher(config.batch, dilation)
+    runner = EmulatedRunner(profile, tokenizer.words, rng=rng, dilation=dilation, clock=clock)
+    engine = EmulatedEngine(runner, tokenizer, batcher, clock, sink)
+    return engine, DilatedIntake(config, cast(Tokenizer, tokenizer), batcher.ledger.longest, ids, rng, dilation)
+
+
+class EmulatedEngine(Engine):
+    """Does not let a long modelled step hold up its end."""
+
+    def stop(self) -> None:
+        cast(EmulatedRunner, self.runner).halt()
+        super().stop()
+
+
+@dataclass(frozen=True)
+class DilatedIntake(Intake):
+    """Where time is stretched, a lane's promises are, so that the Batcher chooses as it would at full speed. What a
+    request itself asks for is in the seconds of whoever asks."""
+
+    dilation: float = 1.0
+
+    def lane(self, body: ChatBody | TextBody, prompt_tokens: int) -> Lane:
+        lane = super().lane(body, prompt_tokens)
+        if self.dilation == 1.0:
+            return lane
+        return replace(
+            lane, ttft_target_s=lane.ttft_target_s * self.dilation, gap_target_s=lane.gap_target_s * self.dilation
+        )

@@ -1,0 +1,229 @@
+"""A Grafana dashboard of the same figures, with the promises of the one config drawn in.
+
+It shows what the page at `/` shows, over days, and of all gateways together. Import it, choose a Prometheus, done.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from headgate.export.panels import Board, Query, heatmap, line, stat, states
+from headgate.export.prometheus_rules import HISTOGRAMS, failed_share
+from headgate.model.gateway_config import GatewayConfig
+from headgate.policy.burn import FAST, SLOW
+from headgate.policy.promise import promises
+from headgate.policy.slo_words import FIGURES
+
+LANE = 'lane=~"$lane"'
+RATE = "$__rate_interval"
+
+
+def dashboard(config: GatewayConfig) -> str:
+    """JSON, as Grafana imports it."""
+    board = Board()
+    _overview(board, config)
+    _latency(board, config)
+    _promises(board)
+    _traffic(board)
+    _queues(board, config)
+    _fleet(board, config)
+    _process(board)
+    _reported(board)
+    return json.dumps(board.model("Headgate", "headgate", "headgate_waiting"), indent=2) + "\n"
+
+
+def queries(dashboard: str, *, lane: str = ".*", interval: str = "1m", reported: bool = False) -> list[str]:
+    """Every PromQL expression of a dashboard, its variables replaced. With `reported` also of the panels in closed
+    rows: they are about what not every replica and machine tells."""
+    found = []
+    for panel in _panels(json.loads(dashboard), reported):
+        for target in panel.get("targets", ()):
+            expr = str(target["expr"]).replace(RATE, interval)
+            found.append(re.sub(r"\$\{?lane\}?", lambda _: lane, expr))
+    return found
+
+
+def _panels(model: dict[str, Any], reported: bool) -> Iterator[dict[str, Any]]:
+    for panel in model["panels"]:
+        yield panel
+        if reported:
+            yield from panel.get("panels", ())
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+
+def _overview(board: Board, config: GatewayConfig) -> None:
+    board.row("Now")
+    board.add(
+        stat("Promises", "The worst of all lanes.", Query("max(headgate_slo_state)"), states_of=True, steps=(1, 2)),
+        4, 4,
+    )  # fmt: skip
+    ended = f"sum(rate(headgate_requests_total[{RATE}]))"
+    board.add(stat("Requests", "Ended, however.", Query(ended), unit="reqps"), 4, 4)
+    tokens = f'sum(rate(headgate_tokens_total{{direction="output"}}[{RATE}]))'
+    board.add(stat("Output tokens", "Per second.", Query(tokens), unit="short"), 4, 4)
+    share = _or_none(failed_share("5m").replace("sum by (lane) ", "sum"))
+    budget = 1 - config.observe.availability
+    board.add(
+        stat("Failed", "Through our fault, in 5 min.", Query(share), unit="percentunit", steps=(budget, FAST * budget)),
+        4, 4,
+    )  # fmt: skip
+    target = config.observe.utilisation_target
+    use = Query("avg(headgate_utilisation)")
+    board.add(stat("Utilisation", f"Target {target:.0%}.", use, unit="percentunit", steps=(target, 0.9)), 4, 4)
+    queue = float(config.observe.queue_per_replica)
+    waiting = Query("max(headgate_waiting_per_replica)")
+    board.add(stat("Waiting per replica", f"Target {queue:g}.", waiting, steps=(queue, 2 * queue)), 4, 4)
+
+
+def _latency(board: Board, config: GatewayConfig) -> None:
+    board.row("Latency")
+    for figure, name in {**FIGURES, "queue": "wait in the gateway"}.items():
+        percentiles = [
+            Query(_quantile(percentile, figure), f"{{{{lane}}}} p{percentile:g}") for percentile in (50, 95, 99)
+        ]
+        lines = _promise_lines(config, figure)
+        about = "Over all gateways, from histograms." + (" Dashed: what is promised." if lines else "")
+        bounds = [Query(lines, "{{lane}} p{{percentile}} promised", dashed=True)] if lines else []
+        board.add(line(_title(name), about, *percentiles, *bounds, unit="s"), 12, 9)
+    for figure in ("ttft", "e2e"):
+        buckets = f"sum by (le) (increase({HISTOGRAMS[figure]}_bucket{{{LANE}}}[{RATE}]))"
+        name = f"{_title(FIGURES[figure])} of every request"
+        board.add(heatmap(name, "How many took how long.", Query(buckets, "{{le}}")), 12, 8)
+    exact = Query(
+        f'headgate_latency_seconds{{{LANE}, quantile=~"0.99|0.999", window="5m"}}', "{{lane}} {{figure}} p{{quantile}}"
+    )
+    board.add(line("p99 and p99.9 to within 1 %", "As each gateway measures them, over 5 min.", exact, unit="s"), 24, 8)
+
+
+def _promises(board: Board) -> None:
+    board.row("Promises")
+    state = Query(
+        f"max by (lane, figure, percentile) (headgate_slo_state{{{LANE}}})", "{{lane}} {{figure}} p{{percentile}}"
+    )
+    board.add(states("State", "Ok, at risk (80 % of the bound) or broken.", state), 12, 9)
+    kept = Query(f"headgate_sla_compliance{{{LANE}}}", "{{lane}} {{figure}} p{{percentile}}")
+    board.add(line("Within the bound", "Share of the last hour's requests.", kept, unit="percentunit"), 12, 9)
+    burn = Query(f"headgate_error_budget_burn{{{LANE}}}", "{{lane}} {{window}}")
+    board.add(
+        line("Error budget burn", "1 uses it up just in time.", burn, marks=((SLOW, "orange"), (FAST, "red"))), 12, 8
+    )
+    failed = Query(_or_none(_of_lane(failed_share(RATE)), f"headgate_waiting{{{LANE}}}"), "{{lane}}")
+    board.add(line("Failed requests", "Share that failed through our fault.", failed, unit="percentunit"), 12, 8)
+
+
+def _traffic(board: Board) -> None:
+    board.row("Traffic")
+    ended = Query(f"sum by (lane, outcome) (rate(headgate_requests_total{{{LANE}}}[{RATE}]))", "{{lane}} {{outcome}}")
+    board.add(line("Requests by outcome", "Per second.", ended, unit="reqps", stacked=True), 12, 8)
+    tokens = Query(f"sum by (direction) (rate(headgate_tokens_total{{{LANE}}}[{RATE}]))", "{{direction}}")
+    board.add(line("Tokens", "Per second.", tokens, unit="short"), 12, 8)
+    refused = Query(f"sum by (lane, reason) (rate(headgate_refusals_total{{{LANE}}}[{RATE}]))", "{{lane}} {{reason}}")
+    board.add(line("Refusals by reason", "Told to come back later.", refused, unit="reqps", stacked=True), 12, 8)
+    errors = Query(f"sum by (lane, type) (rate(headgate_errors_total{{{LANE}}}[{RATE}]))", "{{lane}} {{type}}")
+    board.add(line("Errors by type", "Per second.", errors, unit="reqps", stacked=True), 12, 8)
+
+
+def _queues(board: Board, config: GatewayConfig) -> None:
+    board.row("Queues and room")
+    waiting = Query(f"sum by (lane) (headgate_waiting{{{LANE}}})", "{{lane}} waiting")
+    running = Query(f"sum by (lane) (headgate_running{{{LANE}}})", "{{lane}} running")
+    board.add(line("Waiting and running", "Requests here, and at the replicas.", waiting, running), 12, 8)
+    target = float(config.observe.queue_per_replica)
+    each = Query("headgate_waiting_per_replica", "{{instance}}")
+    board.add(line("Waiting per replica", f"Target {target:g}.", each, marks=((target, "orange"),)), 12, 8)
+    use = Query("headgate_utilisation", "{{instance}}")
+    marks = ((config.observe.utilisation_target, "orange"), (0.95, "red"))
+    about = "Latency bends at 80 % and knows no bound near 95 %."
+    board.add(line("Utilisation", about, use, unit="percentunit", marks=marks), 8, 8)
+    l_now = Query(f"sum by (lane) (headgate_little_l{{{LANE}}})", "{{lane}} L")
+    product = Query(
+        f"sum by (lane) (headgate_little_lambda{{{LANE}}} * headgate_little_w{{{LANE}}})", "{{lane}} λ·W", dashed=True
+    )
+    board.add(line("Little's law", "Counted, and what rate and time say.", l_now, product), 8, 8)
+    residual = Query(f"headgate_little_residual{{{LANE}}}", "{{lane}}")
+    about = "(L − λW) / L: far from 0, a counter lies or the load is changing."
+    board.add(line("Little's law, what is left", about, residual, unit="percentunit"), 8, 8)
+
+
+def _fleet(board: Board, config: GatewayConfig) -> None:
+    board.row("Replicas")
+    usable = Query("headgate_replica_usable", "{{replica}}")
+    board.add(line("Usable", "Share of its room that a replica may use; 0: it is out.", usable), 8, 8)
+    full = Query("headgate_replica_requests / headgate_replica_limit", "{{replica}}")
+    board.add(line("Requests of what it may have", "", full, unit="percentunit"), 8, 8)
+    board.add(line("Tokens outstanding", "", Query("headgate_replica_tokens", "{{replica}}")), 8, 8)
+    cold = Query(f"sum by (lane) (rate(headgate_cold_requests_total{{{LANE}}}[{RATE}]))", "{{lane}} cold requests")
+    starts = Query(f"sum(rate(headgate_cold_starts_total[{RATE}]))", "cold starts")
+    retries = Query(f"sum(rate(headgate_retries_total[{RATE}]))", "retries")
+    board.add(line("Cold starts and retries", "Per second.", cold, starts, retries), 12, 8)
+    if config.observe.price_per_replica_hour is not None:
+        cost = Query("headgate_cost_per_1000_tokens", "{{instance}}")
+        board.add(line("Cost per 1 000 tokens", "By observe.price_per_replica_hour.", cost), 12, 8)
+
+
+def _process(board: Board) -> None:
+    board.row("The gateway itself")
+    lag = Query("headgate_loop_lag_seconds", "{{instance}} {{quantile}}")
+    board.add(line("Event loop lag", "How late it gets to things; 1: the worst of a minute.", lag, unit="s"), 12, 8)
+    pauses = Query(f"rate(headgate_gc_pause_seconds_total[{RATE}])", "{{instance}}")
+    board.add(line("Garbage collection", "Share of the time.", pauses, unit="percentunit"), 12, 8)
+
+
+def _reported(board: Board) -> None:
+    """Closed: who has neither such engines nor GPUs has nothing to see here."""
+    board.row("Where replicas and machines report it", closed=True)
+    for title, expr, unit in (
+        ("KV memory in use", "headgate_replica_kv_ratio", "percentunit"),
+        ("Batch of what it can be", "headgate_replica_batch_size / headgate_replica_batch_limit", "percentunit"),
+        ("Waiting in the replica", "headgate_replica_waiting", "short"),
+        ("Preemptions per second", f"rate(headgate_replica_preemptions_total[{RATE}])", "short"),
+        ("Evictions per second", f"rate(headgate_replica_evictions_total[{RATE}])", "short"),
+    ):
+        board.add(line(title, "", Query(expr, "{{replica}}"), unit=unit), 8, 8)
+    board.add(line("Last start", "", Query("headgate_cold_start_seconds", "{{replica}} {{phase}}"), unit="s"), 8, 8)
+    board.add(line("GPU", "", Query("headgate_gpu_utilisation", "{{gpu}}"), unit="percentunit"), 12, 8)
+    memory = Query("headgate_gpu_memory_used_bytes / headgate_gpu_memory_total_bytes", "{{gpu}}")
+    board.add(line("GPU memory", "", memory, unit="percentunit"), 12, 8)
+
+
+# -- expressions ------------------------------------------------------------------------------------------
+
+
+def _quantile(percentile: float, figure: str) -> str:
+    rate = f"rate({HISTOGRAMS[figure]}_bucket{{{LANE}}}[{RATE}])"
+    return f"histogram_quantile({percentile / 100:g}, sum by (lane, le) ({rate}))"
+
+
+def _promise_lines(config: GatewayConfig, figure: str) -> str:
+    """The bounds, as series with the lane and percentile for labels, of the lanes that are shown."""
+    lines = [
+        _labelled(f"vector({promise.within_s:.9g})", lane=lane.name, percentile=str(promise.percentile))
+        for lane in config.lanes
+        for promise in promises(lane)
+        if promise.figure == figure
+    ]
+    return f"({' or '.join(lines)}) and on (lane) headgate_waiting{{{LANE}}}" if lines else ""
+
+
+def _labelled(expr: str, **labels: str) -> str:
+    for name, value in labels.items():
+        expr = f'label_replace({expr}, "{name}", "{value}", "", "")'
+    return expr
+
+
+def _of_lane(expr: str) -> str:
+    return expr.replace("headgate_requests_total[", f"headgate_requests_total{{{LANE}}}[").replace(
+        "headgate_requests_total{outcome", f"headgate_requests_total{{{LANE}, outcome"
+    )
+
+
+def _or_none(share: str, lanes: str = "") -> str:
+    """A share of what has never happened yet is 0, not absent."""
+    return f"({share}) or {f'0 * sum by (lane) ({lanes})' if lanes else 'vector(0)'}"
+
+
+def _title(name: str) -> str:
+    return name[0].upper() + name[1:]

@@ -1,0 +1,180 @@
+"""Which differences are real? Every percentile of every lane, in two results or more.
+
+A difference is called real if resampling both runs says so (see statistics.py) even though many are looked at: Holm's
+rule keeps the chance that any at all of a comparison's verdicts is a mistake at 5 %.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headgate.report.results import FIGURES, Floats, Results
+from headgate.report.statistics import Resampled, block_count, blocks, drawn_shares, weights
+from headgate.report.words import figure_name, level_name, ms, percent
+
+LEVELS = (0.5, 0.95, 0.99)
+BEYOND = 20
+"""Requests that must lie beyond a percentile in both runs for a verdict."""
+CHANCE = 0.05
+
+Verdict = Literal["real", "not told apart", "too few"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    lane: str
+    what: str
+    """`p99 TTFT`, `good`, `refused`, `failed`."""
+    unit: Literal["ms", "%"]
+    before: float
+    after: float
+    """Seconds, or shares."""
+    low: float | None = None
+    high: float | None = None
+    """95 % interval of the change: relative for milliseconds, in shares for shares."""
+    chance: float | None = None
+    """How often so large a difference comes up between equals."""
+    verdict: Verdict = "too few"
+
+    @property
+    def change(self) -> float:
+        if self.unit == "%":
+            return self.after - self.before
+        return self.after / self.before - 1 if self.before else math.inf if self.after else 0.0
+
+    def __str__(self) -> str:
+        """p99 TTFT fast: 412 → 198 ms, −52 % [−58, −44], real"""
+        if self.unit == "ms":
+            said = f"{ms(self.before)} → {ms(self.after)} ms, {_signed(self.change)} %"
+        else:
+            said = f"{percent(self.before)} → {percent(self.after)}, {_signed(self.change)} points"
+        interval = "" if self.low is None or self.high is None else f" [{_signed(self.low)}, {_signed(self.high)}]"
+        verdict = "too few requests to say" if self.verdict == "too few" else self.verdict
+        return f"{self.what} {self.lane or 'all lanes'}: {said}{interval}, {verdict}"
+
+
+def compare(before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS) -> list[Difference]:
+    """Lane by lane; lanes that only one of them has are left out. With several lanes, all together come last."""
+    rng = np.random.default_rng(seed)
+    lanes: list[str | None] = [lane for lane in before.lanes if lane in after.lanes]
+    if len(lanes) != 1:
+        lanes.append(None)
+    found: list[Difference] = []
+    for lane in lanes:
+        for figure in FIGURES:
+            found += _percentiles(before, after, lane, figure, tuple(levels), rng)
+        found += _shares(before, after, lane, rng)
+    return judged(found)
+
+
+def judged(found: list[Difference]) -> list[Difference]:
+    """Holm's rule over all that have a chance: the likeliest first, each against what is left of 5 %."""
+    order = sorted(
+        (i for i, difference in enumerate(found) if difference.chance is not None), key=lambda i: _chance(found[i])
+    )
+    left = len(order)
+    real = True
+    for index in order:
+        real = real and _chance(found[index]) <= CHANCE / left
+        found[index] = replace(found[index], verdict="real" if real else "not told apart")
+        left -= 1
+    return found
+
+
+def _chance(difference: Difference) -> float:
+    return 1.0 if difference.chance is None else difference.chance
+
+
+def _percentiles(
+    before: Results, after: Results, lane: str | None, figure: str, levels: tuple[float, ...], rng: np.random.Generator
+) -> list[Difference]:
+    a, b = before.values(figure, lane), after.values(figure, lane)
+    if not len(a) or not len(b):
+        return []
+    drawn_a, drawn_b = _drawn(a, levels, rng), _drawn(b, levels, rng)
+    return [
+        difference(
+            f"{level_name(level)} {figure_name(figure)}",
+            lane,
+            (float(np.quantile(a, level)), float(np.quantile(b, level))),
+            (drawn_a[:, i], drawn_b[:, i]),
+            enough=min(len(a), len(b)) * min(level, 1 - level) >= BEYOND,
+        )
+        for i, level in enumerate(levels)
+    ]
+
+
+def _drawn(values: Floats, levels: tuple[float, ...], rng: np.random.Generator) -> Floats:
+    count = block_count(values)
+    return Resampled(values, blocks(len(values), count), count).quantiles(weights(count, rng), levels)
+
+
+def difference(
+    what: str, lane: str | None, points: tuple[float, float], drawn: tuple[Floats, Floats], *, enough: bool
+) -> Difference:
+    """Of a percentile in seconds, from what it is and what resampling makes of it."""
+    plain = Difference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
+    if not enough:
+        return plain
+    a, b = drawn
+    low = high = None
+    if min(points) > 0 and min(a.min(), b.min()) > 0:
+        steps: Floats = np.log(b / a)
+        low, high = (math.expm1(float(end)) for end in np.percentile(steps, [2.5, 97.5]))
+        seen = math.log(points[1] / points[0])
+    else:
+        steps, seen = b - a, points[1] - points[0]
+    return replace(plain, low=low, high=high, chance=_between_equals(seen, steps))
+
+
+def _shares(before: Results, after: Results, lane: str | None, rng: np.random.Generator) -> list[Difference]:
+    found = []
+    for what in ("good", "refused", "failed"):
+        a, b = _hits(before, what, lane), _hits(after, what, lane)
+        if a is None or b is None or not len(a) or not len(b) or not (a.any() or b.any()):
+            continue
+        points = float(a.mean()), float(b.mean())
+        plain = Difference(lane=lane or "", what=what, unit="%", before=points[0], after=points[1])
+        if min(len(a), len(b)) >= 2 * BEYOND and max(a.sum(), b.sum()) >= BEYOND // 2 and points != (1.0, 1.0):
+            steps = _drawn_shares(b, rng) - _drawn_shares(a, rng)
+            low, high = np.percentile(steps, [2.5, 97.5])
+            chance = _between_equals(points[1] - points[0], steps)
+            plain = replace(plain, low=float(low), high=float(high), chance=chance)
+        found.append(plain)
+    return found
+
+
+def _hits(results: Results, what: str, lane: str | None) -> Floats | None:
+    mine = results.of_lane(lane)
+    if what == "good":
+        hits: NDArray[np.bool_] | None = results.good[mine] if results.goodput else None
+    else:
+        hits = results.kind[mine] == 1 if what == "refused" else results.kind[mine] > 1
+    return None if hits is None else hits.astype(np.float64)
+
+
+def _drawn_shares(hits: Floats, rng: np.random.Generator) -> Floats:
+    count = block_count(hits)
+    return drawn_shares(hits, blocks(len(hits), count), weights(count, rng), count)
+
+
+def _between_equals(seen: float, steps: Floats) -> float:
+    """How often equals differ by so much, if differences are as wide as resampling shows them. Taken as normal: that is
+    near enough for percentiles with enough beyond them, and tells small chances from smaller ones, which a count of a
+    thousand resamples does not."""
+    width = float(np.nanstd(steps))
+    if width == 0.0:
+        return 1.0 if seen == 0.0 else 0.0
+    return math.erfc(abs(seen) / width / math.sqrt(2))
+
+
+def _signed(share: float) -> str:
+    """In percent, with a real minus."""
+    value = share * 100
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:+.0f}".replace("-", "−") if abs(value) >= 9.95 else f"{value:+.1f}".replace("-", "−")

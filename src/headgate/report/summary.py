@@ -1,0 +1,115 @@
+"""Results in figures: what tables, JSON and plots all say."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headgate.report import statistics
+from headgate.report.results import FIGURES, KINDS, LEVELS, Results, Target
+from headgate.report.statistics import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One figure of one lane."""
+
+    count: int
+    mean_s: float
+    std_s: float
+    levels: dict[float, Estimate]
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneSummary:
+    lane: str
+    """Empty: all of them."""
+    requests: int
+    completed: int
+    refused: int
+    refused_429: int
+    refused_503: int
+    failed: int
+    """By the server's fault or the asker's: whatever is neither ok nor refused."""
+    unfinished: int
+    """Cut off when the run was ended; they count as failed."""
+    reasons: dict[str, int]
+    """Why, of all that is not ok, most frequent first."""
+    good: Estimate | None
+    """Share of all requests; None: nothing was said about what is good."""
+    offered_per_s: float
+    completed_per_s: float
+    good_per_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    figures: dict[str, Spread] = field(default_factory=dict)
+    """Only those that any request has."""
+
+
+CUT_OFF = "cut off when the run was ended"
+
+
+def summarise(results: Results, seed: int = 0) -> dict[str, LaneSummary]:
+    """By lane, in the order of `results.lanes`; under "" all of them together. The seed is of the bootstrap."""
+    rng = np.random.default_rng(seed)
+    lanes = {lane: _lane(results, lane, rng) for lane in results.lanes}
+    return {**lanes, "": _lane(results, None, rng)}
+
+
+def _lane(results: Results, lane: str | None, rng: np.random.Generator) -> LaneSummary:
+    mine = results.of_lane(lane)
+    kind, why = results.kind[mine], results.why[mine]
+    counts = {name: int((kind == index).sum()) for index, name in enumerate(KINDS)}
+    reasons = {
+        results.reasons[index]: count
+        for index, count in enumerate(np.bincount(why[kind != 0], minlength=len(results.reasons)).tolist())
+        if count
+    }
+    refused = {results.reasons[i]: int(n) for i, n in enumerate(np.bincount(why[kind == 1])) if n}
+    requests, completed = int(mine.sum()), counts["ok"]
+    duration = max(results.duration_s, 1e-9)
+    good = results.good[mine] if results.goodput else None
+    outputs = int(results.output_tokens[mine & results.ok].sum())
+    return LaneSummary(
+        lane=lane or "",
+        requests=requests,
+        completed=completed,
+        refused=counts["refused"],
+        refused_429=sum(n for reason, n in refused.items() if reason.startswith("429")),
+        refused_503=sum(n for reason, n in refused.items() if reason.startswith("503")),
+        failed=counts["failed"] + counts["client"],
+        unfinished=reasons.get(CUT_OFF, 0),
+        reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        good=None if good is None else statistics.share(good, rng),
+        offered_per_s=requests / max(_offered_s(results), 1e-9),
+        completed_per_s=completed / duration,
+        good_per_s=None if good is None else float(good.sum()) / duration,
+        prompt_tokens=int(results.prompt_tokens[mine & results.ok].sum()),
+        output_tokens=outputs,
+        output_tokens_per_s=outputs / duration,
+        figures={name: spread for name in FIGURES if (spread := _spread(results, name, lane, rng)) is not None},
+    )
+
+
+def _offered_s(results: Results) -> float:
+    """From the first arrival to the last, and one gap more."""
+    n = len(results)
+    return 0.0 if n < 2 else float(results.at_s[-1] - results.at_s[0]) * n / (n - 1)
+
+
+def _spread(results: Results, figure: str, lane: str | None, rng: np.random.Generator) -> Spread | None:
+    values = results.values(figure, lane)
+    if not len(values):
+        return None
+    estimates = statistics.estimate(values, LEVELS, rng)
+    levels = dict(zip(LEVELS, estimates, strict=True))
+    return Spread(len(values), float(values.mean()), float(values.std()), levels)
+
+
+def kept(summary: LaneSummary, target: Target) -> bool | None:
+    """Whether a promised percentile was kept; None: there is nothing to tell by."""
+    spread = summary.figures.get(target.figure)
+    if spread is None or target.level is None or target.level not in spread.levels:
+        return None
+    return spread.levels[target.level].value <= target.within_s

@@ -1,0 +1,79 @@
+"""Results for a terminal: a table for each lane."""
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from headgate.report.results import FIGURES, LEVELS, Results
+from headgate.report.summary import LaneSummary, kept
+from headgate.report.words import count, interval_ms, level_name, ms, percent, rate
+
+MOST_REASONS = 6
+
+
+def render(results: Results, summaries: dict[str, LaneSummary]) -> RenderableType:
+    """Everything, with all lanes together last."""
+    parts: list[RenderableType] = [Text.from_markup(f"[bold]{escape(results.title)}[/]")]
+    parts += [Text(f"  {name}: {value}", style="dim") for name, value in results.facts.items()]
+    shown = [summaries[lane] for lane in results.lanes]
+    if len(shown) != 1:
+        shown.append(summaries[""])
+    for summary in shown:
+        parts += ["", _heading(summary), _lane(results, summary)]
+        parts += _reasons(summary)
+    parts += [Text(f"! {note}", style="yellow") for note in results.notes]
+    return Group(*parts)
+
+
+def show(results: Results, summaries: dict[str, LaneSummary], console: Console) -> None:
+    console.print(render(results, summaries))
+
+
+def _heading(summary: LaneSummary) -> Text:
+    said = [f"{count(summary.requests)} requests, {rate(summary.offered_per_s)}/s"]
+    said.append(f"{count(summary.completed)} completed")
+    if summary.good is not None:
+        low, high = summary.good.low, summary.good.high
+        about = "" if low is None or high is None else f" [{percent(low)}–{percent(high)}]"
+        said.append(f"good {percent(summary.good.value)}{about}, {rate(summary.good_per_s or 0.0)}/s")
+    split = [f"{status}: {count(n)}" for status, n in ((429, summary.refused_429), (503, summary.refused_503)) if n]
+    said.append(f"refused {count(summary.refused)}" + (f" ({', '.join(split)})" if split else ""))
+    said.append(f"errors {count(summary.failed)}")
+    said.append(f"{rate(summary.output_tokens_per_s)} tokens/s")
+    return Text.assemble((summary.lane or "all lanes", "bold"), "  ", " · ".join(said))
+
+
+def _lane(results: Results, summary: LaneSummary) -> RenderableType:
+    if not summary.figures:
+        return Text("  nothing was completed", style="dim")
+    table = Table(box=None, padding=(0, 2), pad_edge=True)
+    table.add_column("ms", justify="left", style="dim")
+    table.add_column("mean", justify="right")
+    for level in LEVELS:
+        table.add_column(level_name(level), justify="right")
+    for figure, spread in summary.figures.items():
+        cells: list[Text] = []
+        for level in LEVELS:
+            estimate = spread.levels[level]
+            cell = Text(ms(estimate.value))
+            if interval := interval_ms(estimate):
+                cell.append(f" {interval}", "dim")
+            for target in results.promises:
+                if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
+                    was_kept = kept(summary, target)
+                    cell.append(
+                        f" {'✓' if was_kept else '✗'}≤{ms(target.within_s)}", "green" if was_kept else "bold red"
+                    )
+            cells.append(cell)
+        table.add_row(FIGURES[figure], ms(spread.mean_s), *cells)
+    return table
+
+
+def _reasons(summary: LaneSummary) -> list[Text]:
+    if not summary.reasons:
+        return []
+    first = list(summary.reasons.items())[:MOST_REASONS]
+    said = ", ".join(f"{count(n)} × {reason}" for reason, n in first)
+    more = len(summary.reasons) - len(first)
+    return [Text(f"  not ok: {said}" + (f", and {more} more reasons" if more else ""), style="dim")]

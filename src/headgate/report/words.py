@@ -1,0 +1,49 @@
+"""How are figures written for people? Three digits that count, and a unit that fits."""
+
+from headgate.report.results import FIGURES
+from headgate.report.statistics import Estimate
+
+NBSP = "\N{NARROW NO-BREAK SPACE}"
+
+
+def level_name(level: float) -> str:
+    return f"p{level * 100:.10g}"
+
+
+def figure_name(figure: str) -> str:
+    return FIGURES[figure]
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds with three digits that count."""
+    value = seconds * 1e3
+    if abs(value) >= 100:
+        return count(round(value))
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def interval_ms(estimate: Estimate) -> str:
+    """Empty where there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{ms(estimate.low)}–{ms(estimate.high)}"
+
+
+def count(number: int) -> str:
+    """In groups of three."""
+    return f"{number:,}".replace(",", NBSP)
+
+
+def rate(per_s: float) -> str:
+    if per_s >= 1000:
+        return count(round(per_s))
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
+
+
+def percent(share: float) -> str:
+    """0.9995 is not 100 %."""
+    value = share * 100
+    if value in (0.0, 100.0):
+        return f"{value:.0f}{NBSP}%"
+    digits = 1 if 1 <= value <= 99 else 2
+    return f"{min(max(value, 0.01), 99.99):.{digits}f}{NBSP}%"

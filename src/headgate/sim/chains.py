@@ -1,0 +1,29 @@
+"""Which beginnings of prompts are the same? Chains of block hashes for a workload's arrivals.
+
+The engine hashes tokens; a workload says only which blocks of a prompt are the same as whose. The chain is made from
+those ids directly: equal ids from the start on give equal links, all else is nobody else's.
+"""
+
+from hashlib import blake2b
+
+from headgate.workload.arrival import BLOCK_TOKENS, Arrival
+
+_NUMBERS: list[bytes] = []
+"""Two or more bytes for each number; made as far as anybody needed them."""
+
+
+def chain_of(arrival: Arrival, number: int, block_tokens: int) -> list[bytes]:
+    """A link for each full block of the prompt. `number` tells this arrival's own text from everybody else's."""
+    links = max(1, arrival.prompt_tokens) // block_tokens
+    while len(_NUMBERS) < links:
+        _NUMBERS.append(len(_NUMBERS).to_bytes(3, "big"))
+    chain: list[bytes] = []
+    if arrival.prefix and BLOCK_TOKENS % block_tokens == 0:
+        each, digest = BLOCK_TOKENS // block_tokens, b""
+        for block in arrival.prefix[: -(-links // each)]:
+            digest = blake2b(block.to_bytes(16, "big", signed=True), digest_size=16, key=digest).digest()
+            chain += [digest + part for part in _NUMBERS[:each]]
+        del chain[links:]
+    own = number.to_bytes(8, "big")
+    chain += [own + part for part in _NUMBERS[len(chain) : links]]
+    return chain

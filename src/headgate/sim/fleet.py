@@ -1,0 +1,96 @@
+"""Which replicas are simulated, and what becomes of them?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headgate.model.config import BatchConfig
+from headgate.model.gateway_config import GatewayConfig
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Some replicas that are alike."""
+
+    profile: Profile
+    count: int = 1
+    slots: int | None = None
+    """Requests that the gateway gives each of them at once; None: as many as the profile has slots."""
+    find_slots: bool = False
+    """The gateway is not told how many: it has to find out."""
+    lanes: frozenset[str] = frozenset()
+    """Lanes they serve; empty: all."""
+    batch: BatchConfig | None = None
+    """How its engine batches; None: as the profile says."""
+    cold_start_s: float = 0.0
+    """From its start until it answers."""
+    starts_s: float | None = None
+    """When it is started; None: it was there before anybody came."""
+    step_overhead_s: float = 0.0
+    """What an engine takes between two steps for choosing and telling, which is not in the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica dies, with all that it was doing."""
+
+    replica: int
+    """Which, in the order of the fleet, from 0."""
+    at_s: float
+    back_s: float | None = None
+    """When it is started again; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """What lies between client, gateway and engine, one way each: sockets, parsing, event loops. Measured on two cores
+    with everything on one machine; a network comes on top."""
+
+    accept_s: float = 0.0003
+    send_s: float = 0.0003
+    back_s: float = 0.0003
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One replica of the fleet."""
+
+    replica: Replica
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    members: tuple[Member, ...]
+    failures: tuple[Failure, ...] = ()
+    delays: Delays = field(default_factory=Delays)
+
+    @property
+    def seats(self) -> list[Seat]:
+        found: list[Seat] = []
+        for member in self.members:
+            slots = None if member.find_slots else member.slots or member.profile.slots
+            for _ in range(member.count):
+                name = ReplicaId(f"{member.profile.name}-{len(found)}")
+                made = Replica(id=name, url=f"http://{name}", kind="headgate", slots=slots, lanes=member.lanes)
+                found.append(Seat(made, member))
+        return found
+
+    @property
+    def replicas(self) -> int:
+        return sum(member.count for member in self.members)
+
+
+def fleet_of(profile: Profile, count: int, slots: int | None = None) -> Fleet:
+    """So many of the same, for any lane."""
+    return Fleet(members=(Member(profile=profile, count=count, slots=slots),))
+
+
+def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failure] = ()) -> Fleet:
+    """The replicas that a config names, each as this profile would be. What is said of slots and lanes is kept."""
+    members = [
+        Member(profile=profile, slots=replica.slots, find_slots=replica.slots is None, lanes=replica.lanes)
+        for replica in config.replicas
+    ]
+    return Fleet(members=tuple(members or [Member(profile=profile)]), failures=tuple(failures))

@@ -1,0 +1,234 @@
+"""The simulated driver: tells the dispatcher what happens in virtual time, and carries its commands out.
+
+The same dispatcher, heard and obeyed in the same order as by gateway/gateway.py; only what lies around it is different:
+arrivals come from a workload, replicas are models of some, and the timer is the world's.
+"""
+
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Protocol
+
+from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
+from headgate.model.outcome import Outcome
+from headgate.model.replica import ReplicaId
+from headgate.model.request import Request
+from headgate.policy.dispatcher import Dispatcher
+from headgate.sim.fleet import Delays
+from headgate.sim.intake import Intake
+from headgate.sim.world import World
+from headgate.workload.arrival import Arrival
+
+
+class Ticket:
+    """One passage."""
+
+    __slots__ = (
+        "arrival",
+        "attempts",
+        "cached",
+        "cold",
+        "first_at",
+        "gap_s",
+        "number",
+        "output",
+        "queue_s",
+        "replica",
+        "request",
+        "retry_s",
+        "said",
+        "since",
+        "step",
+    )
+
+    def __init__(self, number: int, arrival: Arrival, request: Request, output: int, now: float) -> None:
+        self.number = number
+        self.arrival = arrival
+        self.request = request
+        self.output = output
+        """Tokens it will be given."""
+        self.replica: SimulatedReplica | None = None
+        """Where it is, or was last."""
+        self.attempts = 0
+        self.cold = False
+        self.since = now
+        """When it began to wait, or was sent."""
+        self.queue_s = 0.0
+        self.retry_s = 0.0
+        self.cached = 0
+        """Prompt tokens that its replica knew."""
+        self.first_at: float | None = None
+        self.said = 0
+        """Tokens so far."""
+        self.gap_s = 0.0
+        """The longest time between two of them."""
+        self.step = 0
+        """Its replica's own: which step gave it the first."""
+
+
+class SimulatedReplica(Protocol):
+    """Whatever stands in for a replica. It tells the gateway `first`, `ended` or `attempt_failed`."""
+
+    @property
+    def id(self) -> ReplicaId: ...
+    @property
+    def alive(self) -> bool: ...
+    def submit(self, ticket: Ticket) -> None: ...
+
+
+class Recorder(Protocol):
+    """Whoever keeps an event log."""
+
+    def add(self, event: Event, now: float, commands: list[Command]) -> None: ...
+
+
+class Gateway:
+    def __init__(
+        self,
+        world: World,
+        dispatcher: Dispatcher,
+        intake: Intake,
+        delays: Delays,
+        close: Callable[[Ticket, Outcome, float], None],
+        log: Recorder | None = None,
+    ) -> None:
+        """`close` is told of every passage once, when it is over."""
+        self.world = world
+        self.dispatcher = dispatcher
+        self.replicas: dict[ReplicaId, SimulatedReplica] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.present = Area(world.now)
+        """Requests that are here, waiting or at a replica."""
+        self.at_work = Area(world.now)
+        """Those at a replica."""
+        self._intake = intake
+        self._delays = delays
+        self._close = close
+        self._log = log
+        self._timer_at = inf
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._number = 0
+        self._over = False
+        """Nobody comes any more."""
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    def play(self, arrivals: Iterator[Arrival]) -> None:
+        """Let them come. The world is stopped when the last one is over."""
+        self._arrivals = arrivals
+        self._await_next()
+
+    def _await_next(self) -> None:
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            self.world.at(arrival.at_s + self._delays.accept_s, self._arrive, arrival)
+        else:
+            self._over = True
+            self._stop_if_over()
+
+    def _arrive(self, arrival: Arrival) -> None:
+        now = self.world.now
+        self._number += 1
+        request, output = self._intake.request(arrival, self._number, now)
+        self.tickets[request.id] = Ticket(self._number, arrival, request, output, now)
+        self.present.change(1, now)
+        self.hear(Arrived(request))
+        self._await_next()
+
+    def hear(self, event: Event) -> None:
+        dispatcher, now = self.dispatcher, self.world.now
+        commands = dispatcher.on(event, now)
+        if self._log is not None:
+            self._log.add(event, now, commands)
+        for command in commands:
+            self._carry_out(command, now)
+        if dispatcher.wake_at < self._timer_at:
+            self._set_timer()
+        if self._over:
+            self._stop_if_over()
+
+    def _carry_out(self, command: Command, now: float) -> None:
+        ticket = self.tickets[command.request_id]
+        if isinstance(command, Dispatch):
+            ticket.attempts = command.attempt
+            ticket.cold = command.cold
+            ticket.queue_s += now - ticket.since
+            ticket.since = now
+            ticket.replica = replica = self.replicas[command.replica_id]
+            self.at_work.change(1, now)
+            replica.submit(ticket)
+        else:
+            ticket.queue_s += now - ticket.since
+            self._leave(ticket, command.outcome, now)
+
+    def _leave(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        del self.tickets[ticket.request.id]
+        self.present.change(-1, self.world.now)
+        self._close(ticket, outcome, now)
+
+    # -- told by replicas ----------------------------------------------------------------------------------
+
+    def first(self, ticket: Ticket, way_s: float = 0.0) -> None:
+        """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
+        is heard until all of it is."""
+        if ticket.request.stream:
+            ticket.first_at = self.world.now + way_s
+            self.hear(FirstToken(ticket.request.id))
+
+    def ended(self, ticket: Ticket, outcome: Outcome, way_s: float = 0.0) -> None:
+        request, now = ticket.request, self.world.now + way_s
+        usage: tuple[int, int] | None = None
+        if outcome is Outcome.COMPLETED:
+            if ticket.first_at is None:
+                ticket.first_at = now
+            usage = (ticket.arrival.prompt_tokens, ticket.said)
+            self._intake.learn(request, *usage)
+        elif ticket.first_at is not None:
+            usage = (request.prompt_tokens, ticket.said)
+        self.at_work.change(-1, self.world.now)
+        self._leave(ticket, outcome, now)
+        self.hear(Ended(request.id, outcome, usage))
+
+    def attempt_failed(self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False) -> None:
+        """It broke off before the first token."""
+        now, replica = self.world.now, ticket.replica
+        assert replica is not None
+        ticket.retry_s += now - ticket.since
+        ticket.since = now
+        self.at_work.change(-1, now)
+        self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message))
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        self._timer_at = self.dispatcher.wake_at
+        self.world.at(self._timer_at, self._tick, self._timer_at)
+
+    def _tick(self, due: float) -> None:
+        """A later alarm only lets the timer go off early: it looks, and sets itself again."""
+        if due != self._timer_at:
+            return  # it was set to an earlier moment meanwhile
+        self._timer_at = inf
+        if self.dispatcher.wake_at <= self.world.now:
+            self.hear(Tick())
+        elif self.dispatcher.wake_at < inf:
+            self._set_timer()
+
+    def _stop_if_over(self) -> None:
+        if not self.tickets:
+            self.world.stop()
+
+
+class Area:
+    """A number over time, and the area below it."""
+
+    __slots__ = ("_at", "area", "number")
+
+    def __init__(self, now: float) -> None:
+        self.number = 0
+        self.area = 0.0
+        self._at = now
+
+    def change(self, by: int, now: float) -> None:
+        self.area += self.number * (now - self._at)
+        self._at = now
+        self.number += by

@@ -1,0 +1,298 @@
+"""A simulated replica, step by step: the engine's own Batcher and block ledger, with a profile instead of a model.
+
+mail ─→ plan ─→ the profile says how long ─→ done ─→ tell the gateway, and plan again
+         └── quiet decode steps are one event; whoever arrives cuts it at the end of the step under way
+"""
+
+from math import sqrt
+
+from headgate.model.lane import LANES
+from headgate.model.outcome import Outcome
+from headgate.model.replica import ReplicaId
+from headgate.model.sampling import Sampled
+from headgate.model.sequence import Sequence
+from headgate.model.step import Step
+from headgate.policy.profile import Noise, Profile, Shape, shape
+from headgate.sim.chains import chain_of
+from headgate.sim.fleet import Delays, Member
+from headgate.sim.gateway import Gateway, Ticket
+from headgate.sim.longest import Longest
+from headgate.sim.world import World
+
+SPIN_S = 0.001
+"""How soon an engine looks again that has somebody waiting and can do nothing."""
+
+
+class Run:
+    """A step, or several alike in a row, under way."""
+
+    __slots__ = ("_ends", "_first_s", "_more_s", "began", "count", "step")
+
+    def __init__(
+        self, step: Step, profile: Profile, made: Shape, chance: Noise | None, overhead_s: float, now: float
+    ) -> None:
+        self.step = step
+        self.began = now
+        self.count = step.repeat
+        self._ends: list[float] | None = None
+        """After each step, where they differ by chance; None: the next takes `_more_s` longer than the one before."""
+        self._first_s = overhead_s + profile.step_s(made, chance)
+        self._more_s = 0.0
+        if step.repeat > 1:
+            # The formula is linear in the context, and a decode step makes it one longer for each.
+            growth_s = profile.cost.per_context * made.decodes
+            residuals = profile.decode_only
+            if chance is not None and residuals.runs:
+                base_s, ends = profile.cost.seconds(made), [self._first_s]
+                for index in range(1, step.repeat):
+                    ends.append(ends[-1] + overhead_s + (base_s + index * growth_s) * chance.ratio(residuals))
+                self._ends = ends
+            else:
+                self._more_s = growth_s * residuals.median
+
+    @property
+    def end(self) -> float:
+        return self.began + self.took_s(self.count)
+
+    def took_s(self, steps: int) -> float:
+        """From the beginning to the end of the so-manyth step."""
+        if steps <= 0:
+            return 0.0
+        if self._ends is not None:
+            return self._ends[steps - 1]
+        return steps * self._first_s + self._more_s * (steps * (steps - 1) // 2)
+
+    @property
+    def longest_s(self) -> float:
+        """Of its steps."""
+        if self._ends is None or self.count == 1:
+            return self._first_s + self._more_s * (self.count - 1)
+        ends = self._ends
+        return max(self._first_s, max(ends[index] - ends[index - 1] for index in range(1, self.count)))
+
+    def steps_by(self, now: float) -> int:
+        """How many have ended by then."""
+        passed_s = now - self.began
+        if self._ends is None and self._more_s > 0:
+            b = self._first_s - self._more_s / 2
+            steps = int((sqrt(b * b + 2 * self._more_s * max(0.0, passed_s)) - b) / self._more_s)
+        else:
+            steps = int(passed_s / self._first_s) if self._ends is None else 0
+        steps = max(0, min(self.count, steps) - 1)
+        while steps < self.count and self.took_s(steps + 1) <= passed_s:
+            steps += 1
+        return steps
+
+
+class _Open:
+    """What is known of a sequence beside the Batcher's facts."""
+
+    __slots__ = ("one", "sequence", "ticket")
+
+    def __init__(self, ticket: Ticket, sequence: Sequence) -> None:
+        self.ticket = ticket
+        self.sequence = sequence
+        self.one = Sampled(sequence.id, (ticket.number,))
+        """What a step gives it."""
+
+
+class SteppedReplica:
+    def __init__(
+        self,
+        world: World,
+        gateway: Gateway,
+        replica_id: ReplicaId,
+        member: Member,
+        delays: Delays,
+        chance: Noise | None,
+    ) -> None:
+        self.id = replica_id
+        self.alive = False
+        self.busy_s = 0.0
+        """Seconds in which it computed."""
+        self._world = world
+        self._gateway = gateway
+        self._profile = member.profile
+        self._config = member.batch or member.profile.batch_config()
+        self._overhead_s = member.step_overhead_s
+        self._delays = delays
+        self._chance = chance
+        self._lives = 0
+        self._ids = 0
+        self._due = 0
+        """The number of the event that ends the run; any other is out of date."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.batcher = self._profile.batcher(self._config)
+        self._inbox: list[Sequence] = []
+        self._open: dict[int, _Open] = {}
+        self._run: Run | None = None
+        self._steps = 0
+        self._longest = Longest()
+        self._preempted = 0
+        self._away: dict[int, float] = {}
+        """Preempted in the middle of their answers: when each last said something."""
+
+    # -- it lives and dies ---------------------------------------------------------------------------------
+
+    def start(self, _: object = None) -> None:
+        """It answers from now on, and knows nothing."""
+        self.alive = True
+        self._lives += 1
+        self._forget()
+
+    def die(self, _: object = None) -> None:
+        """With all that it was doing."""
+        self.alive = False
+        self._due += 1
+        run, lost = self._run, list(self._open.values())
+        saying = [row.sequence.id for row in run.step.rows if row.sequence.decoding] if run is not None else []
+        more = run.steps_by(self._world.now) if run is not None else 0
+        self._forget()
+        for one in lost:
+            ticket = one.ticket
+            if ticket.first_at is None:
+                self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was lost")
+            else:
+                ticket.said = one.sequence.output_len + (more if one.sequence.id in saying else 0)
+                self._gateway.ended(ticket, Outcome.REPLICA_FAILED)
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        self._world.at(self._world.now + self._delays.send_s, self._receive, ticket)
+
+    def _receive(self, ticket: Ticket) -> None:
+        if not self.alive:
+            self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
+            return
+        if ticket.arrival.prompt_tokens + ticket.output > self.batcher.ledger.longest:
+            self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded
+            return
+        sequence = self._sequence(ticket)
+        self._open[sequence.id] = _Open(ticket, sequence)
+        self._inbox.append(sequence)
+        if self._run is None:
+            self._next()
+        elif self._run.count > 1:
+            self._cut(self._run)
+
+    def _sequence(self, ticket: Ticket) -> Sequence:
+        """As our own engine makes it from what the gateway passes on."""
+        self._ids += 1
+        request, arrival, now = ticket.request, ticket.arrival, self._world.now
+        dispatcher = self._gateway.dispatcher
+        lane, neighbour = dispatcher.lanes[request.lane], dispatcher.tiers[request.tier].longest_neighbour
+        prompt = max(1, arrival.prompt_tokens)
+        return Sequence(
+            id=self._ids,
+            # What they are does not matter, as long as nobody else's are the same.
+            tokens=[ticket.number] * prompt,
+            prompt_len=prompt,
+            max_output=ticket.output,
+            arrived=now,
+            lane=request.lane if request.lane in LANES else "slow",
+            priority=request.priority,
+            first_token_by=now + lane.ttft_target_s,
+            gap_target_s=lane.gap_target_s,
+            chain=chain_of(arrival, ticket.number, self._profile.block_tokens),
+            longest_neighbour=None if neighbour is None else max(neighbour, self.batcher.ledger.longest // 4),
+        )
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _next(self, _: object = None) -> None:
+        """Between two steps."""
+        batcher, now = self.batcher, self._world.now
+        self._run = None
+        if self._inbox:
+            self._take_mail()
+        step = batcher.plan(now)
+        if batcher.counts.swaps + batcher.counts.recomputes != self._preempted:
+            self._note_preempted()
+        self._due += 1
+        if step is not None:
+            self._run = run = Run(step, self._profile, shape(step), self._chance, self._overhead_s, now)
+            self._world.at(run.end, self._end, self._due)
+        elif batcher.waiting:
+            self._world.at(now + SPIN_S, self._look_again, self._due)
+
+    def _look_again(self, number: int) -> None:
+        if number == self._due:
+            self._next()
+
+    def _take_mail(self) -> None:
+        mail, self._inbox = self._inbox, []
+        for sequence in mail:
+            refused = self.batcher.add(sequence)
+            if refused is not None:
+                ticket = self._open.pop(sequence.id).ticket
+                self._world.at(self._world.now + self._delays.back_s, self._refuse, (ticket, refused.reason))
+
+    def _refuse(self, about: tuple[Ticket, str]) -> None:
+        self._gateway.attempt_failed(about[0], Outcome.QUEUE_FULL, about[1], refused=True)
+
+    def _note_preempted(self) -> None:
+        self._preempted = self.batcher.counts.swaps + self.batcher.counts.recomputes
+        for sequence in self.batcher.waiting.values():
+            if sequence.last_token_at is not None:
+                self._away[sequence.id] = sequence.last_token_at
+
+    def _cut(self, run: Run) -> None:
+        """Somebody came: no more steps than the one under way."""
+        steps = run.steps_by(self._world.now) + 1
+        if steps < run.count:
+            run.count = steps
+            self._due += 1
+            self._world.at(run.end, self._end, self._due)
+
+    def _end(self, number: int) -> None:
+        run = self._run
+        if number != self._due or run is None:
+            return
+        now, step, count, known = self._world.now, run.step, run.count, self._open
+        took_s = run.took_s(count)
+        self.busy_s += took_s
+        self._steps += count
+        self._longest.add(self._steps, run.longest_s)
+        if self._away:
+            self._note_back(run)
+        firsts: list[_Open] = []
+        if count == 1:
+            sampled = []
+            for row in step.rows:
+                if row.samples:
+                    one = known[row.sequence.id]
+                    sampled.append(one.one)
+                    if row.sequence.first_token_at is None:
+                        one.ticket.step = self._steps
+                        firsts.append(one)
+        else:
+            sampled = [Sampled(row.sequence.id, known[row.sequence.id].one.tokens * count) for row in step.rows]
+        ended = self.batcher.done(step, sampled, frozenset(), now, took_s - count * self._overhead_s)
+        over = [known.pop(sequence.id) for sequence in ended]
+        self._next()
+        if firsts or over:
+            self._world.at(now + self._delays.back_s, self._tell, (self._lives, firsts, over))
+
+    def _note_back(self, run: Run) -> None:
+        """Of those who were preempted, whoever speaks again now."""
+        for row in run.step.rows:
+            if row.samples and row.sequence.id in self._away:
+                silent_s = run.began + run.took_s(1) - self._away.pop(row.sequence.id)
+                ticket = self._open[row.sequence.id].ticket
+                ticket.gap_s = max(ticket.gap_s, silent_s)
+
+    def _tell(self, news: tuple[int, list[_Open], list[_Open]]) -> None:
+        life, firsts, over = news
+        gateway = self._gateway
+        for one in firsts:
+            if life == self._lives and (self.alive or one in over):
+                one.ticket.cached = one.sequence.cached
+                gateway.first(one.ticket)
+        for one in over:
+            ticket, sequence = one.ticket, one.sequence
+            ticket.said = sequence.output_len
+            ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))
+            gateway.ended(ticket, Outcome.COMPLETED)

@@ -1,0 +1,198 @@
+"""What would happen? A config, a workload and a fleet, in virtual time.
+
+    results = simulate(config, load("azure-conv", seed=1), fleet_of(PROFILES["h100-llama3-8b"], 4), seed=1)
+
+The same inputs and seed give the same results, on any machine.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import GatewayConfig
+from headgate.model.outcome import Outcome
+from headgate.policy.compose import dispatcher_for
+from headgate.policy.profile import Noise
+from headgate.report.results import Results, Rows
+from headgate.sim.fleet import Failure, Fleet, Seat
+from headgate.sim.gateway import Gateway, Recorder, Ticket
+from headgate.sim.intake import Intake
+from headgate.sim.replica import SteppedReplica
+from headgate.sim.service import ServiceReplica
+from headgate.sim.slo import promised
+from headgate.sim.watch import Watch
+from headgate.sim.world import World
+from headgate.wire.errors import STATUS
+from headgate.workload.arrival import Arrival
+
+Level = Literal["step", "gateway"]
+"""step: the engine's Batcher and block ledger decide every step. gateway: service times, for very many requests."""
+REPLICAS: dict[Level, type[SteppedReplica] | type[ServiceReplica]] = {"step": SteppedReplica, "gateway": ServiceReplica}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A run, and what was counted beside its requests."""
+
+    results: Results
+    span_s: float
+    """From the first arrival to the last end, in virtual time."""
+    events: int
+    present_s: float
+    """Requests in the system over time, added up: what Little's L is the mean of."""
+    at_work_s: float
+    """The same of those at a replica."""
+    room: int
+    """Requests that all replicas may have at once, as the gateway was told or has found."""
+    busy_s: float
+    """Seconds that replicas computed, added up."""
+    replicas: int
+
+    @property
+    def use(self) -> float:
+        """Mean share of the replicas' room that was taken, as `headgate_utilisation`."""
+        return self.at_work_s / (self.room * self.span_s) if self.room and self.span_s else 0.0
+
+    @property
+    def busy(self) -> float:
+        """Mean share of time in which a replica computed."""
+        return self.busy_s / (self.replicas * self.span_s) if self.replicas and self.span_s else 0.0
+
+
+class _Books:
+    """Closes passages into rows."""
+
+    def __init__(self, by_stream: bool) -> None:
+        self.rows = Rows()
+        self.first_at: float | None = None
+        self.last_at = 0.0
+        self._by_stream = by_stream
+
+    def close(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+        arrival, first = ticket.arrival, ticket.first_at
+        at = arrival.at_s
+        if self.first_at is None or at < self.first_at:
+            self.first_at = at
+        self.last_at = now
+        lane = arrival.label if self._by_stream else ticket.request.lane
+        if outcome is not Outcome.COMPLETED or first is None:
+            self.rows.add(
+                at_s=at,
+                lane=lane,
+                kind=outcome.kind,
+                why=f"{STATUS[outcome]} {outcome.value}",
+                e2e_s=now - at,
+                queue_s=ticket.queue_s,
+                prompt_tokens=arrival.prompt_tokens,
+                output_tokens=ticket.said,
+            )
+            return
+        streamed = ticket.said > 1 and arrival.stream
+        self.rows.add(
+            at_s=at,
+            lane=lane,
+            ttft_s=first - at,
+            tpot_s=(now - first) / (ticket.said - 1) if streamed else None,
+            max_gap_s=ticket.gap_s if streamed else None,
+            e2e_s=now - at,
+            queue_s=ticket.queue_s,
+            prompt_tokens=arrival.prompt_tokens,
+            output_tokens=ticket.said,
+        )
+
+
+def simulate(
+    config: GatewayConfig,
+    arrivals: Iterable[Arrival],
+    fleet: Fleet,
+    seed: int = 0,
+    level: Level = "step",
+    title: str = "simulation",
+) -> Results:
+    return run(config, arrivals, fleet, seed, level, title=title).results
+
+
+def run(
+    config: GatewayConfig,
+    arrivals: Iterable[Arrival],
+    fleet: Fleet,
+    seed: int = 0,
+    level: Level = "step",
+    *,
+    title: str = "simulation",
+    by_stream: bool = False,
+    log: Recorder | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> Simulated:
+    """`by_stream`: rows are named as the workload names them, not by the lane they were given. `progress` is told how
+    many have arrived and what time it is, every thousand."""
+    world = World()
+    books = _Books(by_stream)
+    dispatcher = dispatcher_for(config, random.Random(seed))
+    gateway = Gateway(world, dispatcher, Intake(config), fleet.delays, books.close, log)
+    stand_ins = []
+    for seat in fleet.seats:
+        chance = Noise(random.Random(f"{seed}/{seat.replica.id}"))
+        stand_in = REPLICAS[level](world, gateway, seat.replica.id, seat.member, fleet.delays, chance)
+        stand_ins.append(stand_in)
+        _join(config, world, gateway, seat, stand_in)
+    for failure in fleet.failures:
+        if not 0 <= failure.replica < fleet.replicas:
+            raise StartupError(f"replica {failure.replica} can't fail: there are 0 to {fleet.replicas - 1}")
+        _schedule(world, failure, stand_ins, fleet)
+    gateway.play(_told(arrivals, progress))
+    world.run()
+    room = sum(int(load.limit) for load in dispatcher.fleet.loads.values())
+    first_at = books.first_at or 0.0
+    results = books.rows.results(
+        title, source="simulation", promises=promised(config), facts=_facts(fleet, seed, level)
+    )
+    return Simulated(
+        results=results,
+        span_s=max(0.0, books.last_at - first_at),
+        events=world.events,
+        present_s=gateway.present.area,
+        at_work_s=gateway.at_work.area,
+        room=room,
+        busy_s=sum(stand_in.busy_s for stand_in in stand_ins),
+        replicas=fleet.replicas,
+    )
+
+
+def _join(
+    config: GatewayConfig, world: World, gateway: Gateway, seat: Seat, stand_in: SteppedReplica | ServiceReplica
+) -> None:
+    member = seat.member
+
+    def watch(_: object) -> None:
+        Watch(world, gateway, seat.replica, stand_in, config.health.probe_interval_s, config.health.deep_interval_s)
+
+    if member.starts_s is None:
+        stand_in.start()
+        watch(None)
+    else:
+        world.at(member.starts_s, watch)
+        world.at(member.starts_s + member.cold_start_s, stand_in.start)
+
+
+def _schedule(
+    world: World, failure: Failure, stand_ins: Sequence[SteppedReplica | ServiceReplica], fleet: Fleet
+) -> None:
+    stand_in, member = stand_ins[failure.replica], fleet.seats[failure.replica].member
+    world.at(failure.at_s, stand_in.die)
+    if failure.back_s is not None:
+        world.at(failure.back_s + member.cold_start_s, stand_in.start)
+
+
+def _told(arrivals: Iterable[Arrival], progress: Callable[[int, float], None] | None) -> Iterator[Arrival]:
+    for number, arrival in enumerate(arrivals):
+        if progress is not None and number % 1000 == 0:
+            progress(number, arrival.at_s)
+        yield arrival
+
+
+def _facts(fleet: Fleet, seed: int, level: Level) -> dict[str, str]:
+    members = [f"{member.count} × {member.profile.name}" for member in fleet.members]
+    return {"fleet": ", ".join(members), "level": level, "seed": str(seed)}

@@ -1,0 +1,342 @@
+"""A simulated replica without its Batcher: how long would it take, with what it has to do already?
+
+All that decode go one token on with each step; prompts go through one after the other, the urgent first, a chunk in
+each step; the profile says how long such a step takes. Steps alike are one event. That is what a batching engine comes
+to while its memory suffices: no blocks, no swapping, no waiting for a prefix that somebody else computes. It is for
+asking about the gateway, with hundreds of thousands of requests; sim/replica.py is for asking about the engine.
+"""
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from math import sqrt
+
+from headgate.model.outcome import Outcome
+from headgate.model.replica import ReplicaId
+from headgate.policy.profile import Noise
+from headgate.sim.fleet import Delays, Member
+from headgate.sim.gateway import Gateway, Ticket
+from headgate.sim.longest import Longest
+from headgate.sim.world import World
+from headgate.workload.arrival import BLOCK_TOKENS
+
+CAREFUL = 1.1
+"""A chunk is chosen so that its step would be in time if it took this many times as long."""
+DRAWS = 16
+"""Of a run's steps, those for which chance is asked."""
+
+
+class _Prompt:
+    """A prompt on its way through."""
+
+    __slots__ = ("done", "left", "ticket")
+
+    def __init__(self, ticket: Ticket, done: int, left: int) -> None:
+        self.ticket = ticket
+        self.done = done
+        """Tokens whose KV is there."""
+        self.left = left
+
+
+class ServiceReplica:
+    def __init__(
+        self,
+        world: World,
+        gateway: Gateway,
+        replica_id: ReplicaId,
+        member: Member,
+        delays: Delays,
+        chance: Noise | None,
+    ) -> None:
+        profile = member.profile
+        config = member.batch or profile.batch_config()
+        self.id = replica_id
+        self.alive = False
+        self.busy_s = 0.0
+        """Seconds in which it computed."""
+        self._world = world
+        self._gateway = gateway
+        self._delays = delays
+        self._profile = profile
+        self._chance = chance
+        self._overhead_s = member.step_overhead_s
+        self._config = config
+        self._memory = (1.0 - config.headroom) * profile.kv_tokens
+        self._longest_sequence = min(profile.context, profile.kv_tokens)
+        self._gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values()) / CAREFUL
+        self._blocks = profile.kv_tokens // BLOCK_TOKENS
+        self._due = 0
+        """The number of the event that ends the run; any other is out of date."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._open: dict[int, Ticket] = {}
+        self._waiting: list[tuple[int, float, int, Ticket]] = []
+        """A heap: who has to wait for memory or a slot, the urgent first."""
+        self._prompts: list[tuple[int, float, int, _Prompt]] = []
+        """A heap too."""
+        self._saying: list[tuple[int, int, Ticket]] = []
+        """A heap: which step is the last of each answer."""
+        self._context = 0
+        """KV tokens that a decode step reads."""
+        self._taken = 0
+        """Memory that those who are in will need in the end, in tokens."""
+        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
+        """Blocks that prompts began with: where each stands, and its id."""
+        self._longest = Longest()
+        self._steps = 0
+        # The run under way.
+        self._count = 0
+        """Steps it has; 0: nothing is under way."""
+        self._began = 0.0
+        self._first_s = 0.0
+        self._more_s = 0.0
+        """By how much each step is longer than the one before."""
+        self._chunked: _Prompt | None = None
+        """A prompt that goes on after it; None: none does."""
+        self._chunk = 0
+        """Tokens of that one in each step."""
+        self._through: list[Ticket] = []
+        """Those whose prompts end with this step."""
+
+    # -- it lives and dies ---------------------------------------------------------------------------------
+
+    def start(self, _: object = None) -> None:
+        """It answers from now on, and knows nothing."""
+        self.alive = True
+        self._forget()
+
+    def die(self, _: object = None) -> None:
+        """With all that it was doing."""
+        self.alive = False
+        self._due += 1
+        steps = self._steps + (self._steps_by(self._world.now) if self._count else 0)
+        said = {number: max(1, ticket.output - max(0, last - steps)) for last, number, ticket in self._saying}
+        lost = self._open
+        self._forget()
+        for number, ticket in lost.items():
+            if ticket.first_at is None:
+                self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was lost")
+            else:
+                ticket.said = said[number]
+                self._gateway.ended(ticket, Outcome.REPLICA_FAILED)
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        world = self._world
+        arrival = ticket.arrival
+        if not self.alive:
+            world.at(world.now + self._delays.send_s, self._refuse_connection, ticket)
+            return
+        if arrival.prompt_tokens + ticket.output > self._longest_sequence:
+            world.at(world.now + self._delays.send_s, self._refuse_length, ticket)
+            return
+        request = ticket.request
+        self._open[ticket.number] = ticket
+        if self._fits(ticket):
+            self._admit(ticket)
+        else:
+            heappush(self._waiting, (request.priority, request.first_token_by, ticket.number, ticket))
+        if not self._count:
+            self._count, self._began, self._first_s = 1, world.now, self._delays.send_s
+            self._more_s, self._chunked = 0.0, None
+            self._due += 1
+            world.at(world.now + self._delays.send_s, self._wake, self._due)
+        elif self._count > 1 and (self._chunked is None or self._prompts[0][3] is not self._chunked):
+            self._cut()
+
+    def _refuse_connection(self, ticket: Ticket) -> None:
+        self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
+
+    def _refuse_length(self, ticket: Ticket) -> None:
+        self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded
+
+    def _fits(self, ticket: Ticket) -> bool:
+        inside = len(self._open) - len(self._waiting) - 1  # itself is in one of them
+        needs = ticket.arrival.prompt_tokens + ticket.output
+        return inside <= 0 or (inside < self._profile.slots and self._taken + needs <= self._memory)
+
+    def _admit(self, ticket: Ticket) -> None:
+        request, arrival = ticket.request, ticket.arrival
+        tokens = arrival.prompt_tokens if arrival.prompt_tokens > 0 else 1
+        done = min(self._cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
+        ticket.cached = done
+        self._taken += arrival.prompt_tokens + ticket.output
+        prompt = _Prompt(ticket, done, tokens - done)
+        heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, prompt))
+
+    def _cached(self, prefix: tuple[int, ...]) -> int:
+        """Tokens of this beginning that are known."""
+        known = self._known
+        for place, block in enumerate(prefix):
+            if (place, block) not in known:
+                return place * BLOCK_TOKENS
+            known.move_to_end((place, block))
+        return len(prefix) * BLOCK_TOKENS
+
+    def _remember(self, prefix: tuple[int, ...]) -> None:
+        known = self._known
+        for key in enumerate(prefix):
+            known[key] = None
+        while len(known) > self._blocks:
+            known.popitem(last=False)
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _wake(self, number: int) -> None:
+        if number == self._due:
+            self._next()
+
+    def _next(self) -> None:
+        """What the next step holds, and how many like it may follow."""
+        saying, prompts = self._saying, self._prompts
+        decodes = len(saying)
+        if not decodes and not prompts:
+            self._count = 0
+            return
+        prefill = pairs = 0
+        self._chunked = None
+        count = saying[0][0] - self._steps if decodes else 1
+        cost = self._profile.cost
+        self._more_s = cost.per_context * decodes
+        if prompts:
+            first = prompts[0][3]
+            room = self._room(first)
+            if first.left > room:
+                self._chunked, self._chunk, prefill = first, room, room
+                pairs = room * (2 * first.done + room)
+                alike = (first.left - 1) // room
+                count = min(count, alike) if decodes else alike
+                self._more_s += 2.0 * room * room * cost.per_pair
+            else:
+                count = 1
+                prefill, pairs = self._pack(room)
+        tokens = prefill + decodes
+        first_s = (
+            cost.fixed
+            + cost.per_prefill * prefill
+            + cost.per_decode * decodes
+            + cost.per_context * (self._context + decodes)
+            + cost.per_pair * pairs
+        )
+        if tokens > cost.knee:
+            first_s += cost.per_token_beyond * (tokens - cost.knee)
+        ratio = self._ratio(prefill, count)
+        self._more_s *= ratio
+        self._first_s = first_s * ratio + self._overhead_s
+        self._count = count
+        self._began = now = self._world.now
+        self._due += 1
+        self._world.at(now + self._took_s(count), self._end, self._due)
+
+    def _room(self, first: _Prompt) -> int:
+        """Prompt tokens that a step may hold so that every stream's next token is in time."""
+        config, cost, decodes = self._config, self._profile.cost, len(self._saying)
+        most = min(config.chunk_limit, config.step_tokens - decodes)
+        within_s = self._gap_s if decodes else config.step_limit_s
+        base_s = cost.fixed + cost.per_decode * decodes + cost.per_context * self._context
+        each_s = cost.per_prefill + cost.per_token_beyond
+
+        def step_s(tokens: int) -> float:
+            return base_s + each_s * tokens + cost.per_pair * tokens * (2 * first.done + tokens)
+
+        if step_s(most) > within_s:
+            low, high = 0, most
+            while low < high:
+                middle = (low + high + 1) // 2
+                if step_s(middle) <= within_s:
+                    low = middle
+                else:
+                    high = middle - 1
+            most = low
+        return max(most, config.chunk_floor)
+
+    def _pack(self, room: int) -> tuple[int, int]:
+        """Take prompts to their end as far as there is room, and some of the next."""
+        prefill = pairs = 0
+        prompts = self._prompts
+        while prompts and room:
+            prompt = prompts[0][3]
+            part = prompt.left if prompt.left < room else room
+            pairs += part * (2 * prompt.done + part)
+            prompt.done += part
+            prompt.left -= part
+            prefill += part
+            room -= part
+            if not prompt.left:
+                heappop(prompts)
+                self._through.append(prompt.ticket)
+        return prefill, pairs
+
+    def _ratio(self, prefill: int, count: int) -> float:
+        residuals = self._profile.with_prefill if prefill else self._profile.decode_only
+        chance = self._chance
+        if chance is None or not residuals.runs:
+            return residuals.median
+        draws = min(count, DRAWS)
+        return sum(chance.ratio(residuals) for _ in range(draws)) / draws
+
+    def _took_s(self, steps: int) -> float:
+        return steps * self._first_s + self._more_s * (steps * (steps - 1) // 2)
+
+    def _steps_by(self, now: float) -> int:
+        """How many of the run's steps have ended by then."""
+        passed_s, more_s = now - self._began, self._more_s
+        if more_s > 1e-12:
+            b = self._first_s - more_s / 2
+            steps = int((sqrt(b * b + 2 * more_s * max(0.0, passed_s)) - b) / more_s + 1e-9)
+        else:
+            steps = int(passed_s / self._first_s + 1e-9)
+        return min(steps, self._count)
+
+    def _cut(self) -> None:
+        """Somebody came who changes things: no more steps than the one under way."""
+        steps = self._steps_by(self._world.now + self._delays.send_s) + 1
+        if steps < self._count:
+            self._count = steps
+            self._due += 1
+            self._world.at(self._began + self._took_s(steps), self._end, self._due)
+
+    def _end(self, number: int) -> None:
+        if number != self._due:
+            return
+        count, saying = self._count, self._saying
+        self.busy_s += self._took_s(count)
+        self._steps = steps = self._steps + count
+        self._context += count * len(saying)
+        self._longest.add(steps, self._first_s + self._more_s * (count - 1))
+        if self._chunked is not None:
+            self._chunked.done += count * self._chunk
+            self._chunked.left -= count * self._chunk
+        over: list[Ticket] = []
+        while saying and saying[0][0] <= steps:
+            ticket = heappop(saying)[2]
+            self._context -= ticket.arrival.prompt_tokens + ticket.output - 1
+            over.append(ticket)
+        firsts, self._through = self._through, []
+        for ticket in firsts:
+            ticket.step = steps
+            if ticket.arrival.prefix:
+                self._remember(ticket.arrival.prefix)
+            if ticket.output > 1:
+                heappush(saying, (steps + ticket.output - 1, ticket.number, ticket))
+                self._context += ticket.arrival.prompt_tokens
+            else:
+                over.append(ticket)
+        if over:
+            self._let_go(over)
+        self._next()
+        # Told at once, as if it were there already: an event for each way back would cost as much as the step.
+        for ticket in firsts:
+            self._gateway.first(ticket, self._delays.back_s)
+        for ticket in over:
+            self._gateway.ended(ticket, Outcome.COMPLETED, self._delays.back_s)
+
+    def _let_go(self, over: list[Ticket]) -> None:
+        for ticket in over:
+            del self._open[ticket.number]
+            self._taken -= ticket.arrival.prompt_tokens + ticket.output
+            ticket.said = ticket.output
+            ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))
+        while self._waiting and self._fits(self._waiting[0][3]):
+            self._admit(heappop(self._waiting)[3])

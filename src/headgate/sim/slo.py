@@ -1,0 +1,100 @@
+"""Was a percentile kept? By all who came: whoever was refused or failed did not get its answer in time either."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import numpy as np
+
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import GatewayConfig
+from headgate.policy.promise import promises
+from headgate.report.results import KINDS, Results, Target
+from headgate.report.words import figure_name, level_name, ms
+
+FIGURES = ("ttft", "tpot", "max_gap", "e2e", "queue")
+HOW = "an SLO is LANE:FIGURE:PERCENTILE:SECONDS, such as fast:ttft:p99:0.5; figures are " + ", ".join(FIGURES)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    target: Target
+    value_s: float | None
+    """The percentile; inf: so many were refused or failed that it is not of anybody's answer. None: nobody came."""
+    count: int
+    """Requests that it is of."""
+    turned_away: int
+    """Of those, refused or failed."""
+
+    @property
+    def kept(self) -> bool:
+        return self.value_s is None or self.value_s <= self.target.within_s
+
+    @property
+    def use(self) -> float:
+        """How much of what is allowed it takes; above 1 it is missed."""
+        return 0.0 if self.value_s is None else self.value_s / self.target.within_s
+
+    def __str__(self) -> str:
+        value = (
+            "nobody came" if self.value_s is None else "refused" if self.value_s == inf else f"{ms(self.value_s)} ms"
+        )
+        return f"{name(self.target)}: {value}, promised {ms(self.target.within_s)} ms"
+
+
+def name(target: Target) -> str:
+    level = "" if target.level is None else f" {level_name(target.level)}"
+    return f"{target.lane or 'all lanes'} {figure_name(target.figure)}{level}"
+
+
+def parse(texts: Iterable[str], config: GatewayConfig) -> tuple[Target, ...]:
+    """Raises StartupError, with what is wrong in one line. A lane `*` is all of them together."""
+    known = [lane.name for lane in config.lanes]
+    found = []
+    for text in texts:
+        parts = re.fullmatch(r"([\w*-]+):([a-z_0-9]+):p(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)s?", text.strip())
+        if parts is None:
+            raise StartupError(f"{text!r}: {HOW}")
+        lane, figure, level, within_s = parts[1], parts[2], float(parts[3]) / 100, float(parts[4])
+        if lane != "*" and lane not in known:
+            raise StartupError(f"{text!r}: no lane {lane!r}; there are {', '.join(known)}, and * for all")
+        if figure not in FIGURES or not 0 < level < 1 or within_s <= 0:
+            raise StartupError(f"{text!r}: {HOW}")
+        found.append(Target(figure, within_s, None if lane == "*" else lane, level))
+    return tuple(found)
+
+
+def promised(config: GatewayConfig) -> tuple[Target, ...]:
+    """What the config promises its lanes."""
+    return tuple(
+        Target(promise.figure, promise.within_s, lane.name, promise.percentile / 100)
+        for lane in config.lanes
+        for promise in promises(lane)
+    )
+
+
+def judge(results: Results, target: Target) -> Judged:
+    """The percentile over all that came in its lane. What a request does not have, such as the time between the tokens
+    of a single one, is not asked of it; whose own fault it was that it got nothing does not count."""
+    mine = results.of_lane(target.lane)
+    column = results.figure(target.figure)
+    served = column[mine & results.ok & ~np.isnan(column)]
+    turned_away = int(
+        (mine & ((results.kind == KINDS.index("refused")) | (results.kind == KINDS.index("failed")))).sum()
+    )
+    count = len(served) + turned_away
+    if not count:
+        return Judged(target, None, 0, 0)
+    rank = max(1, ceil((target.level or 1.0) * count - 1e-9))
+    value = inf if rank > len(served) else float(np.partition(served, rank - 1)[rank - 1])
+    return Judged(target, value, count, turned_away)
+
+
+def judge_all(results: Results, targets: Sequence[Target]) -> tuple[Judged, ...]:
+    return tuple(judge(results, target) for target in targets)
+
+
+def worst(judged: Iterable[Judged]) -> Judged | None:
+    """Whatever is nearest to being missed, or furthest beyond; None: nothing was promised."""
+    return max(judged, key=lambda one: one.use, default=None)

@@ -1,0 +1,49 @@
+"""Are the simulated replicas well? Asks as gateway/watch.py does, and tells the dispatcher; nothing is really sent."""
+
+from headgate.model.event import Probed, ReplicaJoined
+from headgate.model.replica import Replica
+from headgate.sim.gateway import Gateway, SimulatedReplica
+from headgate.sim.world import World
+
+FIRST_PAUSE_S = 0.05
+"""A replica that is just starting is asked often, so that nobody waits longer than it takes."""
+
+
+class Watch:
+    """Looks after one replica from now on."""
+
+    def __init__(
+        self,
+        world: World,
+        gateway: Gateway,
+        replica: Replica,
+        stand_in: SimulatedReplica,
+        interval_s: float,
+        deep_s: float,
+    ) -> None:
+        self._world = world
+        self._gateway = gateway
+        self._replica = replica
+        self._stand_in = stand_in
+        self._interval_s = interval_s
+        self._deep_s = deep_s
+        gateway.replicas[replica.id] = stand_in
+        gateway.hear(ReplicaJoined(replica))
+        self._look_first(FIRST_PAUSE_S)
+
+    def _look_first(self, pause_s: float) -> None:
+        world = self._world
+        if not self._stand_in.alive:
+            world.at(world.now + pause_s, self._look_first, min(self._interval_s, pause_s * 1.5))
+            return
+        self._gateway.hear(Probed(self._replica.id, ok=True))
+        world.at(world.now + self._interval_s, self._look)
+        world.at(world.now + self._deep_s, self._look_deep)
+
+    def _look(self, _: None) -> None:
+        self._gateway.hear(Probed(self._replica.id, self._stand_in.alive))
+        self._world.at(self._world.now + self._interval_s, self._look)
+
+    def _look_deep(self, _: None) -> None:
+        self._gateway.hear(Probed(self._replica.id, self._stand_in.alive, deep=True))
+        self._world.at(self._world.now + self._deep_s, self._look_deep)

@@ -1,0 +1,37 @@
+"""When is it written? Once the loop has looked at all that has come in, not in the middle of it.
+
+Each write wakes whoever reads it, on another core, which costs more than anything else that is done for a small
+message. Written one after the other, the first wakes them and the rest find them awake; and two events for the same
+client become one write. With only one thing to do there is nothing to wait for.
+"""
+
+import asyncio
+from typing import Protocol
+
+
+class Corked(Protocol):
+    """Somebody with something to write."""
+
+    def flush(self) -> None:
+        """Write it. Raises nothing."""
+
+
+class Outbox:
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """None: there is no loop, and everything is written at once."""
+        self._loop = loop
+        self._waiting: list[Corked] = []
+
+    def add(self, corked: Corked) -> None:
+        if self._loop is None:
+            corked.flush()
+            return
+        self._waiting.append(corked)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        waiting = self._waiting
+        self._waiting = []
+        for corked in waiting:
+            corked.flush()
