@@ -136,9 +136,10 @@ def test_the_engines_own_refusal_of_a_request_is_passed_on(url: str) -> None:
 
 def test_health_models_figures_and_page(url: str) -> None:
     assert ask(f"{url}/health/live")[0] == ask(f"{url}/health/ready")[0] == ask(f"{url}/health")[0] == 200
+    assert ask(f"{url}/v1/chat/completions", chat("n=1"))[0] == 200
     figures = ask(f"{url}/metrics")[1].decode()
     assert re.search(r'headgate_requests_total\{lane="slow",.*outcome="completed"\} [1-9]', figures)
-    assert b"127.0.0.1" in ask(f"{url}/")[1]
+    assert b"<title>Headgate" in ask(f"{url}/")[1]
 
 
 # -- leaving ----------------------------------------------------------------------------------------------------
