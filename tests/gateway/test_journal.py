@@ -238,6 +238,26 @@ def test_a_full_disk_costs_records_and_one_line_in_the_log(tmp_path: Path, caplo
     assert ids(path) == [f"r{number}" for number in range(40 - lost)] + ["r100"]
 
 
+def test_what_was_written_only_in_part_counts_as_lost_and_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with writing(path) as journal:
+        with disk_with_room_for(2000):
+            journal.take([record(number) for number in range(40)], 0.0)
+            eventually(lambda: journal.written + journal.dropped == 40)
+        assert len(ids(path)) == journal.written
+
+
+def test_a_file_that_could_not_even_be_begun_is_begun_later(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with writing(path) as journal:
+        path.rename(tmp_path / "away")
+        with disk_with_room_for(10):
+            journal.take([record(1)], 0.0)
+            eventually(lambda: journal.dropped == 1)
+        journal.take([record(2)], 0.0)
+    assert ids(path) == ["r2"]
+
+
 def test_a_folder_that_is_gone_costs_records_until_it_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -360,7 +360,7 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
         if saw is Saw.SUCCESS:
             health.served(names[at], ttft_s, 10, ttft_s, now)
         verdicts.append(health.on(names[at], saw, now))
-        for verdict in verdicts:
+        for verdict in {verdict.replica_id: verdict for verdict in verdicts}.values():  # the latest of each
             assert verdict.usable == health.share(verdict.replica_id, now)
             assert (verdict.usable == 0.0) == (verdict.state in (State.EJECTED, State.PROBATION))
             outlier = verdict.usable == 0.0 and verdict.why in ("error rate", "slow first tokens", "slow tokens")

@@ -229,7 +229,7 @@ class Metrics:
         use = utilisation(loads.values())
         if use is not None:
             page.sample(UTILISATION, (), use)
-        cost = self._cost(now)
+        cost = cost_per_1000_tokens(self._observe, self._figures, loads.values(), now)
         if cost is not None:
             page.sample(COST, (), cost)
 
@@ -241,16 +241,6 @@ class Metrics:
             elif key.startswith("cold_start_"):
                 phase = key.removeprefix("cold_start_").removesuffix("_s")
                 page.sample(COLD_START, (watch.replica.id, phase), value)
-
-    def _cost(self, now: float) -> float | None:
-        """None: nothing was said about prices, or done for them."""
-        price = self._observe.price_per_replica_hour
-        if price is None or not self._observe.instruments:
-            return None
-        rates = self._figures.rates(3600, now)
-        tokens_per_hour = 3600 * (rates.prompt_tokens + rates.output_tokens)
-        usable = sum(load.usable > 0 for load in self._gateway.dispatcher.fleet.loads.values())
-        return price * usable / tokens_per_hour * 1000 if tokens_per_hour else None
 
     # -- this process and machine ----------------------------------------------------------------------------
 
@@ -281,3 +271,14 @@ def utilisation(loads: Iterable[Load]) -> float | None:
             room += limit
             taken += min(limit, load.requests)
     return taken / room if room else None
+
+
+def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures, loads: Iterable[Load], now: float) -> float | None:
+    """By the last hour; None: nothing was said about prices, or done for them."""
+    price = observe.price_per_replica_hour
+    if price is None or not observe.instruments:
+        return None
+    rates = figures.rates(3600, now)
+    tokens_per_hour = 3600 * (rates.prompt_tokens + rates.output_tokens)
+    usable = sum(load.usable > 0 for load in loads)
+    return price * usable / tokens_per_hour * 1000 if tokens_per_hour else None

@@ -8,7 +8,7 @@ from headgate import __version__
 from headgate.gateway.evidence import Evidence, Told
 from headgate.gateway.figures import Figures
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.metrics import utilisation
+from headgate.gateway.metrics import cost_per_1000_tokens, utilisation
 from headgate.gateway.pulse import Pulse
 from headgate.gateway.timeline import BANDS
 from headgate.gateway.view import view
@@ -121,10 +121,10 @@ class Snapshot:
     def _replica(self, load: Load) -> dict[str, Any]:
         replica, watch = load.replica, self._sources.watches.get(load.id)
         said = watch.load if watch is not None else {}
-        state = "ejected" if load.usable <= 0 else "ramping" if load.usable < 1 else "up"
+        standing = self._sources.gateway.dispatcher.health.standing(load.id)
         return {
             "id": load.id,
-            "state": state,
+            "state": "ejected" if standing is None else standing.state.name.lower(),
             "usable": load.usable,
             "requests": load.requests,
             "limit": load.limit,
@@ -134,8 +134,8 @@ class Snapshot:
             "version": replica.tags.get("version", ""),
             "model": replica.model or ", ".join(sorted(replica.models)),
             "gpu_type": replica.tags.get("gpu_type", ""),
-            "since_s": None,
-            "why": "it has not answered anything yet" if load.cold and load.usable > 0 else "",
+            "since_s": None if standing is None else self._sources.clock() - standing.since,
+            "why": "" if standing is None else standing.why,
         }
 
     def _totals(self, now: float) -> dict[str, Any]:
@@ -147,19 +147,11 @@ class Snapshot:
             "tokens_per_s": rates.output_tokens,
             "utilisation": utilisation(sources.gateway.dispatcher.fleet.loads.values()),
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
-            "cost_per_1000_tokens": self._cost(now),
+            "cost_per_1000_tokens": cost_per_1000_tokens(
+                sources.observe, sources.figures, sources.gateway.dispatcher.fleet.loads.values(), now
+            ),
             "refusals_per_s": rates.refused,
         }
-
-    def _cost(self, now: float) -> float | None:
-        """By the last hour; None: nobody said what a replica costs, or nothing was made of it."""
-        price = self._sources.observe.price_per_replica_hour
-        if price is None:
-            return None
-        rates = self._sources.figures.rates(3600, now)
-        usable = sum(load.usable > 0 for load in self._sources.gateway.dispatcher.fleet.loads.values())
-        tokens_per_s = rates.prompt_tokens + rates.output_tokens
-        return 1000 * price * usable / 3600 / tokens_per_s if tokens_per_s else None
 
 
 def _slow(told: Told, now: float) -> dict[str, Any]:

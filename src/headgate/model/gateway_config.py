@@ -58,6 +58,16 @@ def _is_replica_url(url: str) -> bool:
     return sane and "@" not in parts.netloc and parts.path in ("", "/") and "?" not in url and "#" not in url
 
 
+def _is_http_url(url: str) -> bool:
+    if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        return False
+
+
 _HASH_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _GIGA = 1_000_000_000
 
@@ -75,7 +85,7 @@ Prompt = Annotated[str, _matching(r"[^\x00\ud800-\udfff]+", "that is not empty")
 Host = Annotated[str, _matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
 ReplicaName = Annotated[str, _matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
 ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
-HttpUrl = Annotated[str, _matching(r"https?://[!-~]{1,2000}", "such as http://127.0.0.1:4318")]
+HttpUrl = Annotated[str, Check("such as http://127.0.0.1:4318, without a user and password", _is_http_url)]
 KeyHash = Annotated[
     str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)
 ]

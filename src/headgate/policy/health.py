@@ -120,6 +120,14 @@ class Verdict(NamedTuple):
     """What put it into its state."""
 
 
+class Standing(NamedTuple):
+    """How a replica stands, for people."""
+
+    state: State
+    since: float
+    why: str
+
+
 @dataclass(slots=True, eq=False)
 class Watch:
     """One replica under watch."""
@@ -170,7 +178,7 @@ class Health:
         alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
         kin = self._kins.setdefault(alike, Kin(self.config.outlier))
         group.size += 1
-        watch = self._watched[replica.id] = Watch(replica.id, group, kin, Record())
+        watch = self._watched[replica.id] = Watch(replica.id, group, kin, Record(), since=now)
         if state is UP:
             kin.members[replica.id] = watch.record
         else:
@@ -275,6 +283,11 @@ class Health:
         """The part of its room that it may be given now."""
         watch = self._watched.get(replica_id)
         return self._share(watch, now) if watch is not None else 0.0
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        """None: it is not in the fleet."""
+        watch = self._watched.get(replica_id)
+        return Standing(watch.state, watch.since, watch.why) if watch is not None else None
 
     def wake_at(self) -> float:
         """When to call `tick`; inf: not until something is seen."""

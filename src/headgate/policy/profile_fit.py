@@ -23,9 +23,9 @@ RUNS = 512
 """Kept of each kind: enough for a p99.9, and a file of about 100 KB."""
 KNEES = tuple(round(24 * 1.12**power) for power in range(36))
 """Looked at. The next is never further than 6 % away, which moves a step by less than that."""
-ENOUGH = 5_000
+ENOUGH = 3_000
 """Steps of each kind, evenly taken from all, that the formula is fitted on. Residuals are of all."""
-ROUNDS = 4
+ROUNDS = 6
 BELIEVED = 0.2
 """A step this far off counts in full."""
 
@@ -83,13 +83,13 @@ def _cost(lines: Items[StepLine]) -> StepCost:
     # To begin with by their length, but none as much shorter than the short ones: a few of no time would decide all.
     shortest = sorted(line.took_s for line in used)[len(used) // 10] / 2
     weights = [max(line.took_s, shortest) ** -2 for line in used]
-    knee = _knee(used, weights)
-    cost = _solved(used, weights, knee)
-    for _ in range(ROUNDS):
+    cost = _solved(used, weights, knee=0)
+    for turn in range(ROUNDS):
         for at, line in enumerate(used):
             expected = cost.seconds(line.shape)
             off = abs(line.took_s / expected - 1.0)
             weights[at] = expected**-2 * (1.0 if off < BELIEVED else BELIEVED / off)
+        knee = _knee(used, weights) if turn == ROUNDS // 2 else cost.knee
         cost = _solved(used, weights, knee)
     return cost
 

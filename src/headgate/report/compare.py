@@ -102,7 +102,7 @@ def _percentiles(
             lane,
             (float(np.quantile(a, level)), float(np.quantile(b, level))),
             (drawn_a[:, i], drawn_b[:, i]),
-            enough=min(len(a), len(b)) * min(level, 1 - level) >= BEYOND,
+            beyond=min(len(a), len(b)) * min(level, 1 - level),
         )
         for i, level in enumerate(levels)
     ]
@@ -114,11 +114,11 @@ def _drawn(values: Floats, levels: tuple[float, ...], rng: np.random.Generator) 
 
 
 def difference(
-    what: str, lane: str | None, points: tuple[float, float], drawn: tuple[Floats, Floats], *, enough: bool
+    what: str, lane: str | None, points: tuple[float, float], drawn: tuple[Floats, Floats], *, beyond: float
 ) -> Difference:
-    """Of a percentile in seconds, from what it is and what resampling makes of it."""
+    """Of a percentile in seconds, from what it is and what resampling makes of it, with so many requests beyond it."""
     plain = Difference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
-    if not enough:
+    if beyond < BEYOND:
         return plain
     a, b = drawn
     low = high = None
@@ -128,7 +128,7 @@ def difference(
         seen = math.log(points[1] / points[0])
     else:
         steps, seen = b - a, points[1] - points[0]
-    return replace(plain, low=low, high=high, chance=_between_equals(seen, steps))
+    return replace(plain, low=low, high=high, chance=_between_equals(seen, steps, beyond))
 
 
 def _shares(before: Results, after: Results, lane: str | None, rng: np.random.Generator) -> list[Difference]:
@@ -142,7 +142,8 @@ def _shares(before: Results, after: Results, lane: str | None, rng: np.random.Ge
         if min(len(a), len(b)) >= 2 * BEYOND and max(a.sum(), b.sum()) >= BEYOND // 2 and points != (1.0, 1.0):
             steps = _drawn_shares(b, rng) - _drawn_shares(a, rng)
             low, high = np.percentile(steps, [2.5, 97.5])
-            chance = _between_equals(points[1] - points[0], steps)
+            rare = max(min(a.sum(), len(a) - a.sum()), min(b.sum(), len(b) - b.sum()))
+            chance = _between_equals(points[1] - points[0], steps, float(rare))
             plain = replace(plain, low=float(low), high=float(high), chance=chance)
         found.append(plain)
     return found
@@ -162,14 +163,17 @@ def _drawn_shares(hits: Floats, rng: np.random.Generator) -> Floats:
     return drawn_shares(hits, blocks(len(hits), count), weights(count, rng), count)
 
 
-def _between_equals(seen: float, steps: Floats) -> float:
-    """How often equals differ by so much, if differences are as wide as resampling shows them. Taken as normal: that is
-    near enough for percentiles with enough beyond them, and tells small chances from smaller ones, which a count of a
-    thousand resamples does not."""
+def _between_equals(seen: float, steps: Floats, freedom: float) -> float:
+    """How often equals differ by so much, if differences are as wide as resampling shows them. By Student's law rather
+    than by counting: a thousand resamples can't tell small chances from smaller ones, and how wide they show it is
+    itself uncertain where few requests lie beyond the percentile."""
     width = float(np.nanstd(steps))
     if width == 0.0:
         return 1.0 if seen == 0.0 else 0.0
-    return math.erfc(abs(seen) / width / math.sqrt(2))
+    squared = (seen / width) ** 2
+    freedom = max(freedom, 2.0)
+    normal = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(squared / freedom))  # Wallace 1959
+    return math.erfc(normal / math.sqrt(2))
 
 
 def _signed(share: float) -> str:

@@ -133,10 +133,22 @@ def _ours(data: dict[str, Any], ours: dict[str, Any]) -> Results:
         data["itls"] or [None] * len(data["errors"]),
         strict=True,
     )
-    names = "at_s lane kind why ttft_s tpot_s max_gap_s e2e_s queue_s lag_s prompt_tokens output_tokens gaps".split(" ")
-    for row in columns:
-        fields = dict(zip(names, row, strict=True))
-        rows.add(**{**fields, "lane": lanes[fields["lane"]]})
+    for at, lane, kind, why, ttft, tpot, max_gap, e2e, queue, lag, prompt, output, gaps in columns:
+        rows.add(
+            at_s=at,
+            lane=lanes[lane],
+            kind=kind,
+            why=why,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            max_gap_s=max_gap,
+            e2e_s=e2e,
+            queue_s=queue,
+            lag_s=lag,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            gaps=gaps,
+        )
     return rows.results(
         ours["title"],
         source=ours["source"],

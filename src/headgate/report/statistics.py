@@ -74,7 +74,8 @@ def blocks(n: int, count: int) -> NDArray[np.int64]:
 
 def weights(count: int, rng: np.random.Generator, resamples: int = RESAMPLES) -> NDArray[np.float32]:
     """How often each block comes up in each resample."""
-    return rng.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float32)
+    drawn = rng.integers(0, count, size=(resamples, count)) + np.arange(resamples)[:, None] * count
+    return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count).astype(np.float32)
 
 
 class Resampled:

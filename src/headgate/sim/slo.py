@@ -14,6 +14,7 @@ from headgate.report.results import KINDS, Results, Target
 from headgate.report.words import figure_name, level_name, ms
 
 FIGURES = ("ttft", "tpot", "max_gap", "e2e", "queue")
+TURNED_AWAY = [KINDS.index("refused"), KINDS.index("failed")]
 HOW = "an SLO is LANE:FIGURE:PERCENTILE:SECONDS, such as fast:ttft:p99:0.5; figures are " + ", ".join(FIGURES)
 
 
@@ -74,10 +75,10 @@ def promised(config: GatewayConfig) -> tuple[Target, ...]:
     )
 
 
-def judge(results: Results, target: Target) -> Judged:
-    """The percentile over all that came in its lane. What a request does not have, such as the time between the tokens
-    of a single one, is not asked of it; whose own fault it was that it got nothing does not count."""
-    mine = results.of_lane(target.lane)
+def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
+    """The percentile over all that came in its lane, from `since_s` on. What a request does not have, such as the time
+    between the tokens of a single one, is not asked of it; whose own fault it was that it got nothing does not count."""
+    mine = results.of_lane(target.lane) & (results.at_s >= since_s)
     column = results.figure(target.figure)
     served = column[mine & results.ok & ~np.isnan(column)]
     turned_away = int(
@@ -91,8 +92,8 @@ def judge(results: Results, target: Target) -> Judged:
     return Judged(target, value, count, turned_away)
 
 
-def judge_all(results: Results, targets: Sequence[Target]) -> tuple[Judged, ...]:
-    return tuple(judge(results, target) for target in targets)
+def judge_all(results: Results, targets: Sequence[Target], since_s: float = 0.0) -> tuple[Judged, ...]:
+    return tuple(judge(results, target, since_s) for target in targets)
 
 
 def worst(judged: Iterable[Judged]) -> Judged | None:

@@ -125,13 +125,13 @@ function pieces(part, parts) {
   let left = part.took_s;
   const within = parts.filter((other) => other !== part && other.took_s > 0 && other.at_s >= at).sort((a, b) => a.at_s - b.at_s);
   for (const other of within) {
-    if (left <= 0) break;
+    if (left < 1e-5) break;
     const piece = Math.min(left, Math.max(0, other.at_s - at));
     if (piece > 0) found.push([at, piece]);
     left -= piece;
     at = Math.max(at, other.at_s + other.took_s);
   }
-  if (left > 1e-5 || !found.length) found.push([at, left]);
+  if (left >= 1e-5 || !found.length) found.push([at, left]);
   return found;
 }
 

@@ -1,0 +1,146 @@
+"""Is it enough? Runs a workload on so many replicas, judges the SLOs, and looks for the fewest that keep them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from headgate.model.gateway_config import GatewayConfig
+from headgate.policy.profile import Profile
+from headgate.report.results import Target
+from headgate.sim.fleet import Failure, Fleet, Member
+from headgate.sim.run import Level, Simulated, run
+from headgate.sim.slo import TURNED_AWAY, Judged, judge_all, worst
+from headgate.workload.arrival import Arrival
+
+MOST_REPLICAS = 1024
+NO_BETTER = 0.98
+"""Twice the replicas, and what is missed is still missed by this share of what it was: they do not help."""
+Say = Callable[[str], None]
+Workload = Sequence[Arrival]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run, judged."""
+
+    replicas: int
+    judged: tuple[Judged, ...]
+    turned_away: float
+    """Share of requests that were refused or failed."""
+    simulated: Simulated
+
+    @property
+    def missed(self) -> list[Judged]:
+        return [one for one in self.judged if not one.kept]
+
+    @property
+    def kept(self) -> bool:
+        return not self.missed
+
+    @property
+    def strain(self) -> tuple[float, float]:
+        """How near it is to missing something, or how far beyond."""
+        first = worst(self.judged)
+        return (0.0 if first is None else first.use, self.turned_away)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many replicas, and whether a lane has some of its own."""
+
+    shared: int
+    lane: str = ""
+    own: int = 0
+
+    @property
+    def replicas(self) -> int:
+        return self.own + self.shared
+
+    def __str__(self) -> str:
+        if not self.own:
+            return f"{self.shared} shared by all lanes"
+        return f"{self.own} for {self.lane} alone, {self.shared} shared"
+
+
+@dataclass(slots=True)
+class Trials:
+    config: GatewayConfig
+    profile: Profile
+    slots: int | None
+    level: Level
+    say: Say
+    _done: dict[tuple[str, Split], Case] = field(default_factory=dict)
+
+    def fleet(self, split: Split, failures: tuple[Failure, ...] = ()) -> Fleet:
+        plain = Member(profile=self.profile, count=split.shared, slots=self.slots)
+        own = replace(plain, count=split.own, lanes=frozenset((split.lane,)))
+        return Fleet(members=tuple(member for member in (own, plain) if member.count), failures=failures)
+
+    def case(
+        self,
+        workload: Workload,
+        split: Split,
+        targets: Sequence[Target],
+        seed: int,
+        failures: tuple[Failure, ...] = (),
+        since_s: float = 0.0,
+    ) -> Case:
+        """Judged are those who come from `since_s` on."""
+        simulated = run(self.config, workload, self.fleet(split, failures), seed, self.level)
+        results = simulated.results
+        late = results.kind[results.at_s >= since_s]
+        return Case(
+            replicas=split.replicas,
+            judged=judge_all(results, targets, since_s),
+            turned_away=float(np.isin(late, TURNED_AWAY).mean()) if len(late) else 0.0,
+            simulated=simulated,
+        )
+
+    def worst(self, workloads: Sequence[Workload], split: Split, targets: Sequence[Target], about: str) -> Case:
+        """Of all workloads the one that strains it most, or the first that is missed. None is run twice."""
+        known = self._done.get((about, split))
+        if known is not None:
+            return known
+        found: Case | None = None
+        for number, workload in enumerate(workloads):
+            case = self.case(workload, split, targets, seed=number + 1)
+            if found is None or case.strain > found.strain:
+                found = case
+            if not case.kept:
+                break
+        assert found is not None, "there is at least one workload"
+        self._done[about, split] = found
+        first = worst(found.judged)
+        self.say(f"{about}: {split}: {'kept' if found.kept else 'missed'}" + (f"; {first}" if first else ""))
+        return found
+
+    def fewest(
+        self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str
+    ) -> int | Case:
+        """So many shared replicas; or what is missed however many there are."""
+        missed, count = 0, max(1, guess)
+        before: Case | None = None
+        while True:
+            case = self.worst(workloads, Split(count), targets, about)
+            if case.kept:
+                break
+            if count >= MOST_REPLICAS or (before is not None and _no_better(before, case)):
+                return case
+            before, missed, count = case, count, min(MOST_REPLICAS, 2 * count)
+        kept = count
+        while kept - missed > 1:
+            middle = (kept + missed) // 2
+            if self.worst(workloads, Split(middle), targets, about).kept:
+                kept = middle
+            else:
+                missed = middle
+        return kept
+
+
+def _no_better(before: Case, after: Case) -> bool:
+    """Whether the same is missed by as much as with half the replicas."""
+    (use, away), (was_use, was_away) = after.strain, before.strain
+    if use == was_use == float("inf"):
+        return away >= NO_BETTER * was_away
+    return use >= NO_BETTER * was_use
