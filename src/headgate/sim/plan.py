@@ -138,3 +138,164 @@ def plan(
     else:
         best, other = Split(shared), split
     return _answer(trials, workloads, lanes, targets, best, other, price)
+
+
+# -- one lane by itself -------------------------------------------------------------------------------------
+
+
+def _lane_of(config: GatewayConfig, workload: Workload) -> list[str]:
+    """Which lane each belongs to, before anything is learned of answers."""
+    intake = Intake(config)
+    return [intake.request(arrival, 0, 0.0)[0].lane for arrival in workload]
+
+
+def _longest_lane(workload: Workload, lanes: list[str]) -> str:
+    """The lane whose prompts stand out, and which might be better off by itself; empty: none."""
+    prompts: dict[str, list[int]] = {}
+    for arrival, lane in zip(workload, lanes, strict=True):
+        prompts.setdefault(lane, []).append(arrival.prompt_tokens)
+    means = {lane: sum(found) / len(found) for lane, found in prompts.items() if len(found) >= LEAST_IN_LANE}
+    if len(means) < 2:
+        return ""
+    *_, second, first = sorted(means, key=lambda lane: means[lane])
+    return first if means[first] >= 2 * means[second] else ""
+
+
+def _with_own(
+    trials: Trials,
+    workloads: Sequence[Workload],
+    lanes: Sequence[list[str]],
+    lane: str,
+    targets: Sequence[Target],
+    guess: int,
+) -> Split | None:
+    """The fewest with replicas for this lane alone. The two parts have nothing to do with each other, so each is looked
+    for by itself; then both together. None: it can't be kept that way."""
+    found = []
+    for mine in (True, False):
+        parts = [
+            [arrival for arrival, of in zip(workload, lane_of, strict=True) if (of == lane) is mine]
+            for workload, lane_of in zip(workloads, lanes, strict=True)
+        ]
+        asked = [target for target in targets if target.lane is None or (target.lane == lane) is mine]
+        fewest = trials.fewest(parts, asked, 1 if mine else guess, f"{'only' if mine else 'without'} {lane}")
+        if isinstance(fewest, Case):
+            return None
+        found.append(fewest)
+    for more in range(MOST_MORE):
+        split = Split(found[1] + more, lane, found[0])
+        if trials.worst(workloads, split, targets, "together").kept:
+            return split
+    return None
+
+
+# -- what can't be kept -------------------------------------------------------------------------------------
+
+
+def _alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequence[Target]) -> Impossible | None:
+    """The first SLO that requests miss which have a replica for themselves."""
+    chosen: list[Arrival] = []
+    for lane in dict.fromkeys(lanes):
+        mine = [arrival for arrival, of in zip(workload, lanes, strict=True) if of == lane]
+        chosen += mine[:: ceil(len(mine) / MOST_ALONE)]
+    chosen.sort(key=lambda arrival: arrival.at_s)
+    apart, at_s = [], 0.0
+    for arrival in chosen:
+        apart.append(replace(arrival, at_s=at_s))
+        at_s += 1.5 * _alone_s(arrival, trials.profile) + 1.0
+    case = trials.case(apart, Split(1), targets, seed=1)
+    if case.kept:
+        return None
+    missed = worst(case.missed)
+    assert missed is not None
+    return Impossible(missed, _why_alone(case.simulated.results, missed, trials.profile))
+
+
+def _alone_s(arrival: Arrival, profile: Profile) -> float:
+    """About how long it takes with nobody else there."""
+    prompt, steps = arrival.prompt_tokens, ceil(arrival.prompt_tokens / profile.chunk_limit)
+    prefill = steps * profile.cost.fixed + profile.step_s(Shape(prefill=prompt, pairs=prompt * prompt))
+    return prefill + profile.steps_s(Shape(decodes=1, context=prompt + 1), arrival.output_tokens)
+
+
+def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
+    target, value = missed.target, missed.value_s
+    assert value is not None
+    if not np.isfinite(value):
+        return f"{_reasons(results, target)}, even of requests that come one at a time"
+    column = np.where(results.of_lane(target.lane) & results.ok, results.figure(target.figure), np.nan)
+    at = int(np.nanargmin(np.abs(column - value)))
+    prompt, output = int(results.prompt_tokens[at]), int(results.output_tokens[at])
+    said = f"even alone on an idle {profile.name} it is {ms(value)} ms"
+    if target.figure == "ttft":
+        return f"{said}, which is what a prompt of {count(prompt)} tokens takes; a faster replica or shorter prompts would"
+    if target.figure in ("tpot", "max_gap"):
+        return f"{said}, which is how long a step takes with one sequence; only a faster replica would"
+    first = ms(float(results.ttft_s[at]))
+    return f"{said}: {first} ms to the first token, then {count(output)} tokens; a faster replica or shorter answers would"
+
+
+def _whatever(case: Case) -> tuple[Judged, str]:
+    """It is missed with any number of replicas that was tried."""
+    missed = worst(case.missed)
+    assert missed is not None
+    results = case.simulated.results
+    if missed.turned_away:
+        return missed, f"with {case.replicas} replicas it is still {missed.words}: {_reasons(results, missed.target)}"
+    return missed, f"with {case.replicas} replicas it is still {missed.words}, and was no better with half as many"
+
+
+def _reasons(results: Results, target: Target) -> str:
+    mine = results.of_lane(target.lane)
+    away = results.why[mine & ~results.ok]
+    if not len(away):
+        return "nobody is turned away"
+    most = results.reasons[int(np.bincount(away).argmax())]
+    return f"{percent(len(away) / max(1, int(mine.sum())))} are turned away, mostly with {most}"
+
+
+# -- the answer ---------------------------------------------------------------------------------------------
+
+
+def _answer(
+    trials: Trials,
+    workloads: Sequence[Workload],
+    lanes: Sequence[list[str]],
+    targets: Sequence[Target],
+    best: Split,
+    other: Split | None,
+    price: float | None,
+) -> Plan:
+    workload, say = workloads[0], trials.say
+    case = trials.worst(workloads, best, targets, "together" if best.own else "all lanes")
+    results = case.simulated.results
+    tokens = int((results.prompt_tokens + results.output_tokens)[results.ok].sum())
+    say("the latency curve")
+    drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level)
+    say("twice the traffic")
+    twice = [faster(one, 2.0, most=len(one)) for one in workloads]
+    if best.own:
+        guess = 2 * best.shared
+        twice_split = _with_own(trials_again(trials), twice, lanes, best.lane, targets, guess)
+    else:
+        fewest = trials.fewest(twice, targets, 2 * best.shared, "twice the traffic")
+        twice_split = None if isinstance(fewest, Case) else Split(fewest)
+    lost = None
+    if best.replicas > 1:
+        say("one replica lost")
+        at_s = workload[0].at_s + LOST_AT * span_s(workload)
+        lost = trials.case(workload, best, targets, 1, (Failure(0, at_s),), at_s)
+    return Plan(
+        profile=trials.profile.name,
+        split=best,
+        other=other,
+        case=case,
+        tokens_per_s=tokens / span_s(workload),
+        price=price,
+        curve=drawn,
+        little=_little(case),
+        twice=trials.case(twice[0], best, targets, 1),
+        twice_split=twice_split,
+        lost=lost,
+        notes=tuple(_notes(results, case.judged)),
+    )
