@@ -20,7 +20,7 @@ INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: serve test test-compiled compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: mlflow serve test test-compiled compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install compiled
 	@PYTHONPATH=$(COMPILED) $(BIN)/python -m headgate serve $(ARGS)
@@ -45,6 +45,11 @@ bench-peers: $(VENV)/.dev
 
 test-compiled: $(VENV)/.dev compiled
 	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled tests/model tests/policy tests/wire tests/replica tests/gateway $(ARGS)
+
+# A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
+mlflow:
+	$(PYTHON) -m venv .bench/mlflow
+	.bench/mlflow/bin/python -m pip install --quiet "mlflow>=3.6,<4"
 
 install: $(VENV)/.run
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 ASIDE_BYTES: Final = 64 * 1024
 """A longer body is understood in a thread of its own."""
+OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
 NO_TAGS: dict[str, str] = {}
@@ -337,6 +338,7 @@ class Gateway:
                 quantization=tags.get("quantization", ""),
                 gpu_type=tags.get("gpu_type", ""),
                 stream=request.stream,
+                operation=OPERATIONS.get(ticket.accepted.path, "chat"),
                 outcome=outcome,
                 status=STATUS[outcome] if summary is None else summary.status,
                 message="" if error is None else error.message,

@@ -87,10 +87,14 @@ class Instruments:
                 gateway.keep_prompt = self._journal.keep_prompt
         if observe.otlp_endpoint is not None and self._on:
             self._sender = OtlpSender(observe.otlp_endpoint, observe.otlp_headers, clock)
-            traces = Traces(gateway.dispatcher.lanes, observe.trace_share, self._sender, rng, self.figures)
+            traces = Traces(
+                gateway.dispatcher.lanes, observe.trace_share, self._sender, rng, self.figures, replicas=roster.urls
+            )
             self._consumers.append(traces.take)
             gateway.contexts = Contexts(observe.trace_share, rng)
-        self._otlp_metrics = observe.otlp_metrics
+        self._exporter: OtlpMetrics | None = None
+        if self._sender is not None and observe.otlp_metrics:
+            self._exporter = OtlpMetrics(self._text, self._sender, wall)
 
     def routes(self) -> Routes:
         guard = self.admin.access.guard
@@ -107,9 +111,8 @@ class Instruments:
             self.pulse.start(loop)
         if self._sender is not None:
             self._tasks.append(loop.create_task(self._sender.run()))
-            if self._otlp_metrics:
-                exporter = OtlpMetrics(self._text, self._sender, wall)
-                self._tasks.append(loop.create_task(exporter.run()))
+            if self._exporter is not None:
+                self._tasks.append(loop.create_task(self._exporter.run()))
         self._look(loop)
 
     def catch_up(self) -> None:
@@ -125,6 +128,8 @@ class Instruments:
         self.admin.close()
         self.catch_up()
         await self.alarms.close()
+        if self._exporter is not None:
+            await self._exporter.send()  # what has happened since the last time
         if self._sender is not None:
             await self._sender.finish(SEND_GRACE_S)
         for task in self._tasks:

@@ -17,6 +17,7 @@ class Roster:
     ) -> None:
         self.catalog = Catalog(gateway.hear)
         self.watches: dict[ReplicaId, Watch] = {}
+        self.urls: dict[ReplicaId, str] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails if somebody who watches does: nobody would notice any more what becomes of that replica."""
         self._gateway = gateway
@@ -31,6 +32,7 @@ class Roster:
         pool = self._new_pool(replica)
         self._gateway.join(replica, pool)
         self.catalog.add(replica)
+        self.urls[replica.id] = replica.url
         watch = self.watches[replica.id] = Watch(replica, pool, self._gateway.hear, self.catalog.said, *self._intervals)
         self._gateway.hear(ReplicaJoined(replica))
         task = self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
@@ -43,6 +45,7 @@ class Roster:
         self._tasks.pop(replica_id).cancel()
         self._gateway.hear(ReplicaLeft(replica_id))
         self.catalog.remove(replica_id)
+        del self.urls[replica_id]
         watch.pool.retire()
 
     async def close(self) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Why = Literal["failed", "refused", "retried", "slow", "parent", "share"]
 """Why a trace is kept."""
 PROVIDER = "headgate"
-OPERATION = "chat"
 _SERVER, _INTERNAL, _CLIENT, _ERROR = 2, 1, 3, 2
 """The protocol's numbers for kinds of spans, and for a status."""
 _STEP = 0x9E3779B97F4A7C15
@@ -40,7 +39,7 @@ class _Tree:
 
     def grow(self, why: Why, replicas: Mapping[str, str]) -> None:
         record = self._record
-        root = self.span(f"{OPERATION} {record.model}", 0.0, record.e2e_s, _SERVER)
+        root = self.span(f"{record.operation} {record.model}", 0.0, record.e2e_s, _SERVER)
         root.parent_span_id = bytes.fromhex(record.parent)
         there = _where(record.replica, replicas)
         put(root, _of_request(record), there, {"headgate.sampled": why})
@@ -193,7 +192,7 @@ def _told(record: Record) -> EngineTimings | None:
 def _of_request(record: Record) -> dict[str, Value]:
     answered = record.ttft_s is not None
     return {
-        "gen_ai.operation.name": OPERATION,
+        "gen_ai.operation.name": record.operation,
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.system": PROVIDER,
         "gen_ai.request.model": record.model,

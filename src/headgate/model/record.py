@@ -85,6 +85,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     quantization: str = ""
     gpu_type: str = ""
     stream: bool = False
+    operation: str = "chat"
+    """OpenTelemetry's word for what was asked: chat, text_completion or embeddings."""
 
     outcome: Outcome
     status: int = 200

@@ -102,7 +102,8 @@ def _percentiles(
             lane,
             (float(np.quantile(a, level)), float(np.quantile(b, level))),
             (drawn_a[:, i], drawn_b[:, i]),
-            beyond=min(len(a), len(b)) * min(level, 1 - level),
+            level=level,
+            requests=min(len(a), len(b)),
         )
         for i, level in enumerate(levels)
     ]
@@ -114,10 +115,17 @@ def _drawn(values: Floats, levels: tuple[float, ...], rng: np.random.Generator) 
 
 
 def difference(
-    what: str, lane: str | None, points: tuple[float, float], drawn: tuple[Floats, Floats], *, beyond: float
+    what: str,
+    lane: str | None,
+    points: tuple[float, float],
+    drawn: tuple[Floats, Floats],
+    *,
+    level: float,
+    requests: int,
 ) -> Difference:
-    """Of a percentile in seconds, from what it is and what resampling makes of it, with so many requests beyond it."""
+    """Of a percentile in seconds, from what it is and what resampling makes of it."""
     plain = Difference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
+    beyond = requests * min(level, 1 - level)
     if beyond < BEYOND:
         return plain
     a, b = drawn
@@ -128,7 +136,7 @@ def difference(
         seen = math.log(points[1] / points[0])
     else:
         steps, seen = b - a, points[1] - points[0]
-    return replace(plain, low=low, high=high, chance=_between_equals(seen, steps, beyond))
+    return replace(plain, low=low, high=high, chance=_between_equals(seen, steps, min(beyond, 2 * math.sqrt(requests))))
 
 
 def _shares(before: Results, after: Results, lane: str | None, rng: np.random.Generator) -> list[Difference]:
@@ -166,7 +174,7 @@ def _drawn_shares(hits: Floats, rng: np.random.Generator) -> Floats:
 def _between_equals(seen: float, steps: Floats, freedom: float) -> float:
     """How often equals differ by so much, if differences are as wide as resampling shows them. By Student's law rather
     than by counting: a thousand resamples can't tell small chances from smaller ones, and how wide they show it is
-    itself uncertain where few requests lie beyond the percentile."""
+    itself uncertain: a resampled percentile's converges only with the fourth root of the number of requests."""
     width = float(np.nanstd(steps))
     if width == 0.0:
         return 1.0 if seen == 0.0 else 0.0

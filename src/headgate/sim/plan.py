@@ -12,25 +12,26 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-from msgspec.structs import replace
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.profile import Profile, Shape
-from headgate.report.results import Results, Target
-from headgate.report.words import count, ms, percent
+from headgate.policy.profile import Profile
+from headgate.report.results import KINDS, Results, Target
+from headgate.report.words import count
 from headgate.sim.curve import OPERATING, Curve, curve, faster, offered, span_s
 from headgate.sim.fleet import Failure
+from headgate.sim.impossible import Impossible, alone, whatever
 from headgate.sim.intake import Intake
 from headgate.sim.run import Level
-from headgate.sim.slo import Judged, judge, name, promised, worst
+from headgate.sim.slo import Judged, name, promised
 from headgate.sim.trial import Case, Say, Split, Trials, Workload
-from headgate.workload.arrival import Arrival
 
-MOST_ALONE = 1000
-"""Requests of each lane that are tried alone."""
 LOST_AT = 1 / 3
 """When a replica is lost, as a share of the workload."""
+LEAST_IN_LANE = 20
+"""Requests that a lane has before replicas of its own are thought of."""
+MOST_MORE = 4
+"""How many shared ones may be added where two parts do not do together what each did by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +91,6 @@ class Plan:
         return None if per_hour is None or not self.tokens_per_s else per_hour / (self.tokens_per_s * 3.6)
 
 
-@dataclass(frozen=True, slots=True)
-class Impossible:
-    """No number of replicas keeps this, and why."""
-
-    judged: Judged
-    why: str
-
-    def __str__(self) -> str:
-        return f"no number of replicas keeps {name(self.judged.target)} within {ms(self.judged.target.within_s)} ms: {self.why}"
-
-
 def plan(
     config: GatewayConfig,
     workloads: Sequence[Workload],
@@ -122,7 +112,7 @@ def plan(
     if not targets:
         raise StartupError(f"no SLO is about a lane of the workload, which has {', '.join(present)}")
     trials = Trials(config, profile, slots, level, say)
-    impossible = _alone(trials, workloads[0], lanes[0], targets)
+    impossible = alone(trials, workloads[0], lanes[0], targets)
     if impossible is not None:
         return impossible
     guess = ceil(offered(workloads[0], profile))
@@ -131,7 +121,7 @@ def plan(
     split = _with_own(trials, workloads, lanes, own_lane, targets, guess) if own_lane else None
     if isinstance(shared, Case):
         if split is None:
-            return Impossible(*_whatever(shared))
+            return whatever(shared)
         best, other = split, None
     elif split is not None and split.replicas < shared:
         best, other = split, Split(shared)
@@ -168,6 +158,7 @@ def _with_own(
     lane: str,
     targets: Sequence[Target],
     guess: int,
+    about: str = "",
 ) -> Split | None:
     """The fewest with replicas for this lane alone. The two parts have nothing to do with each other, so each is looked
     for by itself; then both together. None: it can't be kept that way."""
@@ -178,80 +169,15 @@ def _with_own(
             for workload, lane_of in zip(workloads, lanes, strict=True)
         ]
         asked = [target for target in targets if target.lane is None or (target.lane == lane) is mine]
-        fewest = trials.fewest(parts, asked, 1 if mine else guess, f"{'only' if mine else 'without'} {lane}")
+        fewest = trials.fewest(parts, asked, 1 if mine else guess, f"{about}{'only' if mine else 'without'} {lane}")
         if isinstance(fewest, Case):
             return None
         found.append(fewest)
     for more in range(MOST_MORE):
         split = Split(found[1] + more, lane, found[0])
-        if trials.worst(workloads, split, targets, "together").kept:
+        if trials.worst(workloads, split, targets, f"{about}together").kept:
             return split
     return None
-
-
-# -- what can't be kept -------------------------------------------------------------------------------------
-
-
-def _alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequence[Target]) -> Impossible | None:
-    """The first SLO that requests miss which have a replica for themselves."""
-    chosen: list[Arrival] = []
-    for lane in dict.fromkeys(lanes):
-        mine = [arrival for arrival, of in zip(workload, lanes, strict=True) if of == lane]
-        chosen += mine[:: ceil(len(mine) / MOST_ALONE)]
-    chosen.sort(key=lambda arrival: arrival.at_s)
-    apart, at_s = [], 0.0
-    for arrival in chosen:
-        apart.append(replace(arrival, at_s=at_s))
-        at_s += 1.5 * _alone_s(arrival, trials.profile) + 1.0
-    case = trials.case(apart, Split(1), targets, seed=1)
-    if case.kept:
-        return None
-    missed = worst(case.missed)
-    assert missed is not None
-    return Impossible(missed, _why_alone(case.simulated.results, missed, trials.profile))
-
-
-def _alone_s(arrival: Arrival, profile: Profile) -> float:
-    """About how long it takes with nobody else there."""
-    prompt, steps = arrival.prompt_tokens, ceil(arrival.prompt_tokens / profile.chunk_limit)
-    prefill = steps * profile.cost.fixed + profile.step_s(Shape(prefill=prompt, pairs=prompt * prompt))
-    return prefill + profile.steps_s(Shape(decodes=1, context=prompt + 1), arrival.output_tokens)
-
-
-def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
-    target, value = missed.target, missed.value_s
-    assert value is not None
-    if not np.isfinite(value):
-        return f"{_reasons(results, target)}, even of requests that come one at a time"
-    column = np.where(results.of_lane(target.lane) & results.ok, results.figure(target.figure), np.nan)
-    at = int(np.nanargmin(np.abs(column - value)))
-    prompt, output = int(results.prompt_tokens[at]), int(results.output_tokens[at])
-    said = f"even alone on an idle {profile.name} it is {ms(value)} ms"
-    if target.figure == "ttft":
-        return f"{said}, which is what a prompt of {count(prompt)} tokens takes; a faster replica or shorter prompts would"
-    if target.figure in ("tpot", "max_gap"):
-        return f"{said}, which is how long a step takes with one sequence; only a faster replica would"
-    first = ms(float(results.ttft_s[at]))
-    return f"{said}: {first} ms to the first token, then {count(output)} tokens; a faster replica or shorter answers would"
-
-
-def _whatever(case: Case) -> tuple[Judged, str]:
-    """It is missed with any number of replicas that was tried."""
-    missed = worst(case.missed)
-    assert missed is not None
-    results = case.simulated.results
-    if missed.turned_away:
-        return missed, f"with {case.replicas} replicas it is still {missed.words}: {_reasons(results, missed.target)}"
-    return missed, f"with {case.replicas} replicas it is still {missed.words}, and was no better with half as many"
-
-
-def _reasons(results: Results, target: Target) -> str:
-    mine = results.of_lane(target.lane)
-    away = results.why[mine & ~results.ok]
-    if not len(away):
-        return "nobody is turned away"
-    most = results.reasons[int(np.bincount(away).argmax())]
-    return f"{percent(len(away) / max(1, int(mine.sum())))} are turned away, mostly with {most}"
 
 
 # -- the answer ---------------------------------------------------------------------------------------------
@@ -274,9 +200,10 @@ def _answer(
     drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level)
     say("twice the traffic")
     twice = [faster(one, 2.0, most=len(one)) for one in workloads]
+    twice_split: Split | None
     if best.own:
         guess = 2 * best.shared
-        twice_split = _with_own(trials_again(trials), twice, lanes, best.lane, targets, guess)
+        twice_split = _with_own(trials, twice, lanes, best.lane, targets, guess, "twice the traffic, ")
     else:
         fewest = trials.fewest(twice, targets, 2 * best.shared, "twice the traffic")
         twice_split = None if isinstance(fewest, Case) else Split(fewest)
@@ -299,3 +226,22 @@ def _answer(
         lost=lost,
         notes=tuple(_notes(results, case.judged)),
     )
+
+
+def _little(case: Case) -> Little:
+    simulated = case.simulated
+    results, span = simulated.results, max(simulated.span_s, 1e-9)
+    return Little(simulated.present_s / span, len(results) / span, float(results.e2e_s.mean()))
+
+
+def _notes(results: Results, judged: Sequence[Judged]) -> list[str]:
+    """What a reader must know before believing the answer."""
+    notes = []
+    too_long = int((results.kind == KINDS.index("client")).sum())
+    if too_long:
+        notes.append(f"{count(too_long)} requests do not fit the replicas' context, and were left out")
+    for one in judged:
+        beyond = one.count * (1 - (one.target.level or 1.0))
+        if 0 < one.count and beyond < 1:
+            notes.append(f"{name(one.target)} is of {count(one.count)} requests only: it is the slowest of them")
+    return notes

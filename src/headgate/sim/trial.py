@@ -115,9 +115,7 @@ class Trials:
         self.say(f"{about}: {split}: {'kept' if found.kept else 'missed'}" + (f"; {first}" if first else ""))
         return found
 
-    def fewest(
-        self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str
-    ) -> int | Case:
+    def fewest(self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str) -> int | Case:
         """So many shared replicas; or what is missed however many there are."""
         missed, count = 0, max(1, guess)
         before: Case | None = None

@@ -59,6 +59,15 @@ export function chooseFigure(name) {
   redraw();
 }
 
+// Only a table that is seen can be scrolled by keyboard.
+const scrolled = () => (document.documentElement.dataset.view === "table" ? 0 : null);
+
+export function chooseView(view) {
+  document.documentElement.dataset.view = view;
+  for (const panel of panels.values()) set(panel.table, "tabindex", scrolled());
+  redraw();
+}
+
 export function anyHistory() {
   return [...history.values()].some((slices) => slices.some((slice) => slice.requests > 0));
 }
@@ -101,7 +110,7 @@ function make(lane) {
   panel.plots.addEventListener("keydown", (event) => walk(panel, event));
   panel.plots.addEventListener("blur", () => moveCursor(null, null));
   panel.table = el(
-    "div", { class: "history", tabindex: -1 },
+    "div", { class: "history", role: "region", "aria-label": `${lane.name} as a table`, tabindex: scrolled() },
     el("table", { id: `${id}-table` }, panel.caption, headRow(), panel.rows),
   );
   panel.node = el(
@@ -123,7 +132,7 @@ function figureCell(name) {
 }
 
 function headRow() {
-  const heads = ["From", "p50", "p95", "p99", "Requests", "Refused", "Failed", "Most common"];
+  const heads = ["From", "p50", "p95", "p99", "Requests", "Refused", "Failed", "Mostly"];
   return el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text))));
 }
 
@@ -147,7 +156,7 @@ function update(_, lane) {
 function describe(panel, lane, promises) {
   const now = PERCENTILES.map((name) => `${name} ${duration(lane.figures[figure]?.[name])}`).join(", ");
   const kept = promises.map((p) => `${p.label} within ${bound(p.within_s)}: ${p.state}`).join(", ");
-  const text = `${lane.name}: ${FIGURES[figure]}, last 10 minutes. Now ${now}. ${kept || "Nothing promised"}.`;
+  const text = `${lane.name}: ${FIGURES[figure]}, last 10 minutes. Now ${now}. ${kept || "Nothing promised"}. Arrow keys walk through it.`;
   set(panel.plots, "aria-label", text);
   say(panel.caption, `${lane.name}: ${FIGURES[figure]} in slices of ${step} s, latest first`);
 }
@@ -193,7 +202,7 @@ function usual(slice) {
   const most = Math.max(0, ...heat);
   if (!most || !bands) return NONE;
   const band = heat.indexOf(most);
-  return `${edge(band - 1)} to ${edge(band)} (${count(most)})`;
+  return `${edge(band - 1)} – ${edge(band)}`;
 }
 
 function fillTable(panel) {

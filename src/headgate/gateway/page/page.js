@@ -4,7 +4,7 @@ import { byId, say, set, show } from "./dom.js";
 import { Feed } from "./feed.js";
 import * as fleet from "./fleet.js";
 import { span } from "./format.js";
-import { anyHistory, chooseFigure, redraw, takeHistory, takeLanes } from "./lanes.js";
+import { anyHistory, chooseFigure, chooseView, redraw, takeHistory, takeLanes } from "./lanes.js";
 import { takeAlerts, takeFindings, takeQueues, takeVitals } from "./news.js";
 import * as slow from "./slow.js";
 
@@ -130,10 +130,7 @@ const feed = new Feed(take, linked);
 fleet.setUp();
 slow.setUp();
 choices("figure", chooseFigure);
-choices("view", (view) => {
-  document.documentElement.dataset.view = view;
-  redraw();
-});
+choices("view", chooseView);
 byId("theme").addEventListener("click", turnTheme);
 byId("copy").addEventListener("click", copyCommand);
 byId("again").addEventListener("click", () => feed.connect());
