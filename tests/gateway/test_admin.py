@@ -27,7 +27,7 @@ from headgate.model.replica import Replica
 from headgate.replica.http import Pool
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
-from headgate.wiring import _gateway
+from headgate.wiring.gateway import build_gateway
 from tests.policy.records import record
 from tests.replica.engine import STREAM, Engine, engine, token
 from tests.wire.serving import Answer, Client, Served, live, post, serving, until
@@ -47,7 +47,7 @@ class Alarms:
 class Scene:
     def __init__(self, access: Access, keep: int) -> None:
         config = GatewayConfig(observe=ObserveConfig(keep=keep, price_per_replica_hour=3.6))
-        self.gateway: Gateway = _gateway(config, monotonic)
+        self.gateway: Gateway = build_gateway(config, monotonic, 1)
         self.figures = Figures(self.gateway.dispatcher.lanes, config.observe, monotonic() - 30)
         self.pulse = Pulse(monotonic)
         self.refreshed = 0

@@ -125,6 +125,8 @@ class Gateway:
         self._aside = ThreadPoolExecutor(1, "headgate-accept")
         self.contexts: Contexts | None = None
         """None: nobody collects traces, and the client's own context is passed on as it came."""
+        self.events: Callable[[Event, float, list[Command]], None] | None = None
+        """For whoever records every decision."""
         self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
         """For whoever records what was asked."""
         self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
@@ -210,7 +212,10 @@ class Gateway:
     def hear(self, event: Event, now: float | None = None) -> None:
         if now is None:
             now = self._clock()
-        for command in self.dispatcher.on(event, now):
+        commands = self.dispatcher.on(event, now)
+        if self.events is not None:
+            self.events(event, now, commands)
+        for command in commands:
             self._carry_out(command, now)
         if self.dispatcher.wake_at < self._timer_at:
             self._set_timer(now)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
+from headgate.report.results import Floats
 from headgate.sim.fleet import Fleet
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
@@ -141,6 +142,6 @@ def curve(
     return Curve(capacity_per_s=rate / now, now=now, points=tuple(points))
 
 
-def _three(values: np.ndarray) -> tuple[float, float, float]:  # type: ignore[type-arg]
+def _three(values: Floats) -> tuple[float, float, float]:
     p50, p95, p99 = np.quantile(values, (0.5, 0.95, 0.99)).tolist()
     return p50, p95, p99

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-import numpy as np
-
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
@@ -242,6 +240,6 @@ def _notes(results: Results, judged: Sequence[Judged]) -> list[str]:
         notes.append(f"{count(too_long)} requests do not fit the replicas' context, and were left out")
     for one in judged:
         beyond = one.count * (1 - (one.target.level or 1.0))
-        if 0 < one.count and beyond < 1:
+        if one.count > 0 and beyond < 1:
             notes.append(f"{name(one.target)} is of {count(one.count)} requests only: it is the slowest of them")
     return notes

