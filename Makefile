@@ -57,7 +57,7 @@ install: $(VENV)/.run
 # editors see. Where it can't be built Headgate runs interpreted: the same, with about three times the CPU per request.
 compiled: $(COMPILED)/.made
 
-$(COMPILED)/.made: $(shell find src -name '*.py') hatch_build.py $(VENV)/.run
+$(COMPILED)/.made: $(shell find src -type f -not -name '*.pyc') hatch_build.py $(VENV)/.run
 	@echo "Compiling the data path (about a minute; once, and after changes) …"
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@HEADGATE_COMPILE=1 $(PIP) install --quiet --no-deps --no-build-isolation --target $(COMPILED) . >build/compile.log 2>&1 \

@@ -53,7 +53,8 @@ def test_each_lane_shows_its_percentiles_against_their_promises_and_its_heat(bro
             "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((v, i) => v && i % 4 > 2).length"
         )
         assert fast.locator("canvas").evaluate(coloured) > 1000
-        assert seen.page.locator("[data-lane=fast]").get_attribute("data-state") == "critical"
+        assert fast.get_attribute("data-state") == "critical"
+        assert fast.locator("header .state").inner_text() == "critical: TTFT p95"
 
 
 def test_the_figure_can_be_switched_and_shown_as_a_table(browser: Browser, fleet: str) -> None:

@@ -17,8 +17,8 @@ from headgate.model.sequence import Sequence
 from headgate.model.step import Row, Step
 from headgate.policy.profile import Noise, Profile, shape
 
-MOST_BEHIND_S = 0.1
-"""What shorter steps may catch up; further behind would mean a burst of tokens that no GPU gives."""
+MOST_BEHIND_S = 0.25
+"""Of the profile's seconds, what shorter steps may catch up. More would mean a burst of tokens that no GPU gives."""
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -72,7 +72,7 @@ class EmulatedRunner:
         began = self._clock()
         if not self._keys:
             self._due = began
-        elif (behind := began - self._due - MOST_BEHIND_S) > 0:
+        elif (behind := began - self._due - MOST_BEHIND_S * self.dilation) > 0:
             self.behind_s += behind
             self._due += behind
         took = self.profile.step_s(shape(step), self._noise) * self.dilation

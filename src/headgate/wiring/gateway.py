@@ -113,6 +113,7 @@ async def _serve_gateway(
             surface.draining = True
             await asyncio.sleep(NOTICE_S)
             http.close_listener()
+            instruments.live.close()
             await gateway.finish(config.listen.drain_s)
             await http.drain(NOTICE_S)
         finally:

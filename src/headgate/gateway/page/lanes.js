@@ -2,7 +2,7 @@
 
 import { drawHeat, drawLines, drawTraffic, LEFT, PERCENTILES, Span, SPAN_S } from "./charts.js";
 import { byId, el, keyed, say, set, show, style, svg } from "./dom.js";
-import { axis, bound, count, duration, exactClock, NONE, rate } from "./format.js";
+import { axis, bound, count, duration, exactClock, NONE, rate, words } from "./format.js";
 
 const FIGURES = {
   ttft: "time to first token",
@@ -138,9 +138,10 @@ function headRow() {
 
 function update(_, lane) {
   const panel = panels.get(lane.name);
-  const state = lane.promises.reduce((worst, p) => Math.max(worst, WORST.indexOf(p.state)), 0);
-  set(panel.node, "data-state", WORST[state]);
-  say(panel.badge, lane.promises.length ? ["ok", "warning", "critical"][state] : "no promise");
+  const worst = lane.promises.reduce((a, b) => (WORST.indexOf(b.state) > WORST.indexOf(a.state) ? b : a), { state: "ok" });
+  set(panel.node, "data-state", worst.state);
+  // Which one, for it need not be of the figure that is shown.
+  say(panel.badge, worst.state === "ok" ? "ok" : `${worst.state}: ${words(worst.figure)} ${worst.label}`);
   const doing = [`${rate(lane.requests_per_s)} req/s`, `${count(lane.running)} running`, `${count(lane.waiting)} waiting`];
   if (!panel.node.hasAttribute("data-idle") || lane.running || lane.waiting) say(panel.facts, doing.join(" · "));
   const promises = promisesOf(lane);

@@ -1,0 +1,208 @@
+"""How is a request put to a server? Where to, as whom, and in which bytes."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed, StartupError
+from headgate.replica.connection import Call, Listener, PoolLimits
+from headgate.replica.http import Pool, request_head
+from headgate.workload.arrival import Arrival
+from headgate.workload.prompt import prompt_text
+
+Endpoint = Literal["chat", "completions"]
+PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+LIMITS = PoolLimits(max_idle=8192, connect_timeout_s=10.0)
+PROBE_S = 5.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What is the same for all requests of a run."""
+
+    endpoint: Endpoint = "chat"
+    model: str | None = None
+    """None: the arrival's own, else the first that the server names."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """API key by tenant; under "" whoever has none of their own."""
+    ignore_eos: bool = False
+    """Say as much as was asked for, even if the model has said all. vLLM, SGLang and Headgate's engine know it."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """More for the body."""
+    stream: bool | None = None
+    """None: as each arrival says."""
+    seed: int = 0
+
+
+class Asker:
+    """Built and used within one running loop."""
+
+    def __init__(self, urls: tuple[str, ...], asking: Asking, clock: Clock, salt: int = 0) -> None:
+        """Several addresses take turns. With another salt no text is the same: what one run has left in a prefix cache
+        is of no use to the next."""
+        self.asking = asking
+        self.urls = tuple(address(url) for url in urls)
+        self._pools = [Pool(url, clock=clock, limits=LIMITS) for url in self.urls]
+        self._turns = cycle(self._pools)
+        self._salt = salt
+        self._rng = random.Random(f"{asking.seed}/{salt}")
+        self._heads: dict[tuple[str, str | None, str | None], bytes] = {}
+        self._model = asking.model
+        self._found_model: str | None = None
+        self._tail = self._make_tail()
+
+    @property
+    def model(self) -> str:
+        return self._model or self._found_model or ""
+
+    @property
+    def connections(self) -> int:
+        return sum(pool.connections for pool in self._pools)
+
+    async def probe(self) -> None:
+        """Is anybody there, and what do they serve? Raises StartupError."""
+        for pool in self._pools:
+            status, body = await self._ask_models(pool)
+            models = _model_names(body) if status == 200 else []
+            if status in (401, 403):
+                raise StartupError(f"{pool.url} wants an API key: give it with --key KEY")
+            if self._found_model is None and models:
+                self._found_model = models[0]
+            if not self._model and not models:
+                raise StartupError(
+                    f"{pool.url}/v1/models names no model (status {status}): say which with --model NAME"
+                )
+
+    async def _ask_models(self, pool: Pool) -> tuple[int, bytes]:
+        once = _Once(asyncio.get_running_loop().create_future())
+        call = pool.send(self._head_of(pool, "/v1/models", "", None, "GET"), b"", once)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                return await once.answer
+        except TimeoutError:
+            raise StartupError(f"{pool.url} does not answer within {PROBE_S:g} s; is it the right address?") from None
+        except ReplicaFailed as error:
+            why = error.message.removeprefix("the replica could not be reached: ").replace("the replica", "it")
+            raise StartupError(f"{pool.url} can't be reached: {why}; is it running?") from None
+        finally:
+            call.cancel()
+
+    def prepare(self, arrival: Arrival) -> tuple[Pool, bytes, bytes]:
+        """Everything that can be done before it is due."""
+        pool = next(self._turns)
+        tenant, lane = arrival.tenant or "", arrival.lane
+        known = (tenant, lane, pool.url)
+        head = self._heads.get(known)
+        if head is None:
+            head = self._heads[known] = self._head_of(pool, PATHS[self.asking.endpoint], tenant, lane)
+        if arrival.session is not None:
+            head += b"x-headgate-session: %b\r\n" % arrival.session.encode("ascii", "replace")
+        return pool, head, self._body(arrival)
+
+    def send(self, prepared: tuple[Pool, bytes, bytes], listener: Listener) -> Call:
+        pool, head, body = prepared
+        return pool.send(head, body, listener)
+
+    def streams(self, arrival: Arrival) -> bool:
+        return arrival.stream if self.asking.stream is None else self.asking.stream
+
+    async def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+        while any(pool.connections for pool in self._pools):
+            await asyncio.sleep(0)
+
+    def _head_of(self, pool: Pool, path: str, tenant: str, lane: str | None, method: str = "POST") -> bytes:
+        keys = self.asking.keys
+        key = keys.get(tenant, keys.get("", ""))
+        headers = [("x-headgate-timings", "1")]
+        headers += [("authorization", f"Bearer {key}")] if key else []
+        headers += [("x-headgate-lane", lane)] if lane else []
+        return request_head(path, pool.host, tuple(headers), method)
+
+    def _make_tail(self) -> bytes:
+        """What ends every body, with the comma before it."""
+        extra: dict[str, Any] = {"ignore_eos": True} if self.asking.ignore_eos else {}
+        extra |= self.asking.extra
+        return b"," + _encode(extra)[1:] if extra else b"}"
+
+    def _body(self, arrival: Arrival) -> bytes:
+        asked = arrival.prompt
+        chat = self.asking.endpoint == "chat"
+        if asked is None:
+            text = prompt_text(arrival, self._rng, self._salt).encode()  # plain words: nothing in it to escape
+            prompt = b'[{"role":"user","content":"%b"}]' % text if chat else b'"%b"' % text
+        elif chat and isinstance(asked, str):
+            prompt = _encode([{"role": "user", "content": asked}])
+        else:
+            prompt = _encode(asked)
+        model = _encode(self._model or arrival.model or self._found_model or "")
+        return b'{"model":%b,"%b":%b,"max_tokens":%d%b%b' % (
+            model,
+            b"messages" if chat else b"prompt",
+            prompt,
+            arrival.output_tokens,
+            b',"stream":true,"stream_options":{"include_usage":true}' if self.streams(arrival) else b"",
+            self._tail,
+        )
+
+
+def address(url: str) -> str:
+    """What a pool connects to, from whatever people paste. Raises StartupError."""
+    if url.startswith("unix:"):
+        return url
+    text = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(text)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        known = False
+    if not known or parts.path.rstrip("/") not in ("", "/v1", *PATHS.values()) or parts.query:
+        raise StartupError(f"{url!r} is no address: say http://host:port, https://host:port or unix:/path")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _model_names(body: bytes) -> list[str]:
+    try:
+        listed = msgspec.json.decode(body)
+        return [model["id"] for model in listed["data"] if isinstance(model["id"], str)]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return []
+
+
+class _Once:
+    """The Listener of a question of our own."""
+
+    def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
+        self.answer = answer
+        self._status = 0
+        self._body = b""
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+
+    def on_events(self, events: list[bytes]) -> None:
+        pass
+
+    def on_body(self, body: bytes) -> None:
+        self._body = body
+
+    def on_done(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result((self._status, self._body))
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def on_late(self) -> None:
+        pass

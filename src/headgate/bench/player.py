@@ -1,0 +1,182 @@
+"""Who is asked when? An open loop: requests go out when they are due, whatever became of those before."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headgate.bench.alarm import alarm
+from headgate.bench.asker import Asker
+from headgate.bench.shot import Shot
+from headgate.model.clock import Clock
+from headgate.model.quantile import Sketch
+from headgate.report.results import Rows
+from headgate.report.summary import CUT_OFF
+from headgate.workload.arrival import Arrival
+
+HEAD_START_S = 0.05
+"""From the beginning to the first arrival's time zero: what it takes to get going."""
+MOST_REASONS = 100
+MOST_MESSAGES = 20
+LATE_S, LATE_SHARE, LAG_P99_S = 0.05, 0.01, 0.01
+"""A client that sends one in a hundred this late, or whose p99 is past that, measures itself."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is known of a run so far."""
+
+    sent: int = 0
+    completed: int = 0
+    refused: int = 0
+    failed: int = 0
+    tokens: int = 0
+    late: int = 0
+    """Sent more than 50 ms after it was due."""
+    lag: Sketch = field(default_factory=Sketch)
+    ttft: Sketch = field(default_factory=Sketch)
+    e2e: Sketch = field(default_factory=Sketch)
+    messages: dict[str, str] = field(default_factory=dict)
+    """For each reason, what the server said the first time."""
+    reasons: set[str] = field(default_factory=set)
+
+    @property
+    def behind(self) -> str:
+        """Why the figures are not to be trusted; empty: they are."""
+        p99 = self.lag.quantile(0.99) or 0.0
+        if p99 <= LAG_P99_S and self.late <= LATE_SHARE * self.sent:
+            return ""
+        return (
+            f"the client fell behind: requests were sent up to {(self.lag.max or 0.0) * 1e3:.0f} ms late (p99 "
+            f"{p99 * 1e3:.1f} ms, {self.late} of {self.sent} more than {LATE_S * 1e3:.0f} ms), so these are its own "
+            "figures, not the server's; offer less, or give it a core of its own"
+        )
+
+
+class Player:
+    """Plays arrivals once. Built and used within one running loop."""
+
+    def __init__(
+        self,
+        arrivals: Iterator[Arrival],
+        asker: Asker,
+        rows: Rows,
+        tally: Tally,
+        clock: Clock,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self._arrivals = arrivals
+        self._asker = asker
+        self._rows = rows
+        self.tally = tally
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._flying: dict[Shot, None] = {}
+        self._next: tuple[Shot, tuple[object, bytes, bytes]] | None = None
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self.began = 0.0
+        """On the clock, time zero of the arrivals."""
+        self.stopped = False
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    async def play(self, from_s: float = 0.0) -> None:
+        """Until the last answer is there, or all are cut off. `from_s` is which of the arrivals' times is now."""
+        self.began = self._clock() + HEAD_START_S - from_s
+        self._alarm = alarm(self._loop, self._clock, self._send_due)
+        try:
+            self._prepare()
+            self._send_due()
+            await self._done
+        finally:
+            self._alarm.close()
+            for shot in list(self._flying):
+                shot.cut_off(CUT_OFF)
+
+    def stop(self) -> None:
+        """Send no more, and wait for none."""
+        self.stopped = True
+        self._next = None
+        for shot in list(self._flying):
+            shot.cut_off(CUT_OFF)
+        self._look()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """What can be done before the next one is due."""
+        arrival = next(self._arrivals, None)
+        if arrival is None:
+            self._next = None
+            return
+        asker = self._asker
+        shot = Shot(arrival, self.began + arrival.at_s, asker.streams(arrival), self._clock, self._over)
+        self._next = shot, asker.prepare(arrival)
+
+    def _send_due(self) -> None:
+        while self._next is not None:
+            shot, prepared = self._next
+            lag = self._clock() - shot.due
+            if lag < 0:
+                self._alarm.set(shot.due)
+                return
+            shot.lag_s = lag
+            self._flying[shot] = None
+            shot.call = call = self._asker.send(prepared, shot)
+            call.late_at = shot.due + self._timeout_s
+            self._count(lag)
+            self._prepare()
+        self._look()
+
+    def _count(self, lag: float) -> None:
+        tally = self.tally
+        tally.sent += 1
+        tally.lag.add(lag)
+        tally.late += lag > LATE_S
+
+    def _over(self, shot: Shot) -> None:
+        del self._flying[shot]
+        tally, ok = self.tally, shot.kind == "ok"
+        if ok:
+            tally.completed += 1
+            tally.tokens += shot.tokens
+            tally.e2e.add(shot.e2e_s)
+            if shot.ttft_s is not None:
+                tally.ttft.add(shot.ttft_s)
+        else:
+            self._blame(shot)
+        arrival = shot.arrival
+        self._rows.add(
+            at_s=arrival.at_s,
+            lane=arrival.label,
+            kind=shot.kind,
+            why=shot.why,
+            ttft_s=shot.ttft_s if ok else None,
+            tpot_s=shot.tpot_s if ok else None,
+            max_gap_s=shot.max_gap_s if ok else None,
+            e2e_s=shot.e2e_s,
+            queue_s=shot.queue_s,
+            lag_s=shot.lag_s,
+            prompt_tokens=arrival.prompt_tokens if shot.prompt_tokens is None else shot.prompt_tokens,
+            output_tokens=shot.tokens,
+            gaps=shot.gaps,
+        )
+        self._look()
+
+    def _blame(self, shot: Shot) -> None:
+        tally = self.tally
+        if shot.kind == "refused":
+            tally.refused += 1
+        else:
+            tally.failed += 1
+        if shot.why not in tally.reasons and len(tally.reasons) >= MOST_REASONS:
+            shot.why = "other"
+        tally.reasons.add(shot.why)
+        if shot.message and len(tally.messages) < MOST_MESSAGES:
+            tally.messages.setdefault(shot.why, shot.message)
+
+    def _look(self) -> None:
+        if self._next is None and not self._flying and not self._done.done():
+            self._done.set_result(None)

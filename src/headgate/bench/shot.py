@@ -1,0 +1,268 @@
+"""What becomes of one request? Heard event by event, and told once when it is over.
+
+Every time counts from when the request was due. A client that counts from when it sent it hides the wait that it shared:
+while a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
+"""
+
+from array import array
+from collections.abc import Callable
+
+import msgspec
+
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.model.outcome import Kind, Outcome
+from headgate.replica.connection import Call
+from headgate.replica.openai import read_error
+from headgate.workload.arrival import Arrival
+
+REFUSALS = (429, 503)
+BY_CODE: dict[str, Kind] = {outcome.value: outcome.kind for outcome in Outcome}
+"""Headgate says in the code what it means; from anybody else, 429 and 503 are refusals."""
+LONGEST_WHY = 80
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: msgspec.Raw | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        delta = self.delta
+        if delta is None:
+            return bool(self.text)
+        return bool(delta.content or self.text or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Timings(msgspec.Struct):
+    queue_ms: float | None = None
+    queue_time_ms: float | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] = []  # noqa: RUF012  # msgspec copies it
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+    timings: msgspec.Raw | None = None
+    """Our engine's, and llama.cpp's of the same name."""
+    metrics: msgspec.Raw | None = None
+    """vLLM's, with --enable-per-request-metrics."""
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+_decode_timings = msgspec.json.Decoder(_Timings).decode
+
+
+class Shot:
+    """The Listener of one request."""
+
+    __slots__ = (
+        "_ended_well",
+        "_events",
+        "_headers_queue_s",
+        "_on_over",
+        "_status",
+        "_wants_stream",
+        "arrival",
+        "call",
+        "clock",
+        "due",
+        "ended_at",
+        "first_at",
+        "gaps",
+        "kind",
+        "lag_s",
+        "last_at",
+        "max_gap_s",
+        "message",
+        "output_tokens",
+        "prompt_tokens",
+        "queue_s",
+        "why",
+    )
+
+    def __init__(
+        self, arrival: Arrival, due: float, wants_stream: bool, clock: Clock, on_over: Callable[["Shot"], None]
+    ) -> None:
+        self.arrival = arrival
+        self.due = due
+        self.clock = clock
+        self._wants_stream = wants_stream
+        self._on_over = on_over
+        self.call: Call | None = None
+        self.lag_s = 0.0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self.ended_at = due
+        self.max_gap_s: float | None = None
+        self.gaps = array("d")
+        """Between the tokens' events."""
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+        self.queue_s: float | None = None
+        self.kind: Kind = "ok"
+        self.why = ""
+        self.message = ""
+        """What the server said about it, in full."""
+        self._status = 0
+        self._events = 0
+        self._ended_well = False
+        self._headers_queue_s: float | None = None
+
+    # -- figures, once it is over --------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> int:
+        """As the server counted them, else as many as there were events."""
+        return self._events if self.output_tokens is None else self.output_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Of what was streamed: for anything else the first token is not seen."""
+        return None if self.first_at is None else self.first_at - self.due
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.first_at is None or self.last_at is None or self.tokens < 2:
+            return None
+        return (self.last_at - self.first_at) / (self.tokens - 1)
+
+    @property
+    def e2e_s(self) -> float:
+        return self.ended_at - self.due
+
+    # -- the Listener --------------------------------------------------------------------------------------------
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+        if "x-headgate-queue-ms" in headers:
+            self._headers_queue_s = _seconds(headers["x-headgate-queue-ms"])
+        if status == 200 and is_stream != self._wants_stream:
+            wanted = "a stream" if self._wants_stream else "one body"
+            self._break_off(
+                "failed", f"answered with {headers.get('content-type', 'no type')[:40]} instead of {wanted}"
+            )
+
+    def on_events(self, events: list[bytes]) -> None:
+        now = self.clock()
+        for event in events:
+            if event == b"[DONE]":
+                self._ended_well = True
+                continue
+            try:
+                answer = _decode(event)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._break_off("failed", "sent an event that is no JSON of OpenAI's")
+                return
+            if answer.error is not None:
+                found = read_error(event)
+                kind = BY_CODE.get(found.code or "", "failed")
+                self.message = found.message
+                self._break_off(kind, f"broke off: {found.code or found.type}")
+                return
+            if answer.usage is not None or answer.timings is not None or answer.metrics is not None:
+                self._take(answer)
+            for choice in answer.choices:
+                if choice.finish_reason is not None:
+                    self._ended_well = True
+                if choice.says_something:
+                    self._said(now)
+
+    def _said(self, now: float) -> None:
+        self._events += 1
+        before, self.last_at = self.last_at, now
+        if before is None:
+            self.first_at = now
+            return
+        gap = now - before
+        self.gaps.append(gap)
+        if self.max_gap_s is None or gap > self.max_gap_s:
+            self.max_gap_s = gap
+
+    def on_body(self, body: bytes) -> None:
+        if self._status >= 400:
+            found = read_error(body)
+            self.message = found.message
+            self.why = f"{self._status} {found.code or found.type}"[:LONGEST_WHY]
+            self.kind = "refused" if self._status in REFUSALS else "failed" if self._status >= 500 else "client"
+            self.kind = BY_CODE.get(found.code or "", self.kind)
+            return
+        try:
+            answer = _decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.kind, self.why = "failed", f"{self._status} with a body that is no JSON of OpenAI's"
+            return
+        self._ended_well = True
+        self._events = len(answer.choices)
+        self._take(answer)
+
+    def _take(self, answer: _Answer) -> None:
+        if answer.usage is not None:
+            self.prompt_tokens = answer.usage.prompt_tokens
+            self.output_tokens = answer.usage.completion_tokens
+        for said in (answer.timings, answer.metrics):
+            if said is None:
+                continue
+            try:
+                timings = _decode_timings(said)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            queued_ms = timings.queue_ms if timings.queue_ms is not None else timings.queue_time_ms
+            if queued_ms is not None:
+                self.queue_s = queued_ms / 1e3
+
+    def on_done(self) -> None:
+        if self.kind == "ok" and not self.why:
+            if self._status >= 400 or self._status < 200:
+                self.kind, self.why = "failed", f"{self._status}"
+            elif not self._ended_well:
+                self.kind, self.why = "failed", "the stream ended without [DONE]"
+        self._over()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self.message = error.message
+        short = error.message.partition(":")[0].replace("the replica", "the server")
+        self.kind, self.why = "failed", short[:LONGEST_WHY]
+        self._over()
+
+    def on_late(self) -> None:
+        self._break_off("failed", "no end within the time allowed")
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def cut_off(self, why: str) -> None:
+        """Nobody waits for it any longer."""
+        self._break_off("client", why)
+
+    def _break_off(self, kind: Kind, why: str) -> None:
+        self.kind, self.why = kind, why[:LONGEST_WHY]
+        if self.call is not None:
+            self.call.cancel()
+        self._over()
+
+    def _over(self) -> None:
+        self.ended_at = self.clock()
+        if self._headers_queue_s is not None:
+            self.queue_s = self._headers_queue_s + (self.queue_s or 0.0)
+        self.call = None
+        self._on_over(self)
+
+
+def _seconds(milliseconds: str) -> float | None:
+    try:
+        return max(0.0, float(milliseconds)) / 1e3
+    except ValueError:
+        return None
