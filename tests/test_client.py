@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headgate import client
-from headgate.gateway.access import Access
+from headgate.cli import client
 from headgate.model.clock import monotonic
 from headgate.model.errors import NotReady, StartupError
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Gap
+from headgate.observe.access import Access
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
-from tests.gateway.test_admin import Scene
+from tests.observe.test_admin import Scene
 from tests.wire.serving import serving
 
 AHEAD = Ahead(45, 9000, "acme", 40, 8000)
@@ -189,7 +189,7 @@ def test_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def healthy(exchange: Exchange) -> None:
         exchange.respond(200, b'{"findings":[],"figures":{},"window_s":300}')
 
-    monkeypatch.setattr("headgate.gateway.admin.Admin._doctor", lambda self, exchange: healthy(exchange))
+    monkeypatch.setattr("headgate.observe.admin.Admin._doctor", lambda self, exchange: healthy(exchange))
     with gateway(some) as where:
         assert "✓ nothing to report in the last 300 s" in shown(client.doctor, where)
         assert client.doctor(where, console=Console(file=io.StringIO())) is True

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from headgate.export.prometheus_rules import HISTOGRAMS, rules
-from headgate.gateway.histogram import edges
-from headgate.gateway.windows import FIGURES
 from headgate.model.gateway_config import GatewayConfig, ObserveConfig
 from headgate.model.lane import LANES
+from headgate.observe.histogram import edges
+from headgate.observe.windows import FIGURES
 from headgate.policy.promise import promises
 
 STEP_S = 15

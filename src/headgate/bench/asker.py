@@ -21,6 +21,9 @@ Endpoint = Literal["chat", "completions"]
 PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 LIMITS = PoolLimits(max_idle=8192, connect_timeout_s=10.0)
 PROBE_S = 5.0
+MOST_TURNS = 1000
+"""Of the loop, until connections that were closed are gone."""
+Prepared = tuple[Pool, bytes, bytes]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -96,7 +99,7 @@ class Asker:
         finally:
             call.cancel()
 
-    def prepare(self, arrival: Arrival) -> tuple[Pool, bytes, bytes]:
+    def prepare(self, arrival: Arrival) -> Prepared:
         """Everything that can be done before it is due."""
         pool = next(self._turns)
         tenant, lane = arrival.tenant or "", arrival.lane
@@ -108,7 +111,7 @@ class Asker:
             head += b"x-headgate-session: %b\r\n" % arrival.session.encode("ascii", "replace")
         return pool, head, self._body(arrival)
 
-    def send(self, prepared: tuple[Pool, bytes, bytes], listener: Listener) -> Call:
+    def send(self, prepared: Prepared, listener: Listener) -> Call:
         pool, head, body = prepared
         return pool.send(head, body, listener)
 
@@ -118,7 +121,9 @@ class Asker:
     async def close(self) -> None:
         for pool in self._pools:
             pool.close()
-        while any(pool.connections for pool in self._pools):
+        for _ in range(MOST_TURNS):
+            if not self.connections:
+                break
             await asyncio.sleep(0)
 
     def _head_of(self, pool: Pool, path: str, tenant: str, lane: str | None, method: str = "POST") -> bytes:

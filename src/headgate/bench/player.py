@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headgate.bench.alarm import alarm
-from headgate.bench.asker import Asker
+from headgate.bench.asker import Asker, Prepared
 from headgate.bench.shot import Shot
 from headgate.model.clock import Clock
 from headgate.model.quantile import Sketch
@@ -72,7 +72,7 @@ class Player:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._flying: dict[Shot, None] = {}
-        self._next: tuple[Shot, tuple[object, bytes, bytes]] | None = None
+        self._next: tuple[Shot, Prepared] | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
         self.began = 0.0
         """On the clock, time zero of the arrivals."""

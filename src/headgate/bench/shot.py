@@ -53,7 +53,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice] = []  # noqa: RUF012  # msgspec copies it
+    choices: list[_Choice] = []  # msgspec copies it
     usage: _Usage | None = None
     error: msgspec.Raw | None = None
     timings: msgspec.Raw | None = None

@@ -29,7 +29,7 @@ def why(request_id: str, *, url: Url = HERE, key: Key = None) -> None:
     key
         An admin key, if the gateway wants one.
     """
-    from headgate import client
+    from headgate.cli import client
 
     client.why(url, request_id, key)
 
@@ -54,7 +54,7 @@ def slow(
     key
         An admin key, if the gateway wants one.
     """
-    from headgate import client
+    from headgate.cli import client
 
     client.slow(url, lane=lane, last=last, limit=limit, by=by, key=key)
 
@@ -69,7 +69,7 @@ def doctor(*, url: Url = HERE, key: Key = None) -> None:
     key
         An admin key, if the gateway wants one.
     """
-    from headgate import client
+    from headgate.cli import client
 
     if not client.doctor(url, key):
         sys.exit(1)

@@ -17,7 +17,7 @@ import msgspec
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.relay import Relay, RelayLimits, Summary
-from headgate.gateway.traces import Contexts, Hop
+from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick

@@ -2,14 +2,13 @@
 
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.instruments import Instruments
 from headgate.model.errors import NotReady
 from headgate.wire.exchange import Exchange
-from headgate.wire.router import Router
+from headgate.wire.router import Router, Routes
 
 
 class Surface:
-    def __init__(self, gateway: Gateway, catalog: Catalog, instruments: Instruments) -> None:
+    def __init__(self, gateway: Gateway, catalog: Catalog, more: Routes) -> None:
         self.draining = False
         self._gateway = gateway
         self.router = Router(
@@ -22,7 +21,7 @@ class Surface:
                 ("GET", "/health/live"): self._live,
                 ("GET", "/health/ready"): self._ready,
                 ("GET", "/health"): self._ready,
-                **instruments.routes(),
+                **more,
             }
         )
 

@@ -165,6 +165,20 @@ class Rows:
             self._kept_gaps += len(gaps) if keep else 0
             self._gaps.append(np.array(gaps if keep else ()))
 
+    def extend(self, other: "Rows") -> None:
+        """With another's rows behind its own."""
+        lanes = [self._lanes.setdefault(lane, len(self._lanes)) for lane in other._lanes]
+        reasons = [self._reasons.setdefault(reason, len(self._reasons)) for reason in other._reasons]
+        self._lane.extend(lanes[index] for index in other._lane)
+        self._why.extend(reasons[index] for index in other._why)
+        self._kind.extend(other._kind)
+        for name, column in self._floats.items():
+            column.extend(other._floats[name])
+        self._prompt.extend(other._prompt)
+        self._output.extend(other._output)
+        self._gaps.extend(other._gaps)
+        self._kept_gaps += other._kept_gaps
+
     def results(
         self,
         title: str,

@@ -16,11 +16,9 @@ import uvloop
 
 from headgate.config_file import is_loopback
 from headgate.gateway.accept import Acceptor
-from headgate.gateway.access import Access
 from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
-from headgate.gateway.instruments import Instruments
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
@@ -30,6 +28,8 @@ from headgate.model.config import ListenConfig
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
+from headgate.observe.access import Access
+from headgate.observe.instruments import Instruments
 from headgate.policy.compose import capped, classifier, dispatcher_for, reconfigure
 from headgate.progress import Progress
 from headgate.replica.http import Pool, PoolLimits
@@ -90,7 +90,7 @@ async def _serve_gateway(
         access = Access(config.admin_keys, loopback_only=is_loopback(config.listen.host))
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
-        surface = Surface(gateway, roster.catalog, instruments)
+        surface = Surface(gateway, roster.catalog, instruments.routes())
         http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]

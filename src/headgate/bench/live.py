@@ -1,0 +1,98 @@
+"""What does a person see while it runs? One line, redrawn; where that is not possible, a line every ten seconds."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from headgate.bench.player import Player, Tally
+from headgate.model.clock import Clock
+from headgate.report.words import count, ms, rate
+
+REDRAW_S, LINE_S = 0.5, 10.0
+WINDOW_S = 5.0
+"""Over which the rate is taken."""
+
+
+class Watcher:
+    def __init__(self, console: Console, tally: Tally, total_s: float | None, clock: Clock) -> None:
+        """`total_s` is how long all of it is scheduled to take; None: nobody knows."""
+        self._console, self._tally, self._total_s, self._clock = console, tally, total_s, clock
+        self.player: Player | None = None
+        """The one at work."""
+        self.passed_s = 0.0
+        """Of the schedule, by earlier players."""
+        self._said: list[tuple[float, int, int]] = []
+        self._live: Live | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        every = REDRAW_S if self._console.is_terminal else LINE_S
+        handle: asyncio.TimerHandle
+
+        def again() -> None:
+            nonlocal handle
+            self._show()
+            handle = loop.call_later(every, again)
+
+        handle = loop.call_later(every, again)
+        try:
+            if self._console.is_terminal:
+                # Redrawn from our own timer: a thread of rich's would take turns with the loop at bad moments.
+                with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+                    yield
+            else:
+                yield
+        finally:
+            handle.cancel()
+            self._live = None
+
+    def _show(self) -> None:
+        if self._live is not None:
+            self._live.update(self._line(), refresh=True)
+        else:
+            self._console.print("  " + self._words(), highlight=False, soft_wrap=True)
+
+    def _line(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        passed, total = self._passed()
+        if total:
+            table.add_row(ProgressBar(total=total, completed=min(passed, total), width=24), self._words())
+        else:
+            table.add_row(self._words())
+        return table
+
+    def _passed(self) -> tuple[float, float | None]:
+        player = self.player
+        passed = self.passed_s + (self._clock() - player.began if player is not None and player.began else 0.0)
+        return max(0.0, passed), self._total_s
+
+    def _words(self) -> str:
+        tally, now = self._tally, self._clock()
+        self._said = [said for said in self._said if said[0] >= now - WINDOW_S][-32:]
+        self._said.append((now, tally.sent, tally.tokens))
+        begin, sent, tokens = self._said[0]
+        took = now - begin
+        said = [f"{rate((tally.sent - sent) / took)}/s" if took else "…"]
+        said.append(f"{count(self.player.in_flight if self.player else 0)} in flight")
+        said.append(f"{count(tally.completed)} done")
+        if tally.refused:
+            said.append(f"{count(tally.refused)} refused")
+        if tally.failed:
+            said.append(f"{count(tally.failed)} errors")
+        name, sketch = ("TTFT", tally.ttft) if tally.ttft.count else ("e2e", tally.e2e)
+        if sketch.count:
+            p50, p99 = sketch.quantiles((0.5, 0.99))
+            said.append(f"{name} p50 {ms(p50 or 0.0)} p99 {ms(p99 or 0.0)} ms")
+        if took and tally.tokens > tokens:
+            said.append(f"{rate((tally.tokens - tokens) / took)} tokens/s")
+        passed, total = self._passed()
+        if total is not None:
+            left = total - passed
+            said.append(f"{left:.0f} s left" if left > 0 else "waiting for the last answers")
+        return " · ".join(said)

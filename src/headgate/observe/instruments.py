@@ -1,0 +1,159 @@
+"""All that watches, put together: figures, alarms, traces, the journal, and what shows them.
+
+Aside from the requests' path: four times a second, and before anything is read, the records that have closed since are
+handed to everybody who wants them.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.roster import Roster
+from headgate.gateway.trace_context import Contexts
+from headgate.model.clock import Clock, wall
+from headgate.model.gateway_config import GatewayConfig
+from headgate.model.record import Record
+from headgate.observe.access import Access
+from headgate.observe.admin import Admin
+from headgate.observe.alarms import Alarms
+from headgate.observe.exposition import CONTENT_TYPE
+from headgate.observe.figures import Figures
+from headgate.observe.gpu import find_gpus
+from headgate.observe.journal import Journal
+from headgate.observe.live import Live
+from headgate.observe.metrics import Metrics
+from headgate.observe.otlp import OtlpSender
+from headgate.observe.otlp_metrics import OtlpMetrics
+from headgate.observe.page import Page
+from headgate.observe.pulse import Pulse
+from headgate.observe.snapshot import Sources
+from headgate.observe.traces import Traces
+from headgate.observe.webhook import Webhook
+from headgate.wire.exchange import Exchange
+from headgate.wire.router import Routes
+
+LOOK_EVERY_S = 0.25
+ALARMS_EVERY = 4
+"""Of the above: promises are judged once a second."""
+SEND_GRACE_S = 2.0
+
+Consumer = Callable[[Sequence[Record], float], None]
+
+
+class Instruments:
+    """Built within the running loop."""
+
+    def __init__(
+        self, gateway: Gateway, roster: Roster, config: GatewayConfig, access: Access, rng: random.Random, clock: Clock
+    ) -> None:
+        """Raises StartupError where something it is told to write to can't be used."""
+        observe, account = config.observe, gateway.account
+        self._gateway = gateway
+        self._clock = clock
+        self._on = observe.instruments
+        self._consumers: list[Consumer] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._turns = 0
+        self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
+        self.pulse = Pulse(clock)
+        webhook = Webhook(observe.webhook, clock) if observe.webhook else None
+        self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook)
+        self.metrics = Metrics(
+            gateway, self.figures, self.pulse, observe, roster.watches.values(), find_gpus(), self.alarms.slo
+        )
+        sources = Sources(
+            gateway=gateway,
+            figures=self.figures,
+            alarms=self.alarms,
+            pulse=self.pulse,
+            observe=observe,
+            watches=roster.watches,
+            clock=clock,
+            refresh=self.catch_up,
+        )
+        self.admin = Admin(sources, access)
+        self.live = Live(self.admin.snapshot, self.admin.history, clock)
+        self._journal: Journal | None = None
+        self._sender: OtlpSender | None = None
+        if self._on:
+            self._consumers += [self.figures.take, self.admin.take]
+        if config.record.path is not None:
+            record = config.record
+            assert record.path is not None
+            self._journal = Journal(record.path, record.rotate_bytes, record.files, record.prompts)
+            self._consumers.append(self._journal.take)
+            if record.prompts:
+                gateway.keep_prompt = self._journal.keep_prompt
+        if observe.otlp_endpoint is not None and self._on:
+            self._sender = OtlpSender(observe.otlp_endpoint, observe.otlp_headers, clock)
+            traces = Traces(
+                gateway.dispatcher.lanes, observe.trace_share, self._sender, rng, self.figures, replicas=roster.urls
+            )
+            self._consumers.append(traces.take)
+            gateway.contexts = Contexts(observe.trace_share, rng)
+        self._exporter: OtlpMetrics | None = None
+        if self._sender is not None and observe.otlp_metrics:
+            self._exporter = OtlpMetrics(self._text, self._sender, wall)
+
+    def routes(self) -> Routes:
+        guard = self.admin.access.guard
+        return {
+            **Page().routes(),
+            **self.admin.routes(),
+            ("GET", "/admin/live"): guard(self.live.watch),
+            ("GET", "/metrics"): self._serve_metrics,
+        }
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._on:
+            self.pulse.start(loop)
+        if self._sender is not None:
+            self._tasks.append(loop.create_task(self._sender.run()))
+            if self._exporter is not None:
+                self._tasks.append(loop.create_task(self._exporter.run()))
+        self._look(loop)
+
+    def catch_up(self) -> None:
+        records, now = self._gateway.account.fresh(), self._clock()
+        for consumer in self._consumers:
+            consumer(records, now)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.pulse.stop()
+        self.live.close()
+        self.admin.close()
+        self.catch_up()
+        await self.alarms.close()
+        if self._exporter is not None:
+            await self._exporter.send()  # what has happened since the last time
+        if self._sender is not None:
+            await self._sender.finish(SEND_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._journal is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._journal.close)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look, loop)
+        self.catch_up()
+        if not self._on:
+            return
+        now, dispatcher = self._clock(), self._gateway.dispatcher
+        for lane in dispatcher.lanes:
+            self.figures.sample(lane, dispatcher.waiting(lane) + dispatcher.running(lane), now)
+        self._turns += 1
+        if self._turns % ALARMS_EVERY == 0:
+            self.alarms.look(now)
+
+    def _text(self) -> bytes:
+        self.catch_up()
+        return self.metrics.text()
+
+    def _serve_metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self._text(), CONTENT_TYPE)

@@ -1,0 +1,284 @@
+"""What does a scraper get to see? Every figure there is, by the names and labels that dashboards and alerts rely on."""
+
+from collections.abc import Collection, Iterable
+from typing import Final, Protocol
+
+from headgate.gateway.account import Account
+from headgate.model.gateway_config import ObserveConfig
+from headgate.model.replica import Load, Replica
+from headgate.observe.exposition import Family, Page
+from headgate.observe.figures import Figures
+from headgate.observe.gpu import Gpus
+from headgate.observe.pulse import Pulse
+from headgate.observe.windows import E2E, FIGURES, QUEUE, TPOT, TTFT, WINDOWS
+from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.slo import Slo
+
+ALL: Final = ("lane", "model", "version", "tier", "quantization", "gpu_type")
+HISTOGRAMS: Final = {
+    TTFT: Family("headgate_time_to_first_token_seconds", "histogram", "Arrival to first token", *ALL),
+    TPOT: Family("headgate_time_per_output_token_seconds", "histogram", "Mean time between tokens of a request", *ALL),
+    E2E: Family("headgate_request_duration_seconds", "histogram", "Arrival to end of completed requests", *ALL),
+    QUEUE: Family("headgate_queue_seconds", "histogram", "Waiting here for a replica with room", *ALL),
+}
+REQUESTS: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", *ALL, "outcome")
+REQUESTS_ONLY: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", "lane", "outcome")
+REFUSALS: Final = Family("headgate_refusals_total", "counter", "Requests told to come back later", "lane", "reason")
+ERRORS: Final = Family("headgate_errors_total", "counter", "Requests that did not complete, by type", "lane", "type")
+TOKENS: Final = Family("headgate_tokens_total", "counter", "Tokens", "direction", "lane", "model")
+TOKENS_ONLY: Final = Family("headgate_tokens_total", "counter", "Tokens", "direction")
+COLD_REQUESTS: Final = Family(
+    "headgate_cold_requests_total", "counter", "Requests whose replica had not served before", "lane"
+)
+COLD_STARTS: Final = Family("headgate_cold_starts_total", "counter", "Times a replica was new to its first requests")
+RETRIES: Final = Family("headgate_retries_total", "counter", "Further replicas tried for a request")
+
+LATENCY: Final = Family(
+    "headgate_latency_seconds", "gauge", "Percentiles over sliding windows, within 1 %", "lane", "figure", "quantile",
+    "window",
+)  # fmt: skip
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+QUANTILE_LABELS: Final = tuple(str(q) for q in QUANTILES)
+WINDOW_LABELS: Final = {60: "1m", 300: "5m", 3600: "1h"}
+WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
+RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")
+RATE: Final = Family("headgate_requests_per_second", "gauge", "Requests that ended, over the last minute", "lane")
+TOKEN_RATE: Final = Family("headgate_tokens_per_second", "gauge", "Tokens over the last minute", "direction")
+LITTLE_L: Final = Family("headgate_little_l", "gauge", "Requests in a lane, time-weighted mean of 5 min", "lane")
+LITTLE_LAMBDA: Final = Family("headgate_little_lambda", "gauge", "Arrivals per second, mean of 5 min", "lane")
+LITTLE_W: Final = Family("headgate_little_w", "gauge", "Seconds from arrival to end, mean of 5 min", "lane")
+LITTLE_RESIDUAL: Final = Family(
+    "headgate_little_residual", "gauge", "(L - lambda W) / L; near 0 if all is well", "lane"
+)
+COMPLIANCE: Final = Family(
+    "headgate_sla_compliance", "gauge", "Share of the last hour's requests within a promised bound", "lane", "figure",
+    "percentile",
+)  # fmt: skip
+
+UTILISATION: Final = Family("headgate_utilisation", "gauge", "Share of the usable replicas' room that is taken, 0 to 1")
+WAITING_EACH: Final = Family("headgate_waiting_per_replica", "gauge", "Requests waiting here for each usable replica")
+COST: Final = Family("headgate_cost_per_1000_tokens", "gauge", "By the price of a replica-hour, over the last hour")
+USABLE: Final = Family("headgate_replica_usable", "gauge", "Share of its room it may use", "replica")
+BUSY: Final = Family("headgate_replica_requests", "gauge", "Requests it has", "replica")
+LIMIT: Final = Family("headgate_replica_limit", "gauge", "Requests it may have", "replica")
+OUTSTANDING: Final = Family("headgate_replica_tokens", "gauge", "Tokens outstanding", "replica")
+REPORTED: Final = {
+    "batch_size": Family("headgate_replica_batch_size", "gauge", "Sequences in its batch", "replica"),
+    "batch_limit": Family("headgate_replica_batch_limit", "gauge", "Sequences its batch can have", "replica"),
+    "kv_ratio": Family("headgate_replica_kv_ratio", "gauge", "Share of its KV memory in use", "replica"),
+    "waiting": Family("headgate_replica_waiting", "gauge", "Requests in its own queue", "replica"),
+    "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),
+    "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
+}
+"""By key of Watch.load: only of replicas that say so."""
+COLD_START: Final = Family("headgate_cold_start_seconds", "gauge", "What its last start took", "replica", "phase")
+
+LOOP_LAG: Final = Family("headgate_loop_lag_seconds", "gauge", "Event loop's lateness in the last minute", "quantile")
+GC_SECONDS: Final = Family(
+    "headgate_gc_pause_seconds_total", "counter", "Time the garbage collector stopped everything"
+)
+GC_PAUSES: Final = Family("headgate_gc_pauses_total", "counter", "Garbage collections")
+GPU_USE: Final = Family("headgate_gpu_utilisation", "gauge", "Share of time it was computing", "gpu")
+GPU_USED: Final = Family("headgate_gpu_memory_used_bytes", "gauge", "Memory in use", "gpu")
+GPU_TOTAL: Final = Family("headgate_gpu_memory_total_bytes", "gauge", "Memory it has", "gpu")
+
+STATE: Final = Family(
+    "headgate_slo_state", "gauge", "Promises: 0 ok, 1 at risk, 2 broken", "lane", "figure", "percentile"
+)
+BURN: Final = Family(
+    "headgate_error_budget_burn", "gauge", "How many times too fast the error budget is used up", "lane", "window"
+)
+BURN_LABELS: Final = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
+
+
+class Gateway(Protocol):
+    """What is asked of gateway.py here."""
+
+    dispatcher: Dispatcher
+    account: Account
+
+
+class Watch(Protocol):
+    """What is asked of watch.py here."""
+
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def load(self) -> dict[str, float]: ...
+
+
+class Metrics:
+    def __init__(
+        self,
+        gateway: Gateway,
+        figures: Figures,
+        pulse: Pulse,
+        observe: ObserveConfig,
+        watches: Collection[Watch],
+        gpus: Gpus | None = None,
+        slo: Slo | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._figures = figures
+        self._pulse = pulse
+        self._observe = observe
+        self._watches = watches
+        self._gpus = gpus
+        self._slo = slo
+        self._page = Page()
+
+    def text(self) -> bytes:
+        """A whole page of exposition.CONTENT_TYPE. Whoever asks has handed all closed records to the figures before."""
+        page, now = self._page, self._pulse.clock()
+        if self._observe.instruments:
+            self._requests(page)
+            self._lanes(page, now)
+            self._promises(page, now)
+        else:
+            self._only_counts(page)
+        self._queues(page)
+        self._fleet(page, now)
+        self._process(page)
+        return page.render()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _requests(self, page: Page) -> None:
+        figures = self._figures
+        for labels, series in figures.series.items():
+            for figure, family in HISTOGRAMS.items():
+                page.histogram(family, labels, series.histograms[figure])
+            for outcome, number in series.outcomes.items():
+                page.sample(REQUESTS, (*labels, outcome), number)
+        for (lane, model), tokens in figures.tokens.items():
+            page.sample(TOKENS, ("prompt", lane, model), tokens.prompt)
+            page.sample(TOKENS, ("output", lane, model), tokens.output)
+        page.sample(COLD_STARTS, (), figures.cold_starts)
+        page.sample(RETRIES, (), sum(lane.retries for lane in figures.lanes.values()))
+
+    def _only_counts(self, page: Page) -> None:
+        """Without instruments nobody makes figures of the records: what the account counts is all there is."""
+        account = self._gateway.account
+        for (lane, outcome), number in account.ended.items():
+            page.sample(REQUESTS_ONLY, (lane, outcome.value), number)
+        page.sample(TOKENS_ONLY, ("prompt",), account.prompt_tokens)
+        page.sample(TOKENS_ONLY, ("output",), account.output_tokens)
+
+    def _lanes(self, page: Page, now: float) -> None:
+        figures = self._figures
+        for name, lane in figures.lanes.items():
+            page.sample(COLD_REQUESTS, (name,), lane.cold_requests)
+            for reason, number in lane.refusals.items():
+                page.sample(REFUSALS, (name, reason), number)
+            for type_, number in lane.errors.items():
+                page.sample(ERRORS, (name, type_), number)
+            page.sample(RATE, (name,), figures.rates(60, now, lane=name).requests)
+            self._latency(page, name, now)
+            little = figures.little(name)
+            if little is not None:
+                page.sample(LITTLE_L, (name,), little.l)
+                page.sample(LITTLE_LAMBDA, (name,), little.lambda_)
+                page.sample(LITTLE_W, (name,), little.w)
+                page.sample(LITTLE_RESIDUAL, (name,), little.residual)
+        rates = figures.rates(60, now)
+        page.sample(TOKEN_RATE, ("prompt",), rates.prompt_tokens)
+        page.sample(TOKEN_RATE, ("output",), rates.output_tokens)
+
+    def _latency(self, page: Page, lane: str, now: float) -> None:
+        for window_s in WINDOWS:
+            sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
+            for figure, sketch in sketches.items():
+                for label, value in zip(QUANTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
+                    if value is not None:
+                        page.sample(LATENCY, (lane, figure, label, WINDOW_LABELS[window_s]), value)
+            if window_s == 3600:
+                for kept in self._figures.kept(lane, sketches):
+                    page.sample(COMPLIANCE, (lane, kept.figure, str(kept.percentile)), kept.share)
+
+    def _promises(self, page: Page, now: float) -> None:
+        if self._slo is not None:
+            state = self._slo.state(now)
+            for promise, known in state.promises:
+                page.sample(STATE, (known.lane, promise.figure, str(promise.percentile)), known.severity.rank)
+            for lane, burns in state.burns.items():
+                for window_s, burn in burns.items():
+                    page.sample(BURN, (lane, BURN_LABELS.get(window_s, f"{window_s}s")), burn)
+
+    # -- the fleet -------------------------------------------------------------------------------------------
+
+    def _queues(self, page: Page) -> None:
+        dispatcher = self._gateway.dispatcher
+        waiting = 0
+        for name in dispatcher.lanes:
+            waiting += dispatcher.waiting(name)
+            page.sample(WAITING, (name,), dispatcher.waiting(name))
+            page.sample(RUNNING, (name,), dispatcher.running(name))
+        usable = sum(load.usable > 0 for load in dispatcher.fleet.loads.values())
+        page.sample(WAITING_EACH, (), waiting / max(1, usable))
+
+    def _fleet(self, page: Page, now: float) -> None:
+        loads = self._gateway.dispatcher.fleet.loads
+        for replica_id, load in loads.items():
+            replica = (replica_id,)
+            page.sample(USABLE, replica, load.usable)
+            page.sample(BUSY, replica, load.requests)
+            page.sample(LIMIT, replica, load.limit)
+            page.sample(OUTSTANDING, replica, load.tokens)
+        for watch in self._watches:
+            self._reported(page, watch)
+        use = utilisation(loads.values())
+        if use is not None:
+            page.sample(UTILISATION, (), use)
+        cost = cost_per_1000_tokens(self._observe, self._figures, loads.values(), now)
+        if cost is not None:
+            page.sample(COST, (), cost)
+
+    def _reported(self, page: Page, watch: Watch) -> None:
+        for key, value in watch.load.items():
+            family = REPORTED.get(key)
+            if family is not None:
+                page.sample(family, (watch.replica.id,), value)
+            elif key.startswith("cold_start_"):
+                phase = key.removeprefix("cold_start_").removesuffix("_s")
+                page.sample(COLD_START, (watch.replica.id, phase), value)
+
+    # -- this process and machine ----------------------------------------------------------------------------
+
+    def _process(self, page: Page) -> None:
+        pulse = self._pulse
+        for label, value in (
+            ("0.5", pulse.lag.quantile(0.5)),
+            ("0.99", pulse.lag.quantile(0.99)),
+            ("1", pulse.lag.max),
+        ):
+            if value is not None:
+                page.sample(LOOP_LAG, (label,), value)
+        page.sample(GC_SECONDS, (), pulse.gc_pause_s)
+        page.sample(GC_PAUSES, (), pulse.gc_pauses)
+        for gpu in self._gpus.read() if self._gpus is not None else ():
+            if gpu.utilisation is not None:
+                page.sample(GPU_USE, (gpu.name,), gpu.utilisation)
+            page.sample(GPU_USED, (gpu.name,), gpu.memory_used)
+            page.sample(GPU_TOTAL, (gpu.name,), gpu.memory_total)
+
+
+def utilisation(loads: Iterable[Load]) -> float | None:
+    """Share of the usable replicas' room that is taken; None: none is usable."""
+    room = taken = 0
+    for load in loads:
+        if load.usable > 0:
+            limit = int(max(1.0, load.limit * load.usable))
+            room += limit
+            taken += min(limit, load.requests)
+    return taken / room if room else None
+
+
+def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures, loads: Iterable[Load], now: float) -> float | None:
+    """By the last hour; None: nothing was said about prices, or done for them."""
+    price = observe.price_per_replica_hour
+    if price is None or not observe.instruments:
+        return None
+    rates = figures.rates(3600, now)
+    tokens_per_hour = 3600 * (rates.prompt_tokens + rates.output_tokens)
+    usable = sum(load.usable > 0 for load in loads)
+    return price * usable / tokens_per_hour * 1000 if tokens_per_hour else None

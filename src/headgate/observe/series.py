@@ -1,0 +1,167 @@
+"""What is counted of a request when it is over? Every line of `take` and `see` is paid for by each of them."""
+
+from collections import defaultdict
+from math import inf
+from typing import Final
+
+from headgate.model.outcome import KINDS, Outcome
+from headgate.model.quantile import GRID
+from headgate.model.record import Record
+from headgate.observe.histogram import Edges, Histogram
+from headgate.observe.little import TURNED_AWAY, Law
+from headgate.observe.timeline import Timeline
+from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT, Buckets, Counts, Window
+
+Labels = tuple[str, str, str, str, str, str]
+"""lane, model, version, tier, quantization, gpu_type"""
+
+COMPLETED: Final = Outcome.COMPLETED
+KIND_OF: Final[dict[str, str]] = {outcome.value: kind for outcome, kind in KINDS.items()}
+"""By value: an Outcome is hashed by code, a string is not."""
+NEVER_QUEUED: Final = frozenset({"invalid", "too_long", "unknown_model", "unauthorized"})
+"""Their wait says nothing: they were sent away for what they asked."""
+LEFT: Final = frozenset({"cancelled", "slow_client"})
+TYPE_OF: Final[dict[str, str]] = {
+    "no_replica": "no_replica",
+    "replica_failed": "engine",
+    "replica_stalled": "timeout",
+    "engine_failed": "engine",
+}
+"""Errors by type: these; for the rest, `refused` or `client`."""
+OUT_OF_MEMORY: Final = "out of memory"
+"""What every engine says somewhere in its message when it is."""
+
+
+class Tokens:
+    """By lane and model: versions and tiers of one model come and go, and a sum over them must never fall."""
+
+    __slots__ = ("output", "prompt")
+
+    def __init__(self) -> None:
+        self.prompt = 0
+        self.output = 0
+
+
+class LaneFigures:
+    """All of a lane. Lanes are from config, so these never expire."""
+
+    __slots__ = (
+        "cold_requests", "errors", "late_after_s", "law", "name", "refusals", "retries", "timeline", "window",
+    )  # fmt: skip
+
+    def __init__(self, name: str, now: float, phase_s: float) -> None:
+        self.name = name
+        self.late_after_s = inf
+        """First tokens after this are late."""
+        self.window = Window(now, phase_s, totals=True)
+        self.timeline = Timeline()
+        self.law = Law()
+        self.refusals: dict[str, int] = {}
+        """By outcome."""
+        self.errors: dict[str, int] = {}
+        """By type."""
+        self.cold_requests = 0
+        self.retries = 0
+
+    def roll(self, now: float) -> None:
+        window = self.window
+        if now - window.ends > 3600:
+            self.timeline.forget()
+            window.roll(now)
+        while now >= window.ends:
+            window.close()
+            self.timeline.closed(window)
+
+    def trouble(self, outcome: str, record: Record, whole: Counts, own: Counts) -> None:
+        """It did not complete."""
+        kind = KIND_OF[outcome]
+        type_ = kind
+        if kind == "refused":
+            self.refusals[outcome] = self.refusals.get(outcome, 0) + 1
+            whole.refused += 1
+            own.refused += 1
+        elif kind == "failed":
+            type_ = "out_of_memory" if OUT_OF_MEMORY in record.message.lower() else TYPE_OF[outcome]
+            whole.failed += 1
+            own.failed += 1
+        elif outcome in LEFT:
+            whole.cancelled += 1
+            own.cancelled += 1
+        self.errors[type_] = self.errors.get(type_, 0) + 1
+
+
+class Series:
+    """Requests that have all labels in common. Those that differ only in quantization or gpu_type share a window."""
+
+    __slots__ = ("histograms", "labels", "lane", "outcomes", "tokens", "used_at", "window")
+
+    def __init__(self, labels: Labels, lane: LaneFigures, window: Window, edges: list[Edges], tokens: Tokens) -> None:
+        self.labels = labels
+        self.lane = lane
+        self.window = window
+        self.histograms = [
+            Histogram(edges[TTFT]),
+            Histogram(edges[TPOT]),
+            Histogram(edges[E2E]),
+            Histogram(edges[QUEUE]),
+        ]
+        self.tokens = tokens
+        self.outcomes: defaultdict[str, int] = defaultdict(int)
+        self.used_at = 0.0
+
+    def take(self, record: Record) -> None:
+        lane = self.lane
+        whole_part, own_part = lane.window.current, self.window.current
+        whole, own = whole_part.counts, own_part.counts
+        whole.requests += 1
+        own.requests += 1
+        tokens = self.tokens
+        number = record.prompt_tokens
+        if number:
+            whole.prompt_tokens += number
+            own.prompt_tokens += number
+            tokens.prompt += number
+        number = record.output_tokens
+        if number:
+            whole.output_tokens += number
+            own.output_tokens += number
+            tokens.output += number
+
+        outcome: str = record.outcome._value_  # `value` is a property, and not a quick one
+        self.outcomes[outcome] += 1
+        e2e_s = record.e2e_s
+        all_whole, all_own = whole_part.buckets, own_part.buckets
+        if record.outcome is COMPLETED:
+            self.see(E2E, e2e_s, all_whole, all_own)
+        else:
+            lane.trouble(outcome, record, whole, own)
+        if outcome not in NEVER_QUEUED:
+            self.see(QUEUE, record.queue_s, all_whole, all_own)
+        if outcome not in TURNED_AWAY:
+            law = lane.law
+            law.left += 1
+            law.stayed_s += e2e_s
+
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self.see(TTFT, ttft_s, all_whole, all_own)
+            if ttft_s > lane.late_after_s:
+                whole.late += 1
+                own.late += 1
+        tpot_s = record.tpot_s
+        if tpot_s is not None:
+            self.see(TPOT, tpot_s, all_whole, all_own)
+        if record.cold:
+            whole.cold += 1
+            own.cold += 1
+            lane.cold_requests += 1
+        if record.attempts > 1:
+            whole.retried += 1
+            own.retried += 1
+            lane.retries += record.attempts - 1
+
+    def see(self, figure: int, value: float, whole: list[Buckets], own: list[Buckets]) -> None:
+        index = GRID.index(value)
+        whole[figure][index] += 1
+        own[figure][index] += 1
+        self.histograms[figure].add(value, index)

@@ -1,0 +1,168 @@
+"""What is the gateway doing right now, in one piece? For the page's feed (gateway/live.py says what is in it)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from headgate import __version__
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.watch import Watch
+from headgate.model.clock import Clock, monotonic, wall
+from headgate.model.gateway_config import ObserveConfig
+from headgate.model.lane import Lane
+from headgate.model.replica import Load, ReplicaId
+from headgate.observe.evidence import Evidence, Told
+from headgate.observe.figures import Figures
+from headgate.observe.metrics import cost_per_1000_tokens, utilisation
+from headgate.observe.pulse import Pulse
+from headgate.observe.timeline import BANDS
+from headgate.observe.view import view
+from headgate.policy.diagnose import Finding, View, findings
+from headgate.policy.slo import promises
+
+WINDOW_S = 60
+SLOWEST = 12
+SLOWEST_S = 300.0
+FINDINGS_EVERY_S = 2.0
+"""The tree is not walked again for everybody who looks."""
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+class Alarms(Protocol):
+    def state(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """All that is read to say how the gateway is."""
+
+    gateway: Gateway
+    figures: Figures
+    alarms: Alarms
+    pulse: Pulse
+    observe: ObserveConfig
+    watches: Mapping[ReplicaId, Watch] = field(default_factory=dict)
+    """Who looks after each replica: what that says of itself."""
+    clock: Clock = monotonic
+    wall: Clock = wall
+    refresh: Callable[[], None] = lambda: None
+    """Hands the records that have just closed to everybody: called before anything is read."""
+
+
+class Snapshot:
+    def __init__(self, sources: Sources, evidence: Evidence) -> None:
+        self._sources = sources
+        self._evidence = evidence
+        self._found: tuple[float, View, list[Finding]] | None = None
+
+    def now(self, now: float) -> dict[str, Any]:
+        sources = self._sources
+        dispatcher = sources.gateway.dispatcher
+        state = sources.alarms.state()
+        return {
+            "now": sources.wall(),
+            "version": __version__,
+            "uptime_s": now - sources.figures.started,
+            "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
+            "replicas": [self._replica(load) for load in dispatcher.fleet.loads.values()],
+            "alerts": state["alerts"],
+            "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
+            "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
+            "totals": self._totals(now),
+        }
+
+    def history(self, now: float) -> dict[str, Any]:
+        """The last ten minutes."""
+        offset = self._sources.wall() - now
+        lanes = {
+            name: [asdict(part) | {"at": part.at + offset} for part in self._sources.figures.timeline(name, now)]
+            for name in self._sources.gateway.dispatcher.lanes
+        }
+        return {"lanes": lanes, "bands": BANDS}
+
+    def diagnosis(self, now: float) -> tuple[View, list[Finding]]:
+        """The findings, and what they came from."""
+        if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S:
+            sources = self._sources
+            lag_s = sources.pulse.lag.quantile(0.99) or 0.0
+            seen = view(sources.gateway.dispatcher, sources.figures, self._evidence, sources.observe, lag_s, now)
+            self._found = (now, seen, findings(seen))
+        return self._found[1:]
+
+    def _lane(self, lane: Lane, state: dict[str, Any], now: float) -> dict[str, Any]:
+        figures, dispatcher, name = self._sources.figures, self._sources.gateway.dispatcher, lane.name
+        rates = figures.rates(WINDOW_S, now, lane=name)
+        law = figures.little(name)
+        states = {(p["lane"], p["figure"], p["percentile"]): p["state"] for p in state["promises"]}
+        return {
+            "name": name,
+            "waiting": dispatcher.waiting(name),
+            "running": dispatcher.running(name),
+            "requests_per_s": rates.requests,
+            "refused_per_s": rates.refused,
+            "failed_per_s": rates.failed,
+            "figures": {figure: self._percentiles(figure, name, now) for figure in ("ttft", "tpot", "e2e", "queue")},
+            "promises": [
+                asdict(promise) | {"state": states.get((name, promise.figure, promise.percentile), "ok")}
+                for promise in promises(lane)
+            ],
+            "little": {
+                "l": None if law is None else law.l,
+                "lambda": None if law is None else law.lambda_,
+                "w": None if law is None else law.w,
+                "residual": None if law is None else law.residual,
+            },
+        }
+
+    def _percentiles(self, figure: str, lane: str, now: float) -> dict[str, float | None]:
+        sketch = self._sources.figures.sketch(figure, WINDOW_S, now, lane=lane)
+        return dict(zip(_PERCENTILES, sketch.quantiles(tuple(_PERCENTILES.values())), strict=True))
+
+    def _replica(self, load: Load) -> dict[str, Any]:
+        replica, watch = load.replica, self._sources.watches.get(load.id)
+        said = watch.load if watch is not None else {}
+        standing = self._sources.gateway.dispatcher.health.standing(load.id)
+        return {
+            "id": load.id,
+            "state": "ejected" if standing is None else standing.state.name.lower(),
+            "usable": load.usable,
+            "requests": load.requests,
+            "limit": load.limit,
+            "tokens": load.tokens,
+            "kv_ratio": said.get("kv_ratio"),
+            "batch_size": said.get("batch_size"),
+            "version": replica.tags.get("version", ""),
+            "model": replica.model or ", ".join(sorted(replica.models)),
+            "gpu_type": replica.tags.get("gpu_type", ""),
+            "since_s": None if standing is None else self._sources.clock() - standing.since,
+            "why": "" if standing is None else standing.why,
+        }
+
+    def _totals(self, now: float) -> dict[str, Any]:
+        sources = self._sources
+        rates = sources.figures.rates(WINDOW_S, now)
+        return {
+            "requests": sources.gateway.account.opened,
+            "requests_per_s": rates.requests,
+            "tokens_per_s": rates.output_tokens,
+            "utilisation": utilisation(sources.gateway.dispatcher.fleet.loads.values()),
+            "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
+            "cost_per_1000_tokens": cost_per_1000_tokens(
+                sources.observe, sources.figures, sources.gateway.dispatcher.fleet.loads.values(), now
+            ),
+            "refusals_per_s": rates.refused,
+        }
+
+
+def _slow(told: Told, now: float) -> dict[str, Any]:
+    record = told.record
+    return {
+        "id": record.id,
+        "lane": record.lane,
+        "tenant": record.tenant,
+        "ttft_s": record.ttft_s,
+        "e2e_s": record.e2e_s,
+        "outcome": record.outcome.value,
+        "headline": told.headline,
+        "ago_s": max(0.0, now - record.at - record.e2e_s),
+    }

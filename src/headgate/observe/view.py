@@ -1,0 +1,74 @@
+"""What does the diagnosis look at? The last five minutes of figures, and what the slowest lost their time on."""
+
+from typing import Protocol
+
+from headgate.model.gateway_config import ObserveConfig
+from headgate.model.lane import Lane
+from headgate.model.quantile import Sketch
+from headgate.observe.evidence import Evidence
+from headgate.observe.metrics import utilisation
+from headgate.observe.windows import Counts
+from headgate.policy.diagnose import LaneView, View
+from headgate.policy.dispatcher import Dispatcher
+
+WINDOW_S = 300
+
+
+class Figures(Protocol):
+    """What is asked of gateway/figures.py here."""
+
+    def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> Sketch: ...
+    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> Counts: ...
+
+
+def view(
+    dispatcher: Dispatcher, figures: Figures, evidence: Evidence, observe: ObserveConfig, lag_p99_s: float, now: float
+) -> View:
+    loads = dispatcher.fleet.loads.values()
+    up = sum(load.usable > 0 for load in loads)
+    return View(
+        lanes=tuple(_lane(lane, figures, evidence, now) for lane in dispatcher.lanes.values()),
+        replicas_up=up,
+        replicas_out=tuple(load.id for load in loads if load.usable <= 0),
+        utilisation=utilisation(loads) or 0.0,
+        utilisation_target=observe.utilisation_target,
+        waiting_per_replica=sum(dispatcher.waiting(name) for name in dispatcher.lanes) / max(1, up),
+        queue_per_replica=observe.queue_per_replica,
+        loop_lag_p99_s=lag_p99_s,
+        availability=observe.availability,
+    )
+
+
+def _lane(lane: Lane, figures: Figures, evidence: Evidence, now: float) -> LaneView:
+    name = lane.name
+    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in ("ttft", "tpot", "e2e", "queue")}
+    counted = evidence.lane(name, now, WINDOW_S)
+    losses = evidence.losses(name, now, WINDOW_S)
+    prompt_p99, output_p50, output_p99 = evidence.lengths(name)
+    heaviest = counted.tenants.most_common(1)
+    tenant, waited = heaviest[0] if heaviest else ("", 0)
+    return LaneView(
+        lane=lane,
+        requests=figures.counts(WINDOW_S, now, lane=name).requests,
+        ttft_p95_s=sketches["ttft"].quantile(0.95),
+        ttft_p99_s=sketches["ttft"].quantile(0.99),
+        tpot_p99_s=sketches["tpot"].quantile(0.99),
+        e2e_p99_s=sketches["e2e"].quantile(0.99),
+        e2e_p999_s=sketches["e2e"].quantile(0.999),
+        queue_p99_s=sketches["queue"].quantile(0.99),
+        first_lost=losses.first,
+        token_lost=losses.tokens,
+        long_beside=losses.long_beside,
+        prompt_p99=prompt_p99,
+        output_p50=output_p50,
+        output_p99=output_p99,
+        waited=counted.waited,
+        heaviest=tenant,
+        # A tenant that only waits for itself is nobody's trouble.
+        heaviest_share=waited / counted.waited if len(counted.tenants) > 1 else 0.0,
+        preempted=counted.preempted,
+        cold=counted.cold,
+        stalled=counted.stalled,
+        refused=dict(counted.refused),
+        failed=counted.failed,
+    )

@@ -1,0 +1,22 @@
+"""Records that say no more than a test needs, and figures to take them."""
+
+from typing import Any
+
+from headgate.model.gateway_config import ObserveConfig
+from headgate.model.lane import LANES
+from headgate.model.outcome import Outcome
+from headgate.model.record import Record
+from headgate.observe.figures import Figures
+
+T0 = 1000.0
+
+
+def record(lane: str = "fast", **what: Any) -> Record:
+    facts: dict[str, Any] = {
+        "id": "r", "at": T0, "tenant": "t", "model": "m", "outcome": Outcome.COMPLETED, "e2e_s": 1.0,
+    }  # fmt: skip
+    return Record(lane=lane, **{**facts, **what})
+
+
+def figures(**observe: Any) -> Figures:
+    return Figures(dict(LANES), ObserveConfig(**observe), T0)
