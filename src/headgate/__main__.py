@@ -34,6 +34,7 @@ MODEL = Group("Model")
 MEMORY = Group("Memory and batching")
 LISTEN = Group("Where it listens")
 FLEET = Group("What it serves")
+EMULATION = Group("Emulation and measurement")
 
 
 @Parameter(name="*")
@@ -51,10 +52,10 @@ class EngineFlags:
     """Output limit of a request that names none."""
     truncate: Annotated[bool, Parameter(group=MODEL, negative="")] = False
     """Cut an over-long prompt from the left instead of refusing it."""
-    slots: Annotated[int, positive, Parameter(group=MEMORY)] = EngineConfig.slots
-    """Sequences in KV memory at once."""
-    context: Annotated[int, at_least_a_block, Parameter(group=MEMORY)] = EngineConfig.context
-    """Tokens each slot holds: the longest prompt plus its output."""
+    slots: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
+    """Sequences in KV memory at once. Default: 8."""
+    context: Annotated[int | None, at_least_a_block, Parameter(group=MEMORY)] = None
+    """Tokens each slot holds: the longest prompt plus its output. Default: 4096."""
     kv_tokens: Annotated[int | None, at_least_a_block, Parameter(group=MEMORY)] = None
     """KV memory to hand out, in tokens. Default: slots × context."""
     host_tokens: Annotated[int | None, Parameter(group=MEMORY)] = None
@@ -78,8 +79,8 @@ class EngineFlags:
         return EngineConfig(
             model=model,
             model_name=self.model_name or (BUNDLED_NAME if bundled else model.stem),
-            slots=self.slots,
-            context=self.context,
+            slots=self.slots or EngineConfig.slots,
+            context=self.context or EngineConfig.context,
             threads=self.threads or len(os.sched_getaffinity(0)),
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
@@ -100,8 +101,8 @@ class EngineFlags:
         return EmbeddedConfig(
             model=self.model,
             model_name=self.model_name,
-            slots=self.slots,
-            context=self.context,
+            slots=self.slots or EngineConfig.slots,
+            context=self.context or EngineConfig.context,
             threads=self.threads,
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
@@ -194,6 +195,9 @@ def engine(
     port: Annotated[int, port_number, Parameter(group=LISTEN)] = 8001,
     uds: Annotated[Path | None, Parameter(group=LISTEN)] = None,
     banner: Annotated[bool, Parameter(group=LISTEN)] = True,
+    emulate: Annotated[str | None, Parameter(group=EMULATION)] = None,
+    dilate: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gt=0))] = 1.0,
+    step_log: Annotated[Path | None, Parameter(group=EMULATION)] = None,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
     """Run one engine replica by itself.
@@ -208,13 +212,38 @@ def engine(
         Unix socket to listen on instead of host and port.
     banner
         Say hello and how to try it; a gateway that starts an engine for itself says that on its own.
+    emulate
+        Take a GPU's time instead of computing: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by
+        `headgate fit`. Answers are placeholder words, and everything that shows says that it is emulated.
+    dilate
+        How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace.
+    step_log
+        File for a line about every step: what was computed, and how long it took. `headgate fit` makes a profile of it.
     """
-    config = flags.config()
-    from headgate.wiring.engine import run_engine
+    from headgate.wiring.engine import run_emulated, run_engine
 
+    listen = ListenConfig(host=host, port=port, uds=uds)
     progress = Progress(monotonic, banner=banner)
+    if emulate is None:
+        config = flags.config()
+        progress.title()
+        run_engine(config, listen, progress, step_log)
+        return
+    if flags.model is not None or flags.lora or flags.system_prompt:
+        raise StartupError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
+    from headgate.engine.emulation import emulated_config
+    from headgate.engine.profile_file import find
+
+    sizes = {name: getattr(flags, name) for name in ("slots", "context", "kv_tokens", "host_tokens")}
+    profile = replace(find(emulate), **{name: size for name, size in sizes.items() if size is not None})
+    config = replace(
+        emulated_config(profile, dilate),
+        model_name=flags.model_name or f"emulated-{profile.name}",
+        default_max_tokens=flags.max_tokens,
+        truncate=flags.truncate,
+    )
     progress.title()
-    run_engine(config, ListenConfig(host=host, port=port, uds=uds), progress)
+    run_emulated(profile, dilate, config, listen, progress, step_log)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What becomes of one request? Heard event by event, and told once when it is over.
 
-Every time counts from when the request was due. A client that counts from when it sent it hides the wait that it shared:
-while a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
+Every time counts from when the request was due. A client that counts from when it sent it hides the wait it shared: while
+a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
 """
 
 from array import array
@@ -26,7 +26,7 @@ class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: list[msgspec.Raw] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -53,7 +53,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: list[_Choice] = []  # msgspec copies it
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: msgspec.Raw | None = None
     timings: msgspec.Raw | None = None
@@ -175,7 +175,7 @@ class Shot:
                 return
             if answer.usage is not None or answer.timings is not None or answer.metrics is not None:
                 self._take(answer)
-            for choice in answer.choices:
+            for choice in answer.choices or ():
                 if choice.finish_reason is not None:
                     self._ended_well = True
                 if choice.says_something:
@@ -206,7 +206,7 @@ class Shot:
             self.kind, self.why = "failed", f"{self._status} with a body that is no JSON of OpenAI's"
             return
         self._ended_well = True
-        self._events = len(answer.choices)
+        self._events = len(answer.choices or ())
         self._take(answer)
 
     def _take(self, answer: _Answer) -> None:

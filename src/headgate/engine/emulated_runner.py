@@ -42,6 +42,7 @@ class EmulatedRunner:
         """`words`: the tokens to say. `dilation`: seconds that pass for one of the profile's."""
         self.slots = profile.slots
         self.slot_tokens = profile.context
+        self.bytes_per_token = profile.bytes_per_token
         self.profile = profile
         self.dilation = dilation
         self.model_s = 0.0

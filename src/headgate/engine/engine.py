@@ -27,6 +27,10 @@ class Runner(Protocol):
     @property
     def slots(self) -> int: ...
     @property
+    def bytes_per_token(self) -> int:
+        """Of KV memory."""
+
+    @property
     def slot_tokens(self) -> int:
         """Tokens a slot can hold."""
 

@@ -1,46 +1,106 @@
 """Builds an engine replica and runs it. Knows every class it is made of; decides nothing."""
 
 import asyncio
+import atexit
 import gc
 import itertools
 import os
 import random
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import uvloop
 
+from headgate.engine.emulation import emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
+from headgate.engine.status import Emulation
+from headgate.engine.step_log import StepLog, header_of
 from headgate.model.clock import Clock, monotonic
 from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import ServeError, StartupError
 from headgate.policy.compose import batcher_for
+from headgate.policy.profile import Profile
 from headgate.progress import Progress
 from headgate.wire.server import HttpServer
 from headgate.wiring.common import listen_on, process_age_s, wait
 
+Load = Callable[[EngineServer], tuple[Engine, Intake]]
 
-def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress) -> None:
+
+def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress, step_log: Path | None = None) -> None:
     """One engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
+    load = partial(_load, config=config, progress=progress, clock=monotonic)
+    _run(load, config, listen, progress, step_log)
+
+
+def run_emulated(
+    profile: Profile,
+    dilation: float,
+    config: EngineConfig,
+    listen: ListenConfig,
+    progress: Progress,
+    step_log: Path | None = None,
+) -> None:
+    """The same around a runner that computes nothing and takes a GPU's time."""
+
+    def load(server: EngineServer) -> tuple[Engine, Intake]:
+        with progress.phase("emulated", f"{profile.name}, {config.slots} slots × {config.context} tokens"):
+            rng = random.Random(os.urandom(16))
+            return emulated_engine(
+                profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=rng, dilation=dilation
+            )
+
+    _run(load, config, listen, progress, step_log, Emulation(profile.name, dilation))
+
+
+def _run(
+    load: Load,
+    config: EngineConfig,
+    listen: ListenConfig,
+    progress: Progress,
+    step_log: Path | None,
+    emulation: Emulation | None = None,
+) -> None:
     # A thread that wants the GIL back after a step gets it within this; the default would be half a decode step.
     sys.setswitchinterval(0.0005)
-    uvloop.run(_serve(config, listen, progress, monotonic))
+
+    def logging(server: EngineServer) -> tuple[Engine, Intake]:
+        engine, intake = load(server)
+        if step_log is not None:
+            emulated, dilation = (None, 1.0) if emulation is None else (emulation.profile, emulation.dilation)
+            header = header_of(engine, config.model_name, engine.runner.bytes_per_token, emulated, dilation)
+            steps = StepLog(step_log, header, monotonic())
+            engine.on_step = steps.take
+            atexit.register(steps.close)
+        return engine, intake
+
+    uvloop.run(_serve(logging, emulation, config, listen, progress, monotonic))
 
 
-async def _serve(config: EngineConfig, listen: ListenConfig, progress: Progress, clock: Clock) -> None:
+async def _serve(
+    load: Load,
+    emulation: Emulation | None,
+    config: EngineConfig,
+    listen: ListenConfig,
+    progress: Progress,
+    clock: Clock,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = EngineServer(config, clock)
+    server = EngineServer(config, clock, emulation)
     server.record_phase("process", process_age_s())
     http = HttpServer(server.router, clock=clock)
     try:
         where = await listen_on(http, listen)
         stopping = loop.create_task(wait(stop))
-        running = loop.create_task(_run_engine(server, http, config, listen, where, stop, progress, clock))
+        running = loop.create_task(_run_engine(server, http, load, config, listen, where, stop, progress))
         await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and server.phase in ("loading", "warming up"):
             running.cancel()  # nobody waits for a model that nobody wants any more
@@ -53,15 +113,15 @@ async def _serve(config: EngineConfig, listen: ListenConfig, progress: Progress,
 async def _run_engine(
     server: EngineServer,
     http: HttpServer,
+    load: Load,
     config: EngineConfig,
     listen: ListenConfig,
     where: str,
     stop: asyncio.Event,
     progress: Progress,
-    clock: Clock,
 ) -> None:
     loop = asyncio.get_running_loop()
-    engine, intake = await loop.run_in_executor(None, _load, server, config, progress, clock)
+    engine, intake = await loop.run_in_executor(None, load, server)
     server.adopt(engine, intake)
     engine.start()
     try:

@@ -1,0 +1,84 @@
+"""What can be asked of `headgate bench`, and is it sane?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headgate.bench.asker import Endpoint
+from headgate.model.errors import StartupError
+from headgate.workload.load import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    url: str
+    """http://host:port of any OpenAI-compatible server."""
+    workload: str
+    """See workload/spec.py."""
+    rate: float | None = None
+    time_scale: float | None = None
+    duration_s: float | None = None
+    requests: int | None = None
+    seed: int = 0
+    model: str | None = None
+    """None: the first that the server names."""
+    endpoint: Endpoint = "chat"
+    keys: tuple[str, ...] = ()
+    """KEY, or TENANT=KEY; env:NAME in a key's place reads it from the environment."""
+    goodput: tuple[str, ...] = ()
+    """Such as ttft:500 tpot:80, in milliseconds."""
+    direct: tuple[str, ...] = ()
+    """Engines to which the same load is also put without the gateway."""
+    slice_s: float = 15.0
+    """How long the two ways take turns."""
+    stream: bool | None = None
+    ignore_eos: bool = False
+    extra_body: str = ""
+    """A JSON object that is added to every body."""
+    timeout_s: float = 600.0
+    """For one request, from when it was due."""
+    allow_lag: bool = False
+    """Don't fail a run whose client fell behind."""
+    json: Path | None = None
+    html: Path | None = None
+    title: str = ""
+    progress: bool = True
+
+
+def read_keys(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for text in given:
+        tenant, equals, key = text.partition("=")
+        if not equals or not key:
+            tenant, key = "", text
+        if key.startswith("env:"):
+            name = key.removeprefix("env:")
+            if name not in environ:
+                raise StartupError(f"--key: the environment has no {name}")
+            key = environ[name]
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise StartupError("--key: a key has no spaces and no letters beyond ASCII")
+        keys[tenant] = key
+    return keys
+
+
+def check_tenants(workload: Workload, keys: Mapping[str, str]) -> None:
+    named = [tenant for stream in workload.streams for tenant in stream.tenant]
+    missing = sorted({tenant for tenant in named if tenant not in keys})
+    if missing and not (set(keys) <= {""}):
+        raise StartupError(f"no key for tenant {missing[0]}: give it with --key {missing[0]}=KEY")
+    if missing and len(set(named)) > 1:
+        raise StartupError(f"tenants are told apart by their keys: give each one, as in --key {missing[0]}=KEY")
+
+
+def read_extra(text: str) -> dict[str, Any]:
+    try:
+        extra = msgspec.json.decode(text) if text else {}
+    except msgspec.DecodeError as error:
+        raise StartupError(f"--extra-body is no JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise StartupError('--extra-body is an object, such as {"temperature":0}')
+    return extra
