@@ -44,7 +44,8 @@ bench-peers: $(VENV)/.dev
 	$(BIN)/python benchmarks/gateway_peers.py install $(ARGS)
 
 test-compiled: $(VENV)/.dev compiled
-	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled tests/model tests/policy tests/wire tests/replica tests/gateway $(ARGS)
+	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled tests/model tests/policy tests/wire tests/replica tests/gateway \
+	  tests/observe/test_figures.py tests/observe/test_windows.py tests/observe/test_instruments.py $(ARGS)
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:
