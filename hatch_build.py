@@ -13,12 +13,12 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
-    "model": "lane replica tier",
-    "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits outlier passage retry route",
-    "wire": "errors exchange limits outbox protocol reader router",
+    "model": "lane quantile replica tier",
+    "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits neighbours outlier passage retry route",
+    "wire": "canonical errors exchange limits outbox protocol reader router",
     "replica": "connection http openai sse",
     "gateway": "accept account backlog gateway identity relay",
-    "observe": "series windows",
+    "observe": "evidence figures histogram series windows",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headgate.model.errors import StartupError
-from headgate.report import html, json_file
+from headgate.report import html_page, json_file
 from headgate.report.compare import Difference, compare
 
 
@@ -28,7 +28,7 @@ def run(paths: Sequence[Path], *, page: Path | None = None, seed: int = 0, out: 
         judged = sum(difference.verdict != "too few" for difference in found)
         out.print(f"  {real} of {judged} differences are real (at most one comparison in twenty errs on any of them)")
     if page is not None:
-        html.write(page, results, seed=seed, names=[path.stem for path in paths])
+        html_page.write(page, results, seed=seed, names=[path.stem for path in paths])
     return 0
 
 

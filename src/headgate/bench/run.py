@@ -10,21 +10,24 @@ from rich.text import Text
 from headgate.bench.beside import Added
 from headgate.bench.measure import measure
 from headgate.bench.options import BenchOptions
+from headgate.model.clock import Clock, monotonic
 from headgate.model.errors import StartupError
-from headgate.report import html, json_file, table
+from headgate.report import html_page, json_file, table
 from headgate.report.summary import summarise
 from headgate.report.words import ms
 
 INTERRUPTED = 130
 
 
-def run(options: BenchOptions, out: Console | None = None, err: Console | None = None) -> int:
+def run(
+    options: BenchOptions, out: Console | None = None, err: Console | None = None, *, clock: Clock = monotonic
+) -> int:
     """The exit code. Raises StartupError, one line, for what can't be begun."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     for path in (options.json, options.html):
         if path is not None and not path.absolute().parent.is_dir():
             raise StartupError(f"{path} can't be written: there is no folder {path.absolute().parent}")
-    measured = uvloop.run(measure(options, err))
+    measured = uvloop.run(measure(options, err, clock))
     summaries = summarise(measured.results, options.seed)
     table.show(measured.results, summaries, out)
     for reason, message in measured.messages.items():
@@ -41,7 +44,7 @@ def run(options: BenchOptions, out: Console | None = None, err: Console | None =
         err.print(f"wrote {options.json}", markup=False)
     if options.html is not None:
         both = [measured.results] if measured.direct is None else [measured.results, measured.direct]
-        html.write(options.html, both, seed=options.seed)
+        html_page.write(options.html, both, seed=options.seed)
         err.print(f"wrote {options.html}", markup=False)
     if measured.behind and not options.allow_lag:
         err.print(f"headgate: {measured.behind} (or --allow-lag)", markup=False, soft_wrap=True)

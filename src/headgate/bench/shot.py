@@ -1,7 +1,7 @@
 """What becomes of one request? Heard event by event, and told once when it is over.
 
-Every time counts from when the request was due. A client that counts from when it sent it hides the wait it shared: while
-a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
+Every time counts from when the request was due. A client that counts from when it sent it hides the wait it shared:
+while a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
 """
 
 from array import array
@@ -20,6 +20,9 @@ REFUSALS = (429, 503)
 BY_CODE: dict[str, Kind] = {outcome.value: outcome.kind for outcome in Outcome}
 """Headgate says in the code what it means; from anybody else, 429 and 503 are refusals."""
 LONGEST_WHY = 80
+
+
+_ABSENT = msgspec.Raw()
 
 
 class _Delta(msgspec.Struct):
@@ -55,10 +58,11 @@ class _Timings(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
-    timings: msgspec.Raw | None = None
+    # Plain Raw: `Raw | None` would take nothing but null.
+    error: msgspec.Raw = _ABSENT
+    timings: msgspec.Raw = _ABSENT
     """Our engine's, and llama.cpp's of the same name."""
-    metrics: msgspec.Raw | None = None
+    metrics: msgspec.Raw = _ABSENT
     """vLLM's, with --enable-per-request-metrics."""
 
 
@@ -167,13 +171,13 @@ class Shot:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self._break_off("failed", "sent an event that is no JSON of OpenAI's")
                 return
-            if answer.error is not None:
+            if _is_given(answer.error):
                 found = read_error(event)
                 kind = BY_CODE.get(found.code or "", "failed")
                 self.message = found.message
                 self._break_off(kind, f"broke off: {found.code or found.type}")
                 return
-            if answer.usage is not None or answer.timings is not None or answer.metrics is not None:
+            if answer.usage is not None or answer.timings or answer.metrics:
                 self._take(answer)
             for choice in answer.choices or ():
                 if choice.finish_reason is not None:
@@ -214,7 +218,7 @@ class Shot:
             self.prompt_tokens = answer.usage.prompt_tokens
             self.output_tokens = answer.usage.completion_tokens
         for said in (answer.timings, answer.metrics):
-            if said is None:
+            if not _is_given(said):
                 continue
             try:
                 timings = _decode_timings(said)
@@ -259,6 +263,10 @@ class Shot:
             self.queue_s = self._headers_queue_s + (self.queue_s or 0.0)
         self.call = None
         self._on_over(self)
+
+
+def _is_given(raw: msgspec.Raw) -> bool:
+    return bool(raw) and bytes(raw) != b"null"
 
 
 def _seconds(milliseconds: str) -> float | None:

@@ -257,8 +257,9 @@ class Dispatcher:
             noise_s, token_noise_s = IMMATERIAL_S
             tpot_s = None if tpot_s is None else tpot_s + token_noise_s
             found.observe(ttft_s + noise_s, passage.request.prompt_tokens, tpot_s, load.requests, now)
-            load.limit = found.limit
-            self.fleet.changed(load)
+            if load.limit != found.limit:
+                load.limit = found.limit
+                self.fleet.changed(load)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)

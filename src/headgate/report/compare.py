@@ -46,15 +46,23 @@ class Difference:
             return self.after - self.before
         return self.after / self.before - 1 if self.before else math.inf if self.after else 0.0
 
+    @property
+    def change_words(self) -> str:
+        return f"{_signed(self.change)} {'%' if self.unit == 'ms' else 'points'}"
+
+    @property
+    def interval_words(self) -> str:
+        return "" if self.low is None or self.high is None else f"[{_signed(self.low)}, {_signed(self.high)}]"
+
     def __str__(self) -> str:
         """p99 TTFT fast: 412 → 198 ms, −52 % [−58, −44], real"""
         if self.unit == "ms":
-            said = f"{ms(self.before)} → {ms(self.after)} ms, {_signed(self.change)} %"
+            said = f"{ms(self.before)} → {ms(self.after)} ms"
         else:
-            said = f"{percent(self.before)} → {percent(self.after)}, {_signed(self.change)} points"
-        interval = "" if self.low is None or self.high is None else f" [{_signed(self.low)}, {_signed(self.high)}]"
+            said = f"{percent(self.before)} → {percent(self.after)}"
+        change = f"{self.change_words} {self.interval_words}".rstrip()
         verdict = "too few requests to say" if self.verdict == "too few" else self.verdict
-        return f"{self.what} {self.lane or 'all lanes'}: {said}{interval}, {verdict}"
+        return f"{self.what} {self.lane or 'all lanes'}: {said}, {change}, {verdict}"
 
 
 def compare(before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS) -> list[Difference]:
@@ -189,4 +197,5 @@ def _signed(share: float) -> str:
     value = share * 100
     if not math.isfinite(value):
         return "∞"
-    return f"{value:+.0f}".replace("-", "−") if abs(value) >= 9.95 else f"{value:+.1f}".replace("-", "−")
+    digits = 0 if abs(value) >= 9.95 else 1
+    return f"{round(value, digits) or 0.0:+.{digits}f}".replace("-", "−") if round(value, 1) else "0"

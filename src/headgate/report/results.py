@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.model.lane import LANES
 from headgate.model.outcome import Kind
 
 Floats = NDArray[np.float64]
@@ -117,6 +118,12 @@ class Results:
         return good
 
 
+def _lane_order(lane: str) -> tuple[int, str]:
+    """Those that are always there in their own order, then the others."""
+    usual = list(LANES)
+    return (usual.index(lane) if lane in usual else len(usual)), lane
+
+
 class Rows:
     """Results as they come in."""
 
@@ -195,7 +202,7 @@ class Rows:
         order = np.argsort(floats["at_s"], kind="stable")
         ends = floats["at_s"] + np.nan_to_num(floats["e2e_s"])
         columns: dict[str, Any] = {name: column[order] for name, column in floats.items()}
-        lanes = tuple(sorted(self._lanes))
+        lanes = tuple(sorted(self._lanes, key=_lane_order))
         rank = np.array([lanes.index(lane) for lane in self._lanes], np.int32)
         lane = np.array(self._lane, np.int32)[order]
         return Results(

@@ -10,24 +10,25 @@ from headgate.report.summary import LaneSummary, kept
 from headgate.report.words import count, interval_ms, level_name, ms, percent, rate
 
 MOST_REASONS = 6
+WIDE = 124
 
 
-def render(results: Results, summaries: dict[str, LaneSummary]) -> RenderableType:
-    """Everything, with all lanes together last."""
+def render(results: Results, summaries: dict[str, LaneSummary], width: int = 80) -> RenderableType:
+    """Everything, with all lanes together last; intervals beside their percentiles where that is wide enough."""
     parts: list[RenderableType] = [Text.from_markup(f"[bold]{escape(results.title)}[/]")]
     parts += [Text(f"  {name}: {value}", style="dim") for name, value in results.facts.items()]
     shown = [summaries[lane] for lane in results.lanes]
     if len(shown) != 1:
         shown.append(summaries[""])
     for summary in shown:
-        parts += ["", _heading(summary), _lane(results, summary)]
+        parts += ["", _heading(summary), _lane(results, summary, " " if width >= WIDE else "\n")]
         parts += _reasons(summary)
     parts += [Text(f"! {note}", style="yellow") for note in results.notes]
     return Group(*parts)
 
 
 def show(results: Results, summaries: dict[str, LaneSummary], console: Console) -> None:
-    console.print(render(results, summaries))
+    console.print(render(results, summaries, console.width))
 
 
 def _heading(summary: LaneSummary) -> Text:
@@ -44,11 +45,11 @@ def _heading(summary: LaneSummary) -> Text:
     return Text.assemble((summary.lane or "all lanes", "bold"), "  ", " · ".join(said))
 
 
-def _lane(results: Results, summary: LaneSummary) -> RenderableType:
+def _lane(results: Results, summary: LaneSummary, between: str) -> RenderableType:
     if not summary.figures:
         return Text("  nothing was completed", style="dim")
     table = Table(box=None, padding=(0, 2), pad_edge=True)
-    table.add_column("ms", justify="left", style="dim")
+    table.add_column("ms", justify="left", style="dim", no_wrap=True)
     table.add_column("mean", justify="right")
     for level in LEVELS:
         table.add_column(level_name(level), justify="right")
@@ -58,7 +59,7 @@ def _lane(results: Results, summary: LaneSummary) -> RenderableType:
             estimate = spread.levels[level]
             cell = Text(ms(estimate.value))
             if interval := interval_ms(estimate):
-                cell.append(f" {interval}", "dim")
+                cell.append(f"{between}{interval}", "dim")
             for target in results.promises:
                 if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
                     was_kept = kept(summary, target)

@@ -9,12 +9,13 @@ keep up with ends the log: one with a hole can't be replayed. No keys are in it,
 hashes.
 """
 
+import contextlib
 import platform
 import threading
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -42,8 +43,6 @@ from headgate.model.gateway_config import (
     Tenant,
     TimeoutsConfig,
 )
-from headgate.model.lane import Lane
-from headgate.model.tier import Tier
 
 FORMAT: Final = "headgate-events-1"
 RECONFIGURED: Final = "reconfigured"
@@ -67,12 +66,13 @@ MOST_BYTES: Final = 4 << 30
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a config that decides anything here."""
+    """The part of a config that decides anything here. Lanes and tiers as plain fields: where those are compiled, their
+    types can't be decoded into."""
 
-    lanes: tuple[Lane, ...]
+    lanes: tuple[dict[str, Any], ...]
     tenants: tuple[Tenant, ...]
     anonymous: Tenant
-    tiers: tuple[Tier, ...]
+    tiers: tuple[dict[str, Any], ...]
     routing: RoutingConfig
     timeouts: TimeoutsConfig
     health: HealthConfig
@@ -81,10 +81,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def settings_of(config: GatewayConfig) -> Settings:
     return Settings(
-        lanes=config.lanes,
+        lanes=tuple(msgspec.to_builtins(lane) for lane in config.lanes),
         tenants=tuple(replace(tenant, key_sha256=()) for tenant in config.tenants),
         anonymous=replace(config.anonymous, key_sha256=()),
-        tiers=config.tiers,
+        tiers=tuple(msgspec.to_builtins(tier) for tier in config.tiers),
         routing=config.routing,
         timeouts=config.timeouts,
         health=config.health,
@@ -149,8 +149,12 @@ class EventLog:
         self._thread: threading.Thread | None = None
         try:
             self._file: BinaryIO = path.open("wb")
-            self._write(header(config, seed))
-            self._file.flush()
+            try:
+                self._write(header(config, seed))
+                self._file.flush()
+            except OSError:
+                self._close_file()
+                raise
         except OSError as error:
             reason = error.strerror or error
             raise StartupError(f"can't write the event log {path}: {reason}; name another file") from error
@@ -196,8 +200,12 @@ class EventLog:
         if self._thread is not None:
             self._thread.join()
         self.flush()
-        self._file.close()
+        self._close_file()
         self.stopped = self.stopped or "closed"
+
+    def _close_file(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written has been told already
+            self._file.close()
 
     def _write(self, encoded: bytes) -> None:
         if len(encoded) > self._bytes_left:

@@ -1,7 +1,7 @@
 """Which replicas are simulated, and what becomes of them?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headgate.model.config import BatchConfig
 from headgate.model.gateway_config import GatewayConfig
@@ -80,6 +80,33 @@ class Fleet:
     @property
     def replicas(self) -> int:
         return sum(member.count for member in self.members)
+
+
+def dilated(profile: Profile, times: float) -> Member:
+    """One replica as `engine --emulate --dilation` makes it: so many seconds pass for one of the profile's. What the
+    gateway promises is not stretched."""
+
+    def slower(bytes_per_s: float | None) -> float | None:
+        return None if bytes_per_s is None else bytes_per_s / times
+
+    cost = profile.cost
+    stretched = replace(
+        cost,
+        fixed=cost.fixed * times,
+        per_token_beyond=cost.per_token_beyond * times,
+        per_prefill=cost.per_prefill * times,
+        per_decode=cost.per_decode * times,
+        per_context=cost.per_context * times,
+        per_pair=cost.per_pair * times,
+    )
+    made = replace(
+        profile,
+        cost=stretched,
+        load_bytes_per_s=slower(profile.load_bytes_per_s),
+        save_bytes_per_s=slower(profile.save_bytes_per_s),
+        copy_bytes_per_s=slower(profile.copy_bytes_per_s),
+    )
+    return Member(profile=made, batch=profile.batch_config(times))
 
 
 def fleet_of(profile: Profile, count: int, slots: int | None = None) -> Fleet:

@@ -12,13 +12,19 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from headgate.model.event import Command, Event
+from headgate.model.errors import StartupError
+from headgate.model.event import Command, Event, ReplicaJoined
 from headgate.model.gateway_config import GatewayConfig
+from headgate.model.lane import Lane
+from headgate.model.replica import Replica
+from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
 from headgate.sim.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, Header, Settings
 
+JOINED = "replica_joined"
 
-class BadLog(Exception):
+
+class BadLog(StartupError):
     """It is no event log, or a line of it can't be read; says which."""
 
 
@@ -71,10 +77,19 @@ class _Line(msgspec.Struct, array_like=True, frozen=True):
     commands: tuple[tuple[str, msgspec.Raw], ...]
 
 
+class _Joined(msgspec.Struct, frozen=True):
+    """Its replica as plain fields: where that is compiled, its type can't be decoded into."""
+
+    replica: dict[str, Any]
+
+
 _header = msgspec.json.Decoder(Header)
 _line = msgspec.json.Decoder(_Line)
 _settings = msgspec.json.Decoder(Settings)
-_event: dict[str, msgspec.json.Decoder[Event]] = {name: msgspec.json.Decoder(made) for name, made in EVENTS.items()}
+_joined = msgspec.json.Decoder(_Joined)
+_event: dict[str, msgspec.json.Decoder[Event]] = {
+    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name != JOINED
+}
 _command: dict[str, msgspec.json.Decoder[Command]] = {
     name: msgspec.json.Decoder(made) for name, made in COMMANDS.items()
 }
@@ -94,12 +109,16 @@ class Log:
             raise BadLog(f"can't read {path}: {error.strerror or error}") from error
         try:
             self.header = _header.decode(self._file.readline())
-        except msgspec.DecodeError as error:
+            self.config = config_of(self.header.config)
+        except (msgspec.DecodeError, TypeError) as error:
             self._file.close()
             raise BadLog(f"{path} is no event log: its first line is {error}") from error
         if self.header.format != FORMAT:
             self._file.close()
             raise BadLog(f"{path} is of format {self.header.format!r}; this version reads {FORMAT!r}")
+
+    def close(self) -> None:
+        self._file.close()
 
     def entries(self) -> Iterator[Recorded]:
         """To the end, once. A last line that was cut off is left out."""
@@ -126,21 +145,30 @@ class Log:
             commands: list[Command] = [_command[name].decode(fields) for name, fields in read.commands]
             if read.name == RECONFIGURED:
                 return read.now, config_of(_settings.decode(read.fields)), commands
+            if read.name == JOINED:
+                return read.now, ReplicaJoined(replica_of(_joined.decode(read.fields).replica)), commands
             return read.now, _event[read.name].decode(read.fields), commands
-        except (msgspec.DecodeError, KeyError) as error:
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise BadLog(f"{self.path}, line {number}: {error}") from error
 
 
 def config_of(settings: Settings) -> GatewayConfig:
     """All of a config that the dispatcher is made of; the rest is as by default."""
     fields = {name: getattr(settings, name) for name in Settings.__struct_fields__}
+    fields["lanes"] = tuple(Lane(**lane) for lane in settings.lanes)
+    fields["tiers"] = tuple(Tier(**tier) for tier in settings.tiers)
     return GatewayConfig(**fields)
+
+
+def replica_of(fields: dict[str, Any]) -> Replica:
+    sets = {name: frozenset(fields[name]) for name in ("models", "lanes") if name in fields}
+    return Replica(**{**fields, **sets})
 
 
 def replay(path: Path) -> Replayed | Difference:
     """Raises BadLog for a file that can't be read."""
     log = Log(path)
-    dispatcher = dispatcher_for(config_of(log.header.config), random.Random(int(log.header.seed, 16)))
+    dispatcher = dispatcher_for(log.config, random.Random(int(log.header.seed, 16)))
     events = decided = 0
     first = now = 0.0
     for now, event, expected in log.entries():

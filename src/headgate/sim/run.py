@@ -93,7 +93,7 @@ class _Books:
         self.rows.add(
             at_s=at,
             lane=lane,
-            ttft_s=first - at,
+            ttft_s=first - at if arrival.stream else None,
             tpot_s=(now - first) / (ticket.said - 1) if streamed else None,
             max_gap_s=ticket.gap_s if streamed else None,
             e2e_s=now - at,

@@ -24,6 +24,18 @@ BODY: Final = "body"
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
+class Ids:
+    """For requests that come without one."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix + "-"
+        self._count = 0
+
+    def next(self) -> str:
+        self._count += 1
+        return self._prefix + str(self._count)
+
+
 class Refusal(NamedTuple):
     status: int
     message: str

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import socket
 import ssl
@@ -14,6 +13,7 @@ from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
 from headgate.wire.outbox import Outbox
 from headgate.wire.protocol import ServerProtocol, ServerState
+from headgate.wire.reader import Ids
 
 __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
 
@@ -27,12 +27,11 @@ class HttpServer:
     def __init__(self, handler: Handler, *, clock: Clock, limits: Limits | None = None) -> None:
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
-        count = itertools.count(1)
         self._state = ServerState(
             handler=handler,
             clock=clock,
             limits=limits or Limits(),
-            new_id=lambda: f"{prefix}-{next(count):x}",
+            new_id=Ids(prefix).next,
             loop=asyncio.get_running_loop(),
             outbox=Outbox(asyncio.get_running_loop()),
         )

@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[Arrival, ...]:
 def _rows(name: str, file: IO[bytes]) -> tuple[Arrival, ...]:
     try:
         # Bytes that are no text are left to be found wrong in their line, which can be named.
-        lines: Lines = enumerate(io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline=""), 1)
+        lines: Lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in enumerate(file, 1))
         first = next(lines, (0, ""))
         reader = _reader(first[1])
         if reader is None:

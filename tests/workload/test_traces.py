@@ -1,0 +1,131 @@
+"""Files of traces: what can be read, and the line that can't."""
+
+import gzip
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headgate.model.outcome import Outcome
+from headgate.model.record import Record
+from headgate.workload.arrival import WorkloadError
+from headgate.workload.load import load
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.4799600,110,0\n"
+)
+MOONCAKE = '{"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [3, 4]}\n'
+HEADER = '{"headgate":"0.1.0","schema":1,"wall":1000.0,"prompts":false}\n'
+
+
+def record(at: float, **more: object) -> str:
+    given = {"id": "x", "at": at, "wall": at + 900, "lane": "fast", "tenant": "acme", "model": "m", "prompt_tokens": 9}
+    made = msgspec.convert({**given, "outcome": Outcome.COMPLETED, **more}, Record)
+    return msgspec.json.encode(made).decode() + "\n"
+
+
+def test_azures_format_also_zipped(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE)
+    first, second = load(f"file:{path}")
+    assert (first.at_s, first.prompt_tokens, first.output_tokens) == (0.0, 4808, 10)
+    assert (round(second.at_s, 6), second.prompt_tokens, second.output_tokens) == (1.5, 110, 1)
+    path.write_bytes(gzip.compress(AZURE.encode()))
+    assert list(load(f"file:{path}")) == [first, second]
+
+
+def test_a_zone_in_azures_times(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,5,6\n2024-05-10 00:00:02.5+00:00,7,8\n"
+    )
+    assert [arrival.at_s for arrival in load(f"file:{path}")] == [0.0, 2.5]
+
+
+def test_mooncakes_format(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(MOONCAKE + MOONCAKE.replace("1000", "4000").replace("[3, 4]", "[3, 5]") + "\n")
+    first, second = load(f"file:{path}")
+    assert (first.at_s, second.at_s) == (0.0, 3.0)
+    assert (first.prefix, second.prefix) == ((3, 4), (3, 5))
+
+
+def test_lengths_only_need_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n10,5\n20,6\n8,7\n")
+    with pytest.raises(WorkloadError, match="how many a second"):
+        load(f"file:{path}")
+    assert {a.prompt_tokens for a in load(f"file:{path}", rate=50)} == {10, 20, 8}
+
+
+def test_our_own_records_are_in_order_of_arrival_across_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    prompt = record(103.0, lane="slow")[:-2] + ',"prompt":"hi"}\n'
+    later = record(7.0, wall=1010.0, lane="batch", stream=True, output_tokens=40)
+    path.write_text(HEADER + record(102.0, output_tokens=4) + record(100.0, output_tokens=3) + prompt + HEADER + later)
+    arrivals = list(load(f"file:{path}"))
+    assert [round(a.at_s, 6) for a in arrivals] == [0.0, 2.0, 3.0, 10.0]
+    assert [a.lane for a in arrivals] == ["fast", "fast", "slow", "batch"]
+    assert [a.output_tokens for a in arrivals][:2] == [3, 4]
+    assert arrivals[2].prompt == "hi"
+    assert arrivals[3].stream
+    assert (arrivals[0].tenant, arrivals[0].model) == ("acme", "m")
+
+
+def test_what_was_refused_would_have_said_as_much_as_others_of_its_lane(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    path.write_text(
+        HEADER
+        + record(1.0, output_tokens=11)
+        + record(2.0, lane="batch", output_tokens=500)
+        + record(3.0, outcome=Outcome.LANE_FULL)
+        + '{"cut off in the middle'
+    )
+    assert [a.output_tokens for a in load(f"file:{path}")] == [11, 500, 11]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (AZURE + "2023-11-16 18:17:06,ten,5\n", 4),
+        (AZURE + "yesterday,10,5\n", 4),
+        (AZURE + "2023-11-16 18:17:06,10\n", 4),
+        (AZURE + "2023-11-16 18:17:06,-3,5\n", 4),
+        (AZURE + "\n", 4),
+        (MOONCAKE * 2 + '{"timestamp": 5}\n', 3),
+        (MOONCAKE + "{not json}\n", 2),
+        (MOONCAKE + '{"timestamp": -1, "input_length": 6, "output_length": 5}\n', 2),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n3\n", 3),
+        (HEADER + record(1.0) + "{}\n", 3),
+        (HEADER.replace('"schema":1', '"schema":9'), 1),
+        ("when,what\n1,2\n", 1),
+        ("\x00\x01", 1),
+        ("", 1),
+    ],
+)
+def test_a_malformed_line_is_named_by_its_number(tmp_path: Path, text: str, line: int) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(WorkloadError, match=f"line {line}: ") as caught:
+        load(f"file:{path},rate=1")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_a_malformed_line_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(AZURE.encode() + b"\xff\xfe,1,2\n")
+    with pytest.raises(WorkloadError, match="line 4: "):
+        load(f"file:{path}")
+
+
+def test_no_file_no_rows_and_half_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with pytest.raises(WorkloadError, match="No such file"):
+        load(f"file:{path}")
+    path.write_text(AZURE.split("\n")[0] + "\n")
+    with pytest.raises(WorkloadError, match="no requests"):
+        load(f"file:{path}")
+    path.write_bytes(gzip.compress(AZURE.encode() * 100)[:-20])
+    with pytest.raises(WorkloadError, match=r"can't be read|line"):
+        load(f"file:{path}")
