@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter, validators
 
 from headgate import __version__
-from headgate.cli import export, look
+from headgate.cli import export, load, look, simulate
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
@@ -26,6 +26,8 @@ app = App(
 
 look.add_to(app)
 export.add_to(app)
+load.add_to(app)
+simulate.add_to(app)
 
 positive = Parameter(validator=validators.Number(gte=1))
 at_least_a_block = Parameter(validator=validators.Number(gte=32))

@@ -26,7 +26,8 @@ class Watcher:
         """The one at work."""
         self.passed_s = 0.0
         """Of the schedule, by earlier players."""
-        self._said: list[tuple[float, int, int]] = []
+        self._said: list[tuple[float, int, int]] = [(clock(), 0, 0)]
+        """When, and how much was sent and answered by then; of the last few seconds."""
         self._live: Live | None = None
 
     @contextmanager
@@ -69,13 +70,15 @@ class Watcher:
 
     def _passed(self) -> tuple[float, float | None]:
         player = self.player
-        passed = self.passed_s + (self._clock() - player.began if player is not None and player.began else 0.0)
+        passed = self.passed_s
+        if player is not None and player.started is not None:
+            passed += self._clock() - player.started
         return max(0.0, passed), self._total_s
 
     def _words(self) -> str:
         tally, now = self._tally, self._clock()
-        self._said = [said for said in self._said if said[0] >= now - WINDOW_S][-32:]
-        self._said.append((now, tally.sent, tally.tokens))
+        recent = [said for said in self._said if said[0] >= now - WINDOW_S]
+        self._said = [*(recent or self._said[-1:]), (now, tally.sent, tally.tokens)]
         begin, sent, tokens = self._said[0]
         took = now - begin
         said = [f"{rate((tally.sent - sent) / took)}/s" if took else "…"]

@@ -127,7 +127,7 @@ class _Run:
                 await self._play(player, begin)
                 if self._interrupted:
                     return kept
-                self._watcher.passed_s += min(options.slice_s, slice_[-1].at_s - begin)
+                self._watcher.passed_s += options.slice_s
             for rows, more in zip(kept, tried, strict=True):
                 rows.extend(more)
         return kept

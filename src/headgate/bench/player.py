@@ -76,6 +76,8 @@ class Player:
         self._done: asyncio.Future[None] = self._loop.create_future()
         self.began = 0.0
         """On the clock, time zero of the arrivals."""
+        self.started: float | None = None
+        """When it began to play, which is later if the first arrivals are not its own."""
         self.stopped = False
 
     @property
@@ -84,7 +86,8 @@ class Player:
 
     async def play(self, from_s: float = 0.0) -> None:
         """Until the last answer is there, or all are cut off. `from_s` is which of the arrivals' times is now."""
-        self.began = self._clock() + HEAD_START_S - from_s
+        self.started = self._clock() + HEAD_START_S
+        self.began = self.started - from_s
         self._alarm = alarm(self._loop, self._clock, self._send_due)
         try:
             self._prepare()

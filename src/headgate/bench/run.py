@@ -17,6 +17,8 @@ from headgate.report.summary import summarise
 from headgate.report.words import ms
 
 INTERRUPTED = 130
+SEEN_S = 5e-6
+"""Less than that would be printed as nothing."""
 
 
 def run(
@@ -63,6 +65,8 @@ def _added_table(found: list[Added]) -> Table:
     for name in ("direct", "through", "added", "95 %"):
         shown.add_column(name, justify="right")
     for item in found:
+        if max(item.direct_s, item.through_s) < SEEN_S:
+            continue
         low, high = item.added.low, item.added.high
         interval = "" if low is None or high is None else f"{ms(low)} … {ms(high)}"
         name = f"{item.what} {item.lane}".strip()

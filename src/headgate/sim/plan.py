@@ -16,7 +16,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report.results import KINDS, Results, Target
 from headgate.report.words import count
-from headgate.sim.curve import OPERATING, Curve, curve, faster, offered, span_s
+from headgate.sim.curve import LOADS, OPERATING, Curve, curve, faster, offered, span_s
 from headgate.sim.fleet import Failure
 from headgate.sim.impossible import Impossible, alone, whatever
 from headgate.sim.intake import Intake
@@ -98,10 +98,11 @@ def plan(
     price: float | None = None,
     slots: int | None = None,
     level: Level = "gateway",
+    loads: Sequence[float] = LOADS,
     say: Say = lambda text: None,
 ) -> Plan | Impossible:
     """All of the workloads must be kept; more than one, where they are drawn by chance. `slos` empty: what the config
-    promises its lanes. `slots`: requests that a replica is given at once."""
+    promises its lanes. `slots`: requests that a replica is given at once. `loads`: where the curve has points."""
     if not workloads or min(len(workload) for workload in workloads) < 2:
         raise StartupError("there is nothing to plan for: the workload has fewer than two requests")
     lanes = [_lane_of(config, workload) for workload in workloads]
@@ -125,7 +126,7 @@ def plan(
         best, other = split, Split(shared)
     else:
         best, other = Split(shared), split
-    return _answer(trials, workloads, lanes, targets, best, other, price)
+    return _answer(trials, workloads, lanes, targets, best, other, price, loads)
 
 
 # -- one lane by itself -------------------------------------------------------------------------------------
@@ -189,13 +190,14 @@ def _answer(
     best: Split,
     other: Split | None,
     price: float | None,
+    loads: Sequence[float],
 ) -> Plan:
     workload, say = workloads[0], trials.say
     case = trials.worst(workloads, best, targets, "together" if best.own else "all lanes")
     results = case.simulated.results
     tokens = int((results.prompt_tokens + results.output_tokens)[results.ok].sum())
     say("the latency curve")
-    drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level)
+    drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level, loads=loads)
     say("twice the traffic")
     twice = [faster(one, 2.0, most=len(one)) for one in workloads]
     twice_split: Split | None

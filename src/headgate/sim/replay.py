@@ -161,8 +161,10 @@ def config_of(settings: Settings) -> GatewayConfig:
 
 
 def replica_of(fields: dict[str, Any]) -> Replica:
-    sets = {name: frozenset(fields[name]) for name in ("models", "lanes") if name in fields}
-    return Replica(**{**fields, **sets})
+    made = dict(fields)
+    for name in ("models", "lanes"):
+        made[name] = frozenset(made.get(name, ()))
+    return Replica(**made)
 
 
 def replay(path: Path) -> Replayed | Difference:

@@ -1,0 +1,119 @@
+"""`headgate bench`: load on any OpenAI-compatible server, and what came of it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Group, Parameter
+
+bench = App(name="bench", help="Put a load on any OpenAI-compatible server and say how it was, lane by lane.")
+WORK = Group("The load")
+TARGET = Group("The server")
+REPORT = Group("What is said about it")
+Repeated = Parameter(negative="", consume_multiple=True)
+
+
+def add_to(app: App) -> None:
+    app.command(bench)
+
+
+@bench.default
+def run(
+    url: Annotated[str, Parameter(group=TARGET)] = "http://127.0.0.1:8000",
+    *,
+    load: Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)] = "poisson:rate=2",
+    rate: Annotated[float | None, Parameter(group=WORK)] = None,
+    time_scale: Annotated[float | None, Parameter(group=WORK)] = None,
+    duration: Annotated[float | None, Parameter(group=WORK)] = None,
+    requests: Annotated[int | None, Parameter(group=WORK)] = None,
+    seed: Annotated[int, Parameter(group=WORK)] = 0,
+    stream: Annotated[bool | None, Parameter(group=WORK)] = None,
+    ignore_eos: Annotated[bool, Parameter(group=WORK, negative="")] = False,
+    extra_body: Annotated[str, Parameter(group=WORK)] = "",
+    direct: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
+    model: Annotated[str | None, Parameter(group=TARGET)] = None,
+    endpoint: Annotated[Literal["chat", "completions"], Parameter(group=TARGET)] = "chat",
+    key: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
+    timeout: Annotated[float, Parameter(group=TARGET)] = 600.0,
+    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = (),
+    allow_lag: Annotated[bool, Parameter(group=REPORT, negative="")] = False,
+    json: Annotated[Path | None, Parameter(group=REPORT)] = None,
+    html: Annotated[Path | None, Parameter(group=REPORT)] = None,
+    title: Annotated[str, Parameter(group=REPORT)] = "",
+) -> None:
+    """Open-loop load: requests are sent when they are due, and every latency counts from then.
+
+    Parameters
+    ----------
+    url
+        Where the server listens.
+    load
+        poisson, gamma, constant, azure-conv, azure-code, mooncake, sharegpt, servegen:MODEL or file:RECORDS, with
+        options after a colon; several, named and separated by semicolons, are mixed:
+        "chat=poisson:rate=8,prompt=120,output=64,lane=fast; long=azure-conv:rate=0.5".
+    rate
+        Requests a second, all streams together.
+    time_scale
+        Play a trace this many times as fast.
+    duration
+        Seconds. Default: as long as the trace is, or a minute.
+    requests
+        At most so many.
+    seed
+        Another seed, another day.
+    stream
+        Stream every answer, or none. Default: as the load says.
+    ignore_eos
+        Ask engines that can for exactly as many tokens as the load says.
+    extra_body
+        A JSON object added to every request.
+    direct
+        An engine behind the gateway, to be asked the same beside it; may be given several times. Says what the gateway
+        adds.
+    model
+        Model to ask for. Default: the first that the server names.
+    endpoint
+        chat or completions.
+    key
+        KEY, or TENANT=KEY for loads with tenants; env:NAME reads it from the environment.
+    timeout
+        Seconds that one request may take from when it was due.
+    goodput
+        What counts as good, in milliseconds, such as ttft:500 tpot:80.
+    allow_lag
+        Don't fail a run in which this client could not keep up.
+    json
+        File for the result, with the keys of `vllm bench serve` and ours.
+    html
+        File for a report with plots.
+    title
+        What to call it.
+    """
+    from headgate.bench.options import BenchOptions
+    from headgate.bench.run import run as run_bench
+
+    options = BenchOptions(
+        url=url, workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed,
+        model=model, endpoint=endpoint, keys=key, goodput=goodput, direct=direct, stream=stream,
+        ignore_eos=ignore_eos, extra_body=extra_body, timeout_s=timeout, allow_lag=allow_lag, json=json, html=html,
+        title=title,
+    )  # fmt: skip
+    sys.exit(run_bench(options))
+
+
+@bench.command
+def compare(*files: Path, html: Path | None = None, seed: int = 0) -> None:
+    """Say which differences between runs are real.
+
+    Parameters
+    ----------
+    files
+        Two or more results written by `headgate bench --json`; the first is what the others are compared with.
+    html
+        File for a report with plots.
+    seed
+        Of the resampling.
+    """
+    from headgate.bench.compare import run as run_compare
+
+    sys.exit(run_compare(files, page=html, seed=seed))
