@@ -14,7 +14,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
     "model": "lane quantile replica tier",
-    "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits neighbours outlier passage retry route",
+    "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits neighbours outlier passage"
+    " retry route",
     "wire": "canonical errors exchange limits outbox protocol reader router",
     "replica": "connection http openai sse",
     "gateway": "accept account backlog gateway identity relay",

@@ -25,6 +25,10 @@ TOKEN = b'{"choices":[{"index":0,"delta":{"content":"w "},"finish_reason":null}]
 LAST = b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
 
 
+def every(gap_s: float, count: int, prompt: str | None = None) -> list[Arrival]:
+    return [Arrival(i * gap_s, 20, 5, prompt=prompt) for i in range(count)]
+
+
 def live(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -74,6 +78,10 @@ def whole_stream(exchange: Exchange) -> None:
     exchange.event(TOKEN)
     exchange.event(LAST)
     exchange.end(b"[DONE]")
+
+
+def not_streamed(exchange: Exchange) -> None:
+    exchange.respond(200, b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
 
 async def played(

@@ -22,6 +22,14 @@ def test_a_link_for_each_full_block_and_the_batcher_adds_none() -> None:
         assert chain == before
 
 
+def test_the_answers_links_are_there_and_nobody_elses() -> None:
+    one, other = (chain_of(Arrival(0.0, 1024, 1, prefix=(1, 2)), number, 16, 40) for number in (1, 2))
+    assert len(one) == (1024 + 40) // 16
+    assert shared(one, other) == 64
+    part = chain_of(Arrival(0.0, 1000, 1, prefix=(1, 2)), 3, 16, 100)
+    assert shared(one, part) == 1000 // 16
+
+
 def test_prompts_share_as_much_as_their_ids_say() -> None:
     rng = random.Random(1)
     for _ in range(200):

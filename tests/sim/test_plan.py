@@ -97,7 +97,7 @@ def test_an_slo_that_a_lone_request_misses_is_impossible(slo: str, why: str) -> 
 
 
 def test_what_no_number_of_replicas_mends_is_answered_with_who_turns_them_away() -> None:
-    config = GatewayConfig(anonymous=Tenant(name="anonymous", requests_per_min=600))
+    config = GatewayConfig(anonymous=Tenant(name="anonymous", requests_per_min=200))
     answer = plan(config, [ARRIVALS], machine(), slos=SLOS)
     assert isinstance(answer, Impossible)
     assert answer.judged.value_s == inf

@@ -8,6 +8,7 @@ import pytest
 
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
+from headgate.observe.journal import Journal
 from headgate.workload.arrival import WorkloadError
 from headgate.workload.load import load
 
@@ -70,6 +71,18 @@ def test_our_own_records_are_in_order_of_arrival_across_restarts(tmp_path: Path)
     assert arrivals[2].prompt == "hi"
     assert arrivals[3].stream
     assert (arrivals[0].tenant, arrivals[0].model) == ("acme", "m")
+
+
+def test_what_the_journal_writes_can_be_played(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    journal = Journal(path, 1 << 20, 2, prompts=True)
+    journal.keep_prompt("x", {"messages": [{"role": "user", "content": "hello"}]})
+    made = msgspec.json.decode(record(5.0, output_tokens=3, stream=True), type=Record)
+    journal.take([made], 0.0)
+    journal.close()
+    (arrival,) = load(f"file:{path}")
+    assert (arrival.lane, arrival.prompt_tokens, arrival.output_tokens, arrival.stream) == ("fast", 9, 3, True)
+    assert arrival.prompt == [{"role": "user", "content": "hello"}]
 
 
 def test_what_was_refused_would_have_said_as_much_as_others_of_its_lane(tmp_path: Path) -> None:

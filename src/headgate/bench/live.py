@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from headgate.bench.player import Player, Tally
 from headgate.model.clock import Clock
@@ -57,7 +58,7 @@ class Watcher:
         if self._live is not None:
             self._live.update(self._line(), refresh=True)
         else:
-            self._console.print("  " + self._words(), highlight=False, soft_wrap=True)
+            self._console.print(Text("  " + self._words()), soft_wrap=True)
 
     def _line(self) -> Table:
         table = Table.grid(padding=(0, 1))

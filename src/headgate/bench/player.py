@@ -1,6 +1,8 @@
 """Who is asked when? An open loop: requests go out when they are due, whatever became of those before."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ HEAD_START_S = 0.05
 """From the beginning to the first arrival's time zero: what it takes to get going."""
 MOST_REASONS = 100
 MOST_MESSAGES = 20
+NO_ROOM = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE), os.strerror(errno.EADDRNOTAVAIL))
 LATE_S, LATE_SHARE, LAG_P99_S = 0.05, 0.01, 0.01
 """A client that sends one in a hundred this late, or whose p99 is past that, measures itself."""
 
@@ -32,6 +35,8 @@ class Tally:
     tokens: int = 0
     late: int = 0
     """Sent more than 50 ms after it was due."""
+    no_room: int = 0
+    """Not sent at all: this machine had no open file or no port left for one more connection."""
     lag: Sketch = field(default_factory=Sketch)
     ttft: Sketch = field(default_factory=Sketch)
     e2e: Sketch = field(default_factory=Sketch)
@@ -43,6 +48,11 @@ class Tally:
     def behind(self) -> str:
         """Why the figures are not to be trusted; empty: they are."""
         p99 = self.lag.quantile(0.99) or 0.0
+        if self.no_room:
+            return (
+                f"{self.no_room} of {self.sent} requests could not be sent: this machine has no open file or port left "
+                "for another connection; raise `ulimit -n`, or offer less"
+            )
         if p99 <= LAG_P99_S and self.late <= LATE_SHARE * self.sent:
             return ""
         return (
@@ -174,6 +184,9 @@ class Player:
             tally.refused += 1
         else:
             tally.failed += 1
+        if any(text in shot.message for text in NO_ROOM):
+            tally.no_room += 1
+            shot.why = "the client has no open file or port left"
         if shot.why not in tally.reasons and len(tally.reasons) >= MOST_REASONS:
             shot.why = "other"
         tally.reasons.add(shot.why)

@@ -12,18 +12,19 @@ _NUMBERS: list[bytes] = []
 """Two or more bytes for each number; made as far as anybody needed them."""
 
 
-def chain_of(arrival: Arrival, number: int, block_tokens: int) -> list[bytes]:
-    """A link for each full block of the prompt. `number` tells this arrival's own text from everybody else's."""
-    links = max(1, arrival.prompt_tokens) // block_tokens
-    while len(_NUMBERS) < links:
+def chain_of(arrival: Arrival, number: int, block_tokens: int, output: int = 0) -> list[bytes]:
+    """A link for each full block of the prompt, and of the answer to come: what is there already need not be hashed.
+    `number` tells this arrival's own text from everybody else's."""
+    links = (max(1, arrival.prompt_tokens) + output) // block_tokens
+    while len(_NUMBERS) < max(links, BLOCK_TOKENS):
         _NUMBERS.append(len(_NUMBERS).to_bytes(3, "big"))
     chain: list[bytes] = []
     if arrival.prefix and BLOCK_TOKENS % block_tokens == 0:
         each, digest = BLOCK_TOKENS // block_tokens, b""
-        for block in arrival.prefix[: -(-links // each)]:
+        for block in arrival.prefix[: -(-arrival.prompt_tokens // BLOCK_TOKENS)]:
             digest = blake2b(block.to_bytes(16, "big", signed=True), digest_size=16, key=digest).digest()
             chain += [digest + part for part in _NUMBERS[:each]]
-        del chain[links:]
+        del chain[arrival.prompt_tokens // block_tokens :]
     own = number.to_bytes(8, "big")
     chain += [own + part for part in _NUMBERS[len(chain) : links]]
     return chain

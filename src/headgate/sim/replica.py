@@ -26,12 +26,13 @@ SPIN_S = 0.001
 class Run:
     """A step, or several alike in a row, under way."""
 
-    __slots__ = ("_ends", "_first_s", "_more_s", "began", "count", "step")
+    __slots__ = ("_ends", "_first_s", "_more_s", "began", "count", "prefills", "step")
 
     def __init__(
         self, step: Step, profile: Profile, made: Shape, chance: Noise | None, overhead_s: float, now: float
     ) -> None:
         self.step = step
+        self.prefills = made.prefill > 0
         self.began = now
         self.count = step.repeat
         self._ends: list[float] | None = None
@@ -196,7 +197,7 @@ class SteppedReplica:
             priority=request.priority,
             first_token_by=now + lane.ttft_target_s,
             gap_target_s=lane.gap_target_s,
-            chain=chain_of(arrival, ticket.number, self._profile.block_tokens),
+            chain=chain_of(arrival, ticket.number, self._profile.block_tokens, ticket.output),
             longest_neighbour=None if neighbour is None else max(neighbour, self.batcher.ledger.longest // 4),
         )
 
@@ -259,17 +260,16 @@ class SteppedReplica:
         if self._away:
             self._note_back(run)
         firsts: list[_Open] = []
-        if count == 1:
-            sampled = []
-            for row in step.rows:
-                if row.samples:
-                    one = known[row.sequence.id]
-                    sampled.append(one.one)
-                    if row.sequence.first_token_at is None:
-                        one.ticket.step = self._steps
-                        firsts.append(one)
-        else:
+        if count > 1:
             sampled = [Sampled(row.sequence.id, known[row.sequence.id].one.tokens * count) for row in step.rows]
+        else:
+            sampled = [known[row.sequence.id].one for row in step.rows if row.samples]
+            if run.prefills:
+                firsts = [
+                    known[row.sequence.id] for row in step.rows if row.samples and row.sequence.first_token_at is None
+                ]
+                for one in firsts:
+                    one.ticket.step = self._steps
         ended = self.batcher.done(step, sampled, frozenset(), now, took_s - count * self._overhead_s)
         over = [known.pop(sequence.id) for sequence in ended]
         self._next()
