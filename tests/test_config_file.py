@@ -110,7 +110,7 @@ def test_the_example_shows_every_setting_and_every_choice() -> None:
     for cls in vars(gateway_config).values():
         if isinstance(cls, type) and is_dataclass(cls) and cls not in (gateway_config.Check, EngineConfig):
             assert {one.name for one in fields(cls)} - {"name"} <= shown, cls
-    for choices in (gateway_config.Algorithm, gateway_config.Tier, gateway_config.Kind):
+    for choices in (gateway_config.Algorithm, gateway_config.TierName, gateway_config.Kind):
         assert all(choice in TEXT for choice in get_args(choices))
 
 
