@@ -26,7 +26,7 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
         return None, False
     details = found.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None
-    timings = _timings(answer.timings) if answer.timings is not None else None
+    timings = _timings(answer.timings) if len(bytes(answer.timings)) > 4 else None  # neither absent nor null
     return Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0, timings), answer.choices == []
 
 
