@@ -29,8 +29,8 @@ class Answer(msgspec.Struct):
     usage: AnswerUsage | None = None
     choices: list[msgspec.Raw] | None = None
     timings: msgspec.Raw = msgspec.Raw()
-    """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. (Not `| None`, with
-    which msgspec takes nothing but null.)"""
+    """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. Not `| None`,
+    with which msgspec takes nothing but null."""
 
 
 decode_timings = msgspec.json.Decoder(EngineTimings).decode
