@@ -60,6 +60,16 @@ class ServiceReplica:
         self._chance = chance
         self._overhead_s = member.step_overhead_s
         self._config = config
+        cost = profile.cost
+        self._cost = (
+            cost.fixed,
+            cost.knee,
+            cost.per_token_beyond,
+            cost.per_prefill,
+            cost.per_decode,
+            cost.per_context,
+            cost.per_pair,
+        )
         self._memory = (1.0 - config.headroom) * profile.kv_tokens
         self._longest_sequence = min(profile.context, profile.kv_tokens)
         self._gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values()) / CAREFUL
@@ -194,62 +204,59 @@ class ServiceReplica:
         if not decodes and not prompts:
             self._count = 0
             return
+        fixed, knee, per_beyond, per_prefill, per_decode, per_context, per_pair = self._cost
         prefill = pairs = 0
         self._chunked = None
         count = saying[0][0] - self._steps if decodes else 1
-        cost = self._profile.cost
-        self._more_s = cost.per_context * decodes
+        more_s = per_context * decodes
         if prompts:
             first = prompts[0][3]
-            room = self._room(first)
+            room = self._room(decodes, first.done)
             if first.left > room:
                 self._chunked, self._chunk, prefill = first, room, room
                 pairs = room * (2 * first.done + room)
                 alike = (first.left - 1) // room
-                count = min(count, alike) if decodes else alike
-                self._more_s += 2.0 * room * room * cost.per_pair
+                count = alike if not decodes or alike < count else count
+                more_s += 2.0 * room * room * per_pair
             else:
                 count = 1
                 prefill, pairs = self._pack(room)
-        tokens = prefill + decodes
         first_s = (
-            cost.fixed
-            + cost.per_prefill * prefill
-            + cost.per_decode * decodes
-            + cost.per_context * (self._context + decodes)
-            + cost.per_pair * pairs
+            fixed
+            + per_prefill * prefill
+            + per_decode * decodes
+            + per_context * (self._context + decodes)
+            + per_pair * pairs
         )
-        if tokens > cost.knee:
-            first_s += cost.per_token_beyond * (tokens - cost.knee)
+        if prefill + decodes > knee:
+            first_s += per_beyond * (prefill + decodes - knee)
         ratio = self._ratio(prefill, count)
-        self._more_s *= ratio
-        self._first_s = first_s * ratio + self._overhead_s
+        self._first_s = first_s = first_s * ratio + self._overhead_s
+        self._more_s = more_s = more_s * ratio
         self._count = count
         self._began = now = self._world.now
         self._due += 1
-        self._world.at(now + self._took_s(count), self._end, self._due)
+        self._world.at(now + count * first_s + more_s * (count * (count - 1) // 2), self._end, self._due)
 
-    def _room(self, first: _Prompt) -> int:
-        """Prompt tokens that a step may hold so that every stream's next token is in time."""
-        config, cost, decodes = self._config, self._profile.cost, len(self._saying)
+    def _room(self, decodes: int, done: int) -> int:
+        """Prompt tokens, after so many that are done, that a step may hold so that every stream's next token is in
+        time."""
+        fixed, _, per_beyond, per_prefill, per_decode, per_context, per_pair = self._cost
+        config = self._config
         most = min(config.chunk_limit, config.step_tokens - decodes)
-        within_s = self._gap_s if decodes else config.step_limit_s
-        base_s = cost.fixed + cost.per_decode * decodes + cost.per_context * self._context
-        each_s = cost.per_prefill + cost.per_token_beyond
-
-        def step_s(tokens: int) -> float:
-            return base_s + each_s * tokens + cost.per_pair * tokens * (2 * first.done + tokens)
-
-        if step_s(most) > within_s:
+        within_s = (self._gap_s if decodes else config.step_limit_s) - fixed
+        within_s -= per_decode * decodes + per_context * self._context
+        each_s = per_prefill + per_beyond + 2.0 * per_pair * done
+        if (each_s + per_pair * most) * most > within_s:
             low, high = 0, most
             while low < high:
                 middle = (low + high + 1) // 2
-                if step_s(middle) <= within_s:
+                if (each_s + per_pair * middle) * middle <= within_s:
                     low = middle
                 else:
                     high = middle - 1
             most = low
-        return max(most, config.chunk_floor)
+        return most if most > config.chunk_floor else config.chunk_floor
 
     def _pack(self, room: int) -> tuple[int, int]:
         """Take prompts to their end as far as there is room, and some of the next."""
