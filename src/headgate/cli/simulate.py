@@ -2,30 +2,26 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
-from rich.console import Console
-from rich.table import Table
 
-from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
-
-if TYPE_CHECKING:
-    from headgate.policy.profile import Profile
-    from headgate.sim.plan import Plan
 
 WORK = Group("The load")
 FLEET = Group("The fleet")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
-Load = Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)]
+Workload = Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)]
 Rate = Annotated[float | None, Parameter(group=WORK)]
 Seconds = Annotated[float | None, Parameter(group=WORK)]
 Requests = Annotated[int | None, Parameter(group=WORK)]
-Emulated = Annotated[str, Parameter(group=FLEET)]
-Slots = Annotated[int | None, Parameter(group=FLEET)]
+Seed = Annotated[int, Parameter(group=WORK)]
+Config = Annotated[Path | None, Parameter(group=FLEET)]
+ProfileName = Annotated[str, Parameter(group=FLEET)]
+Count = Annotated[int | None, Parameter(group=FLEET)]
 Level = Annotated[Literal["step", "gateway"], Parameter(group=FLEET)]
+File = Annotated[Path | None, Parameter(group=REPORT)]
 H100 = "h100-llama3-8b"
 
 
@@ -38,18 +34,25 @@ def add_to(app: App) -> None:
 
 def simulate(
     *,
-    load: Load,
-    config: Annotated[tuple[Path, ...], Repeated, Parameter(group=FLEET)] = (),
-    profile: Emulated = H100,
-    replicas: Annotated[int | None, Parameter(group=FLEET)] = None,
-    slots: Slots = None,
-    level: Level = "step",
+    load: Workload,
     rate: Rate = None,
+    time_scale: Rate = None,
     duration: Seconds = None,
     requests: Requests = None,
-    seed: Annotated[int, Parameter(group=WORK)] = 0,
-    json: Annotated[Path | None, Parameter(group=REPORT)] = None,
-    html: Annotated[Path | None, Parameter(group=REPORT)] = None,
+    seed: Seed = 0,
+    config: Config = None,
+    profile: ProfileName = H100,
+    replicas: Count = None,
+    slots: Count = None,
+    level: Level = "step",
+    fail: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
+    cold_start: Annotated[float, Parameter(group=FLEET)] = 0.0,
+    what_if: Config = None,
+    what_if_replicas: Count = None,
+    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = (),
+    event_log: File = None,
+    json: File = None,
+    html: File = None,
 ) -> None:
     """Say how a load would be served: the dispatcher, batcher and block ledger of production, in virtual time.
 
@@ -57,74 +60,83 @@ def simulate(
     ----------
     load
         As for `headgate bench`: poisson:rate=20, azure-code, mooncake, file:RECORDS, or a mix.
-    config
-        The gateway's YAML file; several are put side by side, each with the same load.
-    profile
-        What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
-    replicas
-        How many. Default: those in the config, or one.
-    slots
-        Requests that a replica is given at once. Default: the profile's.
-    level
-        step: every step of every engine. gateway: service times only, for very many requests.
     rate
         Requests a second, all streams together.
+    time_scale
+        Play a trace this many times as fast.
     duration
         Seconds of load.
     requests
         At most so many.
     seed
         The same seed gives the same result, on any machine.
+    config
+        The gateway's YAML file. Default: the default lanes.
+    profile
+        What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
+    replicas
+        How many. Default: those in the config, or one.
+    slots
+        Requests that a replica is given at once. Default: as config or profile say.
+    level
+        step: every step of every engine. gateway: service times only, for very many requests.
+    fail
+        REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again.
+    cold_start
+        Seconds from when a replica is started until it answers.
+    what_if
+        Another config, to be put beside the first.
+    what_if_replicas
+        Another number of replicas, likewise.
+    goodput
+        What counts as good, in milliseconds, such as ttft:500 tpot:80.
+    event_log
+        File for every decision, for `headgate replay`.
     json
-        File for the result, as of `headgate bench`; of the first config.
+        File for the result, as of `headgate bench`.
     html
-        File for a report with plots, all configs side by side.
+        File for a report with plots.
     """
     from headgate.engine.profile_file import find
-    from headgate.report import html_page, json_file, table
-    from headgate.report.summary import summarise
-    from headgate.sim.fleet import fleet_from, fleet_of
-    from headgate.sim.run import run
-    from headgate.workload.load import Workload
+    from headgate.sim.command import Load, SimulateOptions, run_simulate
 
-    console, model = Console(highlight=False), find(profile)
-    workload = Workload(load, rate=rate, duration_s=duration, requests=requests)
-    configs = {str(path): _load(path) for path in config} or {"default config": GatewayConfig()}
-    results = []
-    for name, chosen in configs.items():
-        fleet = fleet_from(chosen, model) if replicas is None else fleet_of(model, replicas, slots)
-        with console.status(f"{name}: {workload.describe()}") as status:
-            simulated = run(
-                chosen,
-                workload.arrivals(seed),
-                fleet,
-                seed,
-                level,
-                title=name,
-                progress=lambda count, now: status.update(f"{count:,} requests, {now:,.0f} s of virtual time"),
-            )
-        results.append(simulated.results)
-        table.show(simulated.results, summarise(simulated.results, seed), console)
-        console.print(f"{simulated.replicas} replicas, computing {simulated.busy:.0%} of the time", style="dim")
-    if json is not None:
-        json_file.write(json, results[0], summarise(results[0], seed))
-    if html is not None:
-        html_page.write(html, results, seed=seed, names=list(configs))
+    options = SimulateOptions(
+        load=Load(workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed),
+        config=_load(config),
+        profile=find(profile),
+        what_if=None if what_if is None else _load(what_if),
+        what_if_replicas=what_if_replicas,
+        replicas=replicas,
+        slots=slots,
+        level=level,
+        failures=fail,
+        cold_start_s=cold_start,
+        goodput=goodput,
+        events=event_log,
+        json=json,
+        html=html,
+        title=str(config or "default config"),
+    )
+    sys.exit(run_simulate(options))
 
 
 def plan(
     *,
-    load: Load,
-    slo: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
-    config: Annotated[Path | None, Parameter(group=FLEET)] = None,
-    profile: Emulated = H100,
-    slots: Slots = None,
-    price: Annotated[float | None, Parameter(group=REPORT)] = None,
-    level: Level = "gateway",
+    load: Workload,
     rate: Rate = None,
+    time_scale: Rate = None,
     duration: Seconds = None,
     requests: Requests = None,
-    seeds: Annotated[int, Parameter(group=WORK)] = 2,
+    seed: Seed = 0,
+    draws: Annotated[int, Parameter(group=WORK)] = 2,
+    slo: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
+    config: Config = None,
+    profile: ProfileName = H100,
+    slots: Count = None,
+    level: Level = "gateway",
+    price: Annotated[float | None, Parameter(group=REPORT)] = None,
+    json: File = None,
+    html: File = None,
 ) -> None:
     """Say how many replicas keep every promise, what they cost, and how they take twice the load or a loss.
 
@@ -132,86 +144,51 @@ def plan(
     ----------
     load
         As for `headgate bench`.
+    rate
+        Requests a second, all streams together.
+    time_scale
+        Play a trace this many times as fast.
+    duration
+        Seconds of load.
+    requests
+        At most so many.
+    seed
+        Of the first draw.
+    draws
+        How many days of the same load must be kept.
     slo
-        LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5; may be given several times. Default: the config's promises.
+        LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5, or * for all lanes. Default: the config's promises.
     config
         The gateway's YAML file, for lanes and limits.
     profile
         What a replica is: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
     slots
         Requests that a replica is given at once. Default: the profile's.
-    price
-        Of a replica for an hour, in any currency.
     level
         gateway: service times. step: every step of every engine, which takes longer.
-    rate
-        Requests a second, all streams together.
-    duration
-        Seconds of load.
-    requests
-        At most so many.
-    seeds
-        How many days of the same load must be kept.
+    price
+        Of a replica for an hour, in any currency.
+    json
+        File for the plan.
+    html
+        File for a report with plots.
     """
     from headgate.engine.profile_file import find
-    from headgate.sim import slo as targets
-    from headgate.sim.impossible import Impossible
-    from headgate.sim.plan import plan as make_plan
-    from headgate.workload.load import Workload
+    from headgate.sim.command import Load, PlanOptions, run_plan
 
-    console, chosen, model = Console(highlight=False), _load(config), find(profile)
-    workload = Workload(load, rate=rate, duration_s=duration, requests=requests)
-    days = [list(workload.arrivals(seed)) for seed in range(max(1, seeds))]
-    with console.status(workload.describe()) as status:
-        found = make_plan(
-            chosen,
-            days,
-            model,
-            slos=targets.parse(slo, chosen),
-            price=price,
-            slots=slots,
-            level=level,
-            say=lambda text: status.update(text),
-        )
-    if isinstance(found, Impossible):
-        raise StartupError(str(found))
-    _show_plan(found, model, console)
-
-
-def _show_plan(found: "Plan", model: "Profile", console: Console) -> None:
-    console.print(f"[bold]{found.replicas}[/] × {model.name}: {found.split}")
-    if found.other is not None:
-        console.print(f"the other way: {found.other}", style="dim")
-    if found.cost_per_hour is not None and found.cost_per_1000_tokens is not None:
-        console.print(f"{found.cost_per_hour:.2f} an hour, {found.cost_per_1000_tokens:.5f} per 1 000 tokens")
-    for judged in found.case.judged:
-        console.print(f"  {'✓' if judged.kept else '✗'} {judged}")
-    low, high = found.curve.points[0], found.curve.points[-1]
-    table = Table(title=f"Latency against load; {found.curve.capacity_per_s:.1f} requests/s is all they can do")
-    for heading in ("load", "requests/s", "TTFT p50", "p95", "p99", ""):
-        table.add_column(heading, justify="right")
-    for point in found.curve.points:
-        mark = "← run it here" if point.operating else ""
-        times = [f"{value * 1e3:.0f} ms" for value in point.ttft_s]
-        table.add_row(f"{point.load:.0%}", f"{point.requests_per_s:.1f}", *times, mark)
-    console.print(table)
-    little = found.little
-    console.print(f"this load is {found.curve.now:.0%} of that (measured from {low.load:.0%} to {high.load:.0%})")
-    if found.comfortable > found.replicas:
-        console.print(f"to run at 60–70 %, have {found.comfortable}")
-    console.print(f"Little's law: L {little.l:.2f}, λ·W {little.lambda_ * little.w:.2f}, off by {little.residual:+.1%}")
-    console.print(f"twice the traffic: {_kept(found.twice)}; it takes {found.twice_split or 'more than was tried'}")
-    console.print(f"one replica lost: {'there is only one' if found.lost is None else _kept(found.lost)}")
-    for note in found.notes:
-        console.print(note, style="dim")
-
-
-def _kept(case: object) -> str:
-    from headgate.sim.trial import Case
-
-    assert isinstance(case, Case)
-    turned = f", {case.turned_away:.1%} turned away" if case.turned_away > 0 else ""
-    return ("all is kept" if case.kept else "; ".join(str(one) for one in case.missed)) + turned
+    options = PlanOptions(
+        load=Load(workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed),
+        config=_load(config),
+        profile=find(profile),
+        slos=slo,
+        price=price,
+        slots=slots,
+        level=level,
+        draws=draws,
+        json=json,
+        html=html,
+    )
+    sys.exit(run_plan(options))
 
 
 def replay(events: Path) -> None:
@@ -222,15 +199,9 @@ def replay(events: Path) -> None:
     events
         A file written by `headgate serve --event-log`.
     """
-    from headgate.sim.replay import Difference
-    from headgate.sim.replay import replay as run_again
+    from headgate.sim.command import run_replay
 
-    found = run_again(events)
-    if isinstance(found, Difference):
-        print(found)
-        sys.exit(1)
-    cut = "; the last line was cut off" if found.truncated else ""
-    print(f"identical: {found.events} events, {found.commands} decisions over {found.span_s:.1f} s{cut}")
+    sys.exit(run_replay(events))
 
 
 def fit(step_log: Path, out: Path, *, name: str | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -34,8 +36,7 @@ class TokenLogprob:
     """The most likely tokens at this position with their logprobs, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """What a step gave one sequence: one token, or several when drafted tokens were accepted."""
 
     sequence_id: int

@@ -68,4 +68,6 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        return self.pending == 1 and self.output_len > 0
+        # Asked of every sequence several times a step: not by way of the other two.
+        length = len(self.tokens)
+        return length - self.computed == 1 and length > self.prompt_len

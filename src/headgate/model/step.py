@@ -6,6 +6,8 @@ test, a step-time model in the simulator.
 
 from dataclasses import dataclass
 
+import msgspec
+
 from headgate.model.sequence import Sequence
 
 
@@ -54,10 +56,11 @@ class Drop:
 Move = Trim | Copy | Save | Load | Drop
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False, eq=False):
     """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guesses
     at what comes next, to be verified in the same pass."""
+
+    # A Struct, not a dataclass: one is made for every sequence and step.
 
     sequence: Sequence
     slot: int

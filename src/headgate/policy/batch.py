@@ -7,6 +7,7 @@ ordered by `urgency`. Nothing here knows what runs a step; drivers call `plan`, 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
@@ -16,6 +17,8 @@ from headgate.policy import speculate
 from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.estimate import StepShape, StepTime, shape_of
 from headgate.policy.urgency import ageing_bound_s, least_urgent, urgency
+
+_slot = attrgetter("slot")
 
 OVERTAKERS = 16
 """How far down the queue to look for somebody who fits when the first does not."""
@@ -95,9 +98,12 @@ class Batcher:
         self._make_room_to_decode(now)
         self._make_way(now)
         admitted = self._admit(now)
-        decodes = [sequence for sequence in self.running.values() if sequence.decoding]
+        decodes: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running.values():
+            (decodes if sequence.decoding else prefilling).append(sequence)
         rows = [self._decode_row(sequence, ()) for sequence in decodes]
-        prefills = self._prefill_rows(decodes, now)
+        prefills = self._prefill_rows(decodes, prefilling, now) if prefilling else []
         if decodes and not prefills and len(decodes) <= self.config.draft_batch:
             rows = self._drafted(decodes)
         steady = not prefills and not admitted and not any(row.draft for row in rows)
@@ -105,7 +111,7 @@ class Batcher:
         rows += prefills
         if not rows and not moves:
             return None
-        rows.sort(key=lambda row: row.slot)
+        rows.sort(key=_slot)
         return Step(moves, tuple(rows), self._repeat(rows) if steady and not moves else 1)
 
     def done(
@@ -118,24 +124,48 @@ class Batcher:
             times = max((len(tokens) for tokens in drawn.values()), default=1) if step.repeat > 1 else 1
             self.step_time.learn(shape_of(step), took_s / times)
         self.counts.steps += 1
-        ended = []
+        booked: list[Sequence] = []
+        size, generated = self.ledger.block_tokens, 0
         for row in step.rows:
             sequence = row.sequence
-            if sequence.finish is None and sequence.slot == row.slot:
-                self._book(row, drawn.get(sequence.id, ()), now)
-                finish = self._finish_of(sequence, stopped)
-                if finish is not None:
-                    self._end(sequence, finish, now)
-                    ended.append(sequence)
+            if sequence.finish is not None or sequence.slot != row.slot:
+                continue
+            tokens = drawn.get(sequence.id, ())
+            if tokens and row.count == 1 and not row.draft and sequence.first_token_at is not None:
+                # As nearly always: more of a running stream. Here and not in `_book`, because it is most of what a step
+                # costs.
+                sequence.computed = row.start + len(tokens)
+                sequence.tokens += tokens
+                sequence.last_token_at = now
+                generated += len(tokens)
+                if len(sequence.tokens) >= (len(sequence.chain) + 1) * size:
+                    extend_chain(sequence.chain, sequence.tokens, size, sequence.cache_salt)
+            else:
+                self._book(row, sequence, tokens, now)
+            booked.append(sequence)
+        self.counts.generated += generated
+        if step.repeat > 1:
+            for sequence in self.ledger.full(booked):  # `_repeat` made sure that there is room
+                assert sequence.slot is not None
+                self.ledger.grow(sequence.slot, sequence.computed)
+        self.ledger.commit_all(booked)
+        return self._end_those_done(booked, stopped, now)
+
+    def _end_those_done(self, booked: list[Sequence], stopped: frozenset[int], now: float) -> list[Sequence]:
+        longest, ended = self.ledger.longest, []
+        for sequence in booked:
+            length = len(sequence.tokens)
+            if length >= longest or length - sequence.prompt_len >= sequence.max_output or sequence.id in stopped:
+                self._end(sequence, Finish.STOP if sequence.id in stopped else Finish.LENGTH, now)
+                ended.append(sequence)
         return ended
 
-    def _book(self, row: Row, tokens: tuple[int, ...], now: float) -> None:
-        sequence = row.sequence
-        was_decoding = sequence.decoding
-        sequence.computed = row.start + row.count + max(0, len(tokens) - 1)
-        if not was_decoding:
+    def _book(self, row: Row, sequence: Sequence, tokens: tuple[int, ...], now: float) -> None:
+        drawn, ledger = len(tokens), self.ledger
+        if not sequence.decoding:
             sequence.chunks += 1
             self.counts.prefilled += row.count
+        sequence.computed = row.start + row.count + (drawn - 1 if drawn > 1 else 0)
         if row.draft:
             speculate.learn(sequence, len(row.draft), len(tokens) - 1)
             self.counts.drafted += len(row.draft)
@@ -144,23 +174,14 @@ class Batcher:
                 sequence.drafts_rested = self.config.draft_rest  # it worked: try again at once
             elif sequence.slot is not None:
                 self._moves.append(Trim(sequence.slot, sequence.computed))
-        if len(tokens) > row.width:  # a repeated step: `_repeat` made sure there is room
-            self.ledger.grow(row.slot, sequence.computed)
-        if tokens:
+        if drawn:
             sequence.tokens.extend(tokens)
-            self.counts.generated += len(tokens)
+            self.counts.generated += drawn
             sequence.last_token_at = now
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
-        extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
-        self.ledger.commit(row.slot, sequence.computed, sequence.chain)
-
-    def _finish_of(self, sequence: Sequence, stopped: frozenset[int]) -> Finish | None:
-        if sequence.id in stopped:
-            return Finish.STOP
-        if sequence.output_len >= sequence.max_output or len(sequence.tokens) >= self.ledger.longest:
-            return Finish.LENGTH
-        return None
+            if len(sequence.tokens) >= (len(sequence.chain) + 1) * ledger.block_tokens:
+                extend_chain(sequence.chain, sequence.tokens, ledger.block_tokens, sequence.cache_salt)
 
     def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
         sequence.finish = finish
@@ -181,7 +202,7 @@ class Batcher:
 
     def _make_room_to_decode(self, now: float) -> None:
         """Every decoding sequence gets room for its next token; somebody goes if need be."""
-        for sequence in list(self.running.values()):
+        for sequence in self.ledger.full(self.running.values()):
             while sequence.decoding and sequence.slot is not None:
                 moves = self.ledger.grow(sequence.slot, len(sequence.tokens))
                 if not isinstance(moves, Short):
@@ -262,8 +283,7 @@ class Batcher:
         if not self.running:
             return True
         final = self.ledger.blocks_for(self._predicted_len(sequence))
-        committed = sum(self.ledger.blocks_for(self._predicted_len(other)) for other in self.running.values())
-        if committed + final > (1.0 - self.config.headroom) * self.ledger.blocks:
+        if self._committed() + final > (1.0 - self.config.headroom) * self.ledger.blocks:
             return False
         if self._to_prefill(sequence) > self.config.long_prompt_tokens:
             long = sum(1 for s in self.running.values() if s.pending > self.config.long_prompt_tokens)
@@ -272,6 +292,17 @@ class Batcher:
         # Whoever has waited past its bound is taken as a neighbour whatever the others would like.
         welcome = now - sequence.arrived >= ageing_bound_s(sequence, self.config) or self._neighbourly(sequence)
         return welcome and not self._prefix_is_coming(sequence, now)
+
+    def _committed(self) -> int:
+        """Blocks that those who run are predicted to need in the end."""
+        block_tokens, longest, blocks = self.ledger.block_tokens, self.ledger.longest, 0
+        guesses, first_guess = self._output_guess, float(self.config.first_output_guess)
+        for sequence in self.running.values():  # `_predicted_len` of each: this is asked of many at once
+            prompt = sequence.prompt_len
+            output = max(int(guesses.get(sequence.lane, first_guess)), len(sequence.tokens) - prompt + 1)
+            final = min(longest, prompt + min(sequence.max_output, output))
+            blocks += -(-final // block_tokens)
+        return blocks
 
     def _to_prefill(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that would really have to be computed."""
@@ -337,10 +368,7 @@ class Batcher:
         assert sequence.slot is not None
         return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
 
-    def _prefill_rows(self, decodes: list[Sequence], now: float) -> list[Row]:
-        prefilling = [sequence for sequence in self.running.values() if not sequence.decoding]
-        if not prefilling:
-            return []
+    def _prefill_rows(self, decodes: list[Sequence], prefilling: list[Sequence], now: float) -> list[Row]:
         prefilling.sort(key=lambda s: urgency(s, now, self.config))
         left = self._chunk(decodes, prefilling[0].computed, now)
         rows = []
@@ -397,8 +425,11 @@ class Batcher:
         anew: as time passes they may become urgent enough to be let in."""
         if not rows or self.waiting:
             return 1
-        longest = self.ledger.longest
-        steps = min(min(r.sequence.max_output - r.sequence.output_len, longest - len(r.sequence.tokens)) for r in rows)
+        longest, steps = self.ledger.longest, self.ledger.longest
+        for row in rows:
+            sequence = row.sequence
+            length = len(sequence.tokens)
+            steps = min(steps, sequence.max_output - length + sequence.prompt_len, longest - length)
         spare = self.ledger.blocks - self.ledger.owned_blocks - self.ledger.cached_blocks
         # With `spare` free blocks, this many tokens each are certain not to need an eviction.
         return max(1, min(steps, (spare // len(rows)) * self.ledger.block_tokens))

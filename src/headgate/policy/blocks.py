@@ -13,9 +13,11 @@ reused in place, a busy one is copied, a blob is loaded. See docs/decisions/0002
 """
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Load, Move, Save, Trim
 
 
@@ -68,6 +70,9 @@ class Ledger:
         self.host_used = 0
         self.evictions = 0
         """Cached prefixes that had to give up their device memory."""
+        self.free_slots = slots
+        self.longest = min(slot_tokens, blocks * block_tokens)
+        """Tokens the longest sequence can have."""
         self._slots = [_Place() for _ in range(slots)]
         self._blobs: dict[int, _Place] = {}
         self._next_blob = slots
@@ -77,15 +82,6 @@ class Ledger:
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
-
-    @property
-    def longest(self) -> int:
-        """Tokens the longest sequence can have."""
-        return min(self.slot_tokens, self.blocks * self.block_tokens)
-
-    @property
-    def free_slots(self) -> int:
-        return sum(1 for slot in self._slots if slot.owner is None)
 
     @property
     def available_blocks(self) -> int:
@@ -126,12 +122,18 @@ class Ledger:
                 self._touch(source, now)
         place = self._slots[slot]
         place.owner, place.used_at = owner, now
+        self.free_slots -= 1
         self.cached_blocks -= place.blocks
         self.owned_blocks += place.blocks
         room = self._make_room(slot, tokens)
         assert not isinstance(room, Short)  # checked above
         self._publish(slot, chain[:matched], length)
         return Placement(slot, length, (*moves, *room))
+
+    def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those whose slots have no room for all their tokens: at a block's end, one step in sixteen."""
+        slots, size = self._slots, self.block_tokens
+        return [s for s in sequences if s.slot is not None and len(s.tokens) > slots[s.slot].blocks * size]
 
     def grow(self, slot: int, length: int) -> list[Move] | Short:
         """Reserve blocks so that the slot's owner may have `length` tokens."""
@@ -141,6 +143,17 @@ class Ledger:
         """The slot now really holds `length` tokens, whose full blocks hash to `chain`."""
         self._publish(slot, chain[: length // self.block_tokens], length)
 
+    def commit_all(self, sequences: Iterable[Sequence]) -> None:
+        """The same of all these, as far as they are computed."""
+        slots, size = self._slots, self.block_tokens
+        for sequence in sequences:
+            if sequence.slot is not None:
+                place, length = slots[sequence.slot], sequence.computed
+                if length < place.length or length // size > len(place.chain):
+                    self._publish(sequence.slot, sequence.chain[: length // size], length)
+                else:  # within a block, as nearly always
+                    place.length = length
+
     def release(self, slot: int, now: float) -> None:
         """The owner is gone; what it computed stays as prefix cache."""
         place = self._slots[slot]
@@ -148,6 +161,7 @@ class Ledger:
         place.blocks = self.blocks_for(place.length)
         self.cached_blocks += place.blocks
         place.owner, place.used_at = None, now
+        self.free_slots += 1
 
     # -- host memory --------------------------------------------------------------------------------
 
@@ -171,6 +185,7 @@ class Ledger:
         moves = [*self._evict(slot), Load(blob, slot, held.length)]
         place = self._slots[slot]
         place.owner, place.used_at = owner, now
+        self.free_slots -= 1
         room = self._make_room(slot, tokens)
         assert not isinstance(room, Short)  # checked above
         self._publish(slot, held.chain, held.length)
@@ -199,6 +214,7 @@ class Ledger:
             self.cached_blocks -= place.blocks
         else:
             self.owned_blocks -= place.blocks
+            self.free_slots += 1
         self._unindex(slot, place.chain)
         moves: list[Move] = [Trim(slot, 0)] if place.length else []
         self._slots[slot] = _Place()
@@ -229,11 +245,18 @@ class Ledger:
     def _best_free(self, besides: int | None) -> int | None:
         """The lowest empty one, because a batch over neighbouring slots is one pass and a hole makes it two; if none is
         empty, the one whose prefix was used longest ago."""
-        free = [slot for slot, place in enumerate(self._slots) if place.owner is None]
-        others = [slot for slot in free if slot != besides] or free
-        return min(
-            others, key=lambda slot: (self._slots[slot].length > 0, self._slots[slot].used_at, slot), default=None
-        )
+        empty = used = other = None
+        for slot, place in enumerate(self._slots):
+            if place.owner is not None:
+                continue
+            if slot == besides:
+                other = slot
+            elif not place.length:
+                if empty is None or place.used_at < self._slots[empty].used_at:
+                    empty = slot
+            elif used is None or place.used_at < self._slots[used].used_at:
+                used = slot
+        return next((slot for slot in (empty, used, other) if slot is not None), None)
 
     def _keep(self, slot: int, length: int) -> list[Move]:
         place = self._slots[slot]
