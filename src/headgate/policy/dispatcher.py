@@ -463,8 +463,8 @@ class Dispatcher:
         """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
         weeks, and only we are new."""
         load = self.fleet.get(replica_id)
-        if ok and deep and load is not None:
-            load.cold = False
+        if ok and load is not None and (deep or load.replica.kind == "headgate"):
+            load.cold = False  # our own engine says that it is ready only when it has been warmed up
         if ok and load is not None and replica_id in self._unseen:
             self._unseen.discard(replica_id)
             return self._apply(self.health.add(load.replica, now))
