@@ -55,7 +55,7 @@ mlflow:
 install: $(VENV)/.run
 
 # A copy of the package with the data path compiled (hatch_build.py), apart from the sources, which stay what tests and
-# editors see. Where it can't be built Headgate runs interpreted: the same, with about three times the CPU per request.
+# editors see. Where it can't be built Headgate runs interpreted: the same, with about twice the CPU per request.
 compiled: $(COMPILED)/.made
 
 $(COMPILED)/.made: $(shell find src -type f -not -name '*.pyc') hatch_build.py $(VENV)/.run

@@ -13,7 +13,7 @@ import msgspec
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.replica.connection import Call, Listener, PoolLimits
-from headgate.replica.http import Pool, request_head
+from headgate.replica.http import Once, Pool, request_head
 from headgate.workload.arrival import Arrival
 from headgate.workload.prompt import prompt_text
 
@@ -86,7 +86,7 @@ class Asker:
                 )
 
     async def _ask_models(self, pool: Pool) -> tuple[int, bytes]:
-        once = _Once(asyncio.get_running_loop().create_future())
+        once = Once(asyncio.get_running_loop().create_future())
         call = pool.send(self._head_of(pool, "/v1/models", "", None, "GET"), b"", once)
         try:
             async with asyncio.timeout(PROBE_S):
@@ -182,32 +182,3 @@ def _model_names(body: bytes) -> list[str]:
         return [model["id"] for model in listed["data"] if isinstance(model["id"], str)]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return []
-
-
-class _Once:
-    """The Listener of a question of our own."""
-
-    def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
-        self.answer = answer
-        self._status = 0
-        self._body = b""
-
-    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
-        self._status = status
-
-    def on_events(self, events: list[bytes]) -> None:
-        pass
-
-    def on_body(self, body: bytes) -> None:
-        self._body = body
-
-    def on_done(self) -> None:
-        if not self.answer.done():
-            self.answer.set_result((self._status, self._body))
-
-    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def on_late(self) -> None:
-        pass

@@ -13,7 +13,7 @@ from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.replica.connection import Call, Connection, Listener, PoolLimits
 from headgate.wire.outbox import Outbox
 
-__all__ = ["Call", "Listener", "Pool", "PoolLimits", "request_head"]
+__all__ = ["Call", "Listener", "Once", "Pool", "PoolLimits", "request_head"]
 
 
 def request_head(
@@ -80,7 +80,7 @@ class Pool:
 
     async def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """The same for any method: for questions of our own, not for clients' requests."""
-        probe = _Probe(self._loop.create_future())
+        probe = Once(self._loop.create_future())
         call = self.send(request_head(path, self.host, method=method), body, probe)
         try:
             async with asyncio.timeout(timeout_s):
@@ -171,8 +171,8 @@ class Pool:
             self._timer = self._loop.call_later(self.limits.look_every_s, self._look)
 
 
-class _Probe:
-    """The Listener of a `get`."""
+class Once:
+    """The Listener of one question of our own."""
 
     def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self.answer = answer
