@@ -6,6 +6,7 @@ it is worth.
 """
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
-    "model": "lane quantile replica tier",
+    "model": "lane quantile replica request tier",
     "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits neighbours outlier passage"
     " retry route",
     "wire": "canonical errors exchange limits outbox protocol reader router",
@@ -47,6 +48,11 @@ def compiled(source: Path, out: Path) -> list[Path]:
     files = [
         str(source / "headgate" / package / f"{name}.py") for package, names in HOT.items() for name in names.split()
     ]
+    made = [*(out / "lib").rglob("*.so")]
+    newest = max(Path(file).stat().st_mtime for file in (*files, __file__))
+    if made and min(path.stat().st_mtime for path in made) > newest:
+        return made  # pip asks twice, for the metadata and for the wheel, and a compiler takes a minute each time
+    shutil.rmtree(out / "lib", ignore_errors=True)
     extensions = mypycify(files, group_name="headgate", opt_level="2", target_dir=str(out / "c"))
     command: Any = Distribution({"name": "headgate", "ext_modules": extensions}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(out / "lib"), str(out / "temp")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from headgate.model.request import Request
 from headgate.policy.fair import FairQueue
@@ -135,7 +134,7 @@ def play(seed: int) -> list[str]:
         what = rng.random()
         if what < 0.5:
             made = request(rng, number, rng.choice(senders))
-            made = replace(made, wait_until=now + 30 * what)
+            made = made.but(wait_until=now + 30 * what)
             queue.push(made)
             inside[made.id] = made
         elif what < 0.75 and inside:

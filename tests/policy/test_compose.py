@@ -50,7 +50,7 @@ def test_a_running_one_takes_a_new_config_as_far_as_it_can() -> None:
 
 
 def test_lanes_are_told_apart_where_the_config_draws_the_lines() -> None:
-    lane_of = classifier(CONFIG)
+    lane_of = classifier(CONFIG).lane_of
     assert [lane_of(tokens, True, False) for tokens in (99, 100, 1000, 1001)] == ["fast", "slow", "slow", "long"]
     assert lane_of(99, True, True) == "batch"
 

@@ -2,7 +2,6 @@ import random
 from math import inf
 
 import pytest
-from msgspec.structs import replace
 
 from headgate.model.request import Request
 from headgate.policy.fair import FairQueue
@@ -12,7 +11,7 @@ def ask(name: str, tenant: str = "a", tokens: int = 100, **rest: float) -> Reque
     made = Request(
         id=name, arrived=0.0, model="m", lane="fast", priority=0, tenant=tenant, wait_until=10.0, first_token_by=1.0
     )
-    return replace(made, prompt_tokens=tokens, max_output=0, **rest)
+    return made.but(prompt_tokens=tokens, max_output=0, **rest)
 
 
 def queue(*requests: Request) -> FairQueue:

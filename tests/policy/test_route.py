@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
@@ -128,7 +127,7 @@ def test_urgent_requests_go_to_the_least_loaded_unless_a_warm_cache_saves_more()
     assert choose(asked, fleet, affinity).replica_id == "r3"
     busy(fleet, r3=101)
     assert choose(asked, fleet, affinity).reason == "least_loaded"
-    assert choose(replace(asked, priority=NORMAL), fleet, affinity).reason == "prefix"
+    assert choose(asked.but(priority=NORMAL), fleet, affinity).reason == "prefix"
 
 
 def test_a_request_whose_promise_is_due_is_urgent_whatever_its_lane() -> None:

@@ -5,7 +5,6 @@ two parsers that disagree are how gateways are bypassed.
 """
 
 import re
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,7 +17,9 @@ from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
 from headgate.model.request import Request
 from headgate.policy.estimate import Ratio
+from headgate.policy.lanes import Classifier
 from headgate.wire import json
+from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 
@@ -35,13 +36,22 @@ class Accepted:
     """A request and what is needed to send it on."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = ("body", "path", "prompt_bytes", "request", "tenant", "wants_usage")
+    __slots__ = ("body", "encoded", "path", "prompt_bytes", "request", "tenant", "wants_usage")
 
     def __init__(
-        self, request: Request, body: dict[str, Any], path: str, tenant: Tenant, wants_usage: bool, prompt_bytes: int
+        self,
+        request: Request,
+        body: dict[str, Any],
+        encoded: bytes,
+        path: str,
+        tenant: Tenant,
+        wants_usage: bool,
+        prompt_bytes: int,
     ) -> None:
         self.request = request
         self.body = body
+        self.encoded = encoded
+        """The body as we would write it, where it came like that; empty otherwise."""
         self.path = path
         self.tenant = tenant
         self.wants_usage = wants_usage
@@ -53,26 +63,30 @@ class Acceptor:
     def __init__(
         self,
         lanes: dict[str, Lane],
-        classify: Callable[[int, bool, bool], str],
+        classifier: Classifier,
         identities: Identities,
         limits: Limits,
     ) -> None:
         self._lanes = lanes
-        self._classify = classify
+        self._classifier = classifier
         self._identities = identities
         self._limits = limits
         self.tokens_per_byte = Ratio(0.25)
         self.tokens_per_answer = Ratio(128.0)
 
-    def reconfigure(self, classify: Callable[[int, bool, bool], str], identities: Identities) -> None:
-        self._classify = classify
+    def reconfigure(self, classifier: Classifier, identities: Identities) -> None:
+        self._classifier = classifier
         self._identities = identities
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""
         headers = exchange.headers
         tenant = self._identities.of(headers)
-        body = json.parse(exchange.body, self._limits)
+        # Asked here and not by `json`, which is not compiled: it is the usual case.
+        body = canonical(exchange.body, self._limits.json_depth)
+        same = body is not NOT_CANONICAL
+        if not same:
+            body = json.parse_strictly(exchange.body, self._limits)
         shape = json.convert(body, Shape)
         assert isinstance(body, dict)
         prefix, prompt_bytes = self._prompt(shape, exchange.path)
@@ -98,16 +112,21 @@ class Acceptor:
         )
         if tenant.max_tokens is not None:
             self._cap(body, tenant.max_tokens)
+            same = False
         if not tenant.trusted:
             for name in TRUSTED_ONLY:
                 if name in body:
                     del body[name]
+                    same = False
         wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
-        if not stream:
-            body.pop("stream", None)
-        elif not wants_usage:
+        if shape.stream and not stream:
+            del body["stream"]
+            same = False
+        elif stream and not wants_usage:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-        return Accepted(request, body, exchange.path, tenant, wants_usage, prompt_bytes)
+            same = False
+        encoded = exchange.body if same else b""
+        return Accepted(request, body, encoded, exchange.path, tenant, wants_usage, prompt_bytes)
 
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
         """Usage as the replica counted it."""
@@ -143,7 +162,7 @@ class Acceptor:
         named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
         name = named or tenant.default_lane
         if name is None:
-            name = self._classify(prompt_tokens, shape.stream, shape.service_tier == "flex")
+            name = self._classifier.lane_of(prompt_tokens, shape.stream, shape.service_tier == "flex")
         lane = self._lanes.get(name)
         if lane is None:
             raise InvalidRequest(f"no lane {name[:64]!r}; there are {', '.join(self._lanes)}", param="lane")

@@ -16,7 +16,7 @@ import msgspec
 
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
-from headgate.gateway.relay import Relay, RelayLimits, Summary
+from headgate.gateway.relay import COMPLETED, Relay, RelayLimits, Summary
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
@@ -189,7 +189,7 @@ class Gateway:
         request, now = accepted.request, self._clock()
         if request.id in self.tickets:
             exchange.request_id = self._another_id(request.id)
-            accepted.request = request = msgspec.structs.replace(request, id=exchange.request_id)
+            accepted.request = request = request.but(id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted, now)
         if self.contexts is not None:
             ticket.hop = self.contexts.of(exchange.headers)
@@ -269,11 +269,12 @@ class Gateway:
         ticket.relay = relay = Relay(
             exchange, ticket, self._relay_limits, lane.slow_client, request.stream, accepted.wants_usage, self._clock
         )
-        body = accepted.body
         if replica.kind == "headgate":
-            body = for_headgate(accepted, self.dispatcher)
+            encoded = _encode(for_headgate(accepted, self.dispatcher))
             head += b"x-headgate-timings: 1\r\n"
-        relay.start(pool.send(head, _encode(body), relay))
+        else:
+            encoded = accepted.encoded or _encode(accepted.body)
+        relay.start(pool.send(head, encoded, relay))
 
     def attempt_failed(self, ticket: Ticket, error: ServeError, refused: bool) -> None:
         """The relay is done with; the exchange is still open, and the dispatcher says what becomes of it."""
@@ -290,7 +291,7 @@ class Gateway:
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
-        if usage is not None and outcome is Outcome.COMPLETED:
+        if usage is not None and outcome is COMPLETED:
             self.acceptor.learn(ticket.accepted, usage[0], usage[1])
         elif usage is None and summary is not None and summary.sent_at is not None:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.

@@ -11,8 +11,6 @@ replica, or answers. A relay is over exactly once.
 
 from typing import Final, Literal, Protocol
 
-import msgspec
-
 from headgate.gateway.backlog import Backlog, RelayLimits
 from headgate.model.clock import Clock
 from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
@@ -27,6 +25,7 @@ from headgate.wire.exchange import Exchange
 __all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
 
 DONE: Final = b"[DONE]"
+COMPLETED: Final = Outcome.COMPLETED
 _NOT_A_TOKEN = (DONE, b'{"error"')
 """How events begin that are not just passed on. Neither are those that report usage."""
 _REFUSALS = (429, 503)
@@ -47,32 +46,68 @@ _AFTER_DONE_S = 1.0
 """How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class Summary:
     """How an exchange ended that was answered by its relay. Times are on the relay's clock."""
 
-    outcome: Outcome
-    status: int
-    """What the client got; 499 if it left before it got any."""
-    error: ServeError | None
-    usage: tuple[int, int] | None
-    """Prompt and output tokens as the replica counted them; None if it did not."""
-    cached_tokens: int
-    """Of the prompt, found in the replica's cache."""
-    timings: EngineTimings | None
-    """What the replica says about where its time went."""
-    events: int
-    """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
-    sent_at: float | None
-    first_byte_at: float | None
-    first_at: float | None
-    """The first event."""
-    last_at: float | None
-    ended_at: float
-    gaps: tuple[tuple[float, float], ...]
-    """The replica's longest silences between two reads with events, longest first: how long, and since when. While the
-    client was behind does not count."""
-    stalled_s: float
-    """How long the client was behind."""
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = (
+        "cached_tokens",
+        "ended_at",
+        "error",
+        "events",
+        "first_at",
+        "first_byte_at",
+        "gaps",
+        "last_at",
+        "outcome",
+        "sent_at",
+        "stalled_s",
+        "status",
+        "timings",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        *,
+        outcome: Outcome,
+        status: int,
+        error: ServeError | None,
+        usage: tuple[int, int] | None,
+        cached_tokens: int,
+        timings: EngineTimings | None,
+        events: int,
+        sent_at: float | None,
+        first_byte_at: float | None,
+        first_at: float | None,
+        last_at: float | None,
+        ended_at: float,
+        gaps: tuple[tuple[float, float], ...],
+        stalled_s: float,
+    ) -> None:
+        self.outcome: Final = outcome
+        self.status: Final = status
+        """What the client got; 499 if it left before it got any."""
+        self.error: Final = error
+        self.usage: Final = usage
+        """Prompt and output tokens as the replica counted them; None if it did not."""
+        self.cached_tokens: Final = cached_tokens
+        """Of the prompt, found in the replica's cache."""
+        self.timings: Final = timings
+        """What the replica says about where its time went."""
+        self.events: Final = events
+        """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
+        self.sent_at: Final = sent_at
+        self.first_byte_at: Final = first_byte_at
+        self.first_at: Final = first_at
+        """The first event."""
+        self.last_at: Final = last_at
+        self.ended_at: Final = ended_at
+        self.gaps: Final = gaps
+        """The replica's longest silences between two reads with events, longest first: how long, and since when. While
+        the client was behind does not count."""
+        self.stalled_s: Final = stalled_s
+        """How long the client was behind."""
 
 
 class Owner(Protocol):
@@ -214,7 +249,7 @@ class Relay:
             self.first_at = self.last_at = self._clock()
             self._settle()
             self._exchange.respond(200, self._body)
-            self._end(Outcome.COMPLETED)
+            self._end(COMPLETED)
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         self._end_stream(error)
@@ -299,7 +334,7 @@ class Relay:
         """The replica says no more; with `error`, unless it had said all."""
         if self._said_done:
             self._settle()
-            self._end(Outcome.COMPLETED)
+            self._end(COMPLETED)
         else:
             self._break_off(error)
 

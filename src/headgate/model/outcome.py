@@ -29,6 +29,9 @@ class Outcome(Enum):
     NOT_READY = "not_ready"
     ENGINE_FAILED = "engine_failed"
 
+    # By identity, as they are compared. Enum has one of its own, in Python, and every request is counted by outcome.
+    __hash__ = object.__hash__
+
     @property
     def kind(self) -> "Kind":
         """Whose doing it was."""

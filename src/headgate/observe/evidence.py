@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappush, heapreplace, nlargest
 from itertools import count
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.policy.blame import LONG_CONTEXT, Pause
 from headgate.policy.explanation import Explanation, Kind, Stage, headline
-from headgate.policy.neighbours import Neighbour, as_neighbour, keep
+from headgate.policy.neighbours import Neighbour, keep, neighbours
 from headgate.policy.usual import Usual, usual
 from headgate.policy.why import explain
 
+COMPLETED: Final = Outcome.COMPLETED
+SLOW_CLIENT: Final = Outcome.SLOW_CLIENT
 SLICE_S = 10.0
 SLICES = 31
 """Five minutes, and the slice that has begun."""
@@ -90,7 +92,7 @@ class Evidence:
         self._running = running
         self._pauses = pauses
         self._slices: dict[str, deque[Slice]] = {}
-        self._recent: dict[str, deque[Neighbour]] = {}
+        self._recent: dict[str, deque[Record]] = {}
         self._answers: dict[tuple[str, bool], deque[Record]] = {}
         self._usual: dict[tuple[str, bool], tuple[float, Usual | None]] = {}
         self._numbers = count()
@@ -99,12 +101,12 @@ class Evidence:
 
     def take(self, records: Sequence[Record], now: float) -> None:
         candidates: list[tuple[float, Record, Slice]] = []
-        lanes = self._lanes()
+        lanes = {name: (lane, self._slice(name, now)) for name, lane in self._lanes().items()}
         for record in records:
-            lane = lanes.get(record.lane)
-            if lane is None:
+            found = lanes.get(record.lane)
+            if found is None:
                 continue
-            here = self._slice(record.lane, now)
+            lane, here = found
             self._count(record, here)
             self._remember(record)
             strain = strain_of(record, lane)
@@ -127,34 +129,38 @@ class Evidence:
         outcome = record.outcome
         if record.cold:
             here.cold += 1
-        if record.stalled_s >= STALLED_S or outcome is Outcome.SLOW_CLIENT:
+        if record.stalled_s >= STALLED_S or outcome is SLOW_CLIENT:
             here.stalled += 1
-        if record.engine is not None and record.engine.preemptions:
+        engine = record.engine
+        if engine is not None and engine.preemptions:
             here.preempted += 1
-        if outcome is not Outcome.COMPLETED:  # looked at first: most are, and nothing more is to be asked of them
+        waited = record.queue_s >= WAITED_S
+        if outcome is not COMPLETED:  # looked at first: most are, and nothing more is to be asked of them
+            waited = waited or outcome in _TURNED_AWAY
             if outcome.kind == "refused":
                 here.refused[outcome] += 1
             elif outcome.kind == "failed":
                 here.failed += 1
-        if record.queue_s >= WAITED_S or outcome in _TURNED_AWAY:
+        if waited:
             here.waited += 1
             known = record.tenant in here.tenants or len(here.tenants) < TENANTS
             here.tenants[record.tenant if known else "other"] += 1
 
     def _remember(self, record: Record) -> None:
-        if record.outcome is Outcome.COMPLETED:
+        if record.outcome is COMPLETED:
             key = (record.lane, record.stream)
             answers = self._answers.get(key)
             if answers is None:
                 answers = self._answers[key] = deque(maxlen=SAMPLE)
             answers.append(record)
-        if record.replica is not None:
-            recent = self._recent.get(record.replica)
+        replica = record.replica
+        if replica is not None:
+            recent = self._recent.get(replica)
             if recent is None:
                 if len(self._recent) >= REPLICAS:
                     del self._recent[next(iter(self._recent))]
-                recent = self._recent[record.replica] = deque(maxlen=RECENT)
-            recent.append(as_neighbour(record))
+                recent = self._recent[replica] = deque(maxlen=RECENT)
+            recent.append(record)
 
     def _tell(self, candidates: list[tuple[float, Record, Slice]], now: float) -> None:
         """Worst first, so that those who would be pushed out again are not explained at all."""
@@ -171,8 +177,8 @@ class Evidence:
 
     def _explained(self, strain: float, record: Record, running: list[Neighbour], now: float) -> Told:
         since, until = record.at, record.at + record.e2e_s
-        recent = self._recent.get(record.replica or "", ())
-        near = [n for n in (*recent, *running) if n.there_in(since, until) and n.id != record.id]
+        recent = neighbours(record, self._recent.get(record.replica or "", ()))
+        near = recent + [n for n in running if n.there_in(since, until) and n.id != record.id]
         explanation = explain(record, keep(near), self._pauses(), self.usual(record.lane, record.stream, now))
         return Told(strain, next(self._numbers), record, explanation, headline(explanation))
 
@@ -247,10 +253,11 @@ def strain_of(record: Record, lane: Lane) -> float:
     whole_s = lane.e2e_p95_s or lane.e2e_p99_s
     if whole_s is not None and e2e_s / whole_s > strain:
         strain = e2e_s / whole_s
-    if record.max_gap_s / lane.gap_target_s > strain:
-        strain = record.max_gap_s / lane.gap_target_s
-    if record.stalled_s / STALLED_S > strain:
-        strain = record.stalled_s / STALLED_S
-    if strain < 1.0 and record.outcome is not Outcome.COMPLETED and record.outcome.kind == "failed":
+    max_gap_s, stalled_s = record.max_gap_s, record.stalled_s
+    if max_gap_s / lane.gap_target_s > strain:
+        strain = max_gap_s / lane.gap_target_s
+    if stalled_s / STALLED_S > strain:
+        strain = stalled_s / STALLED_S
+    if strain < 1.0 and record.outcome is not COMPLETED and record.outcome.kind == "failed":
         return 1.0
     return strain

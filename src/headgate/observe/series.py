@@ -131,12 +131,14 @@ class Series:
         self.outcomes[outcome] += 1
         e2e_s = record.e2e_s
         all_whole, all_own = whole_part.buckets, own_part.buckets
+        index = GRID.index(e2e_s)
         if record.outcome is COMPLETED:
-            self.see(E2E, e2e_s, all_whole, all_own)
+            self.see(E2E, e2e_s, index, all_whole, all_own)
         else:
             lane.trouble(outcome, record, whole, own)
         if outcome not in NEVER_QUEUED:
-            self.see(QUEUE, record.queue_s, all_whole, all_own)
+            queue_s = record.queue_s
+            self.see(QUEUE, queue_s, GRID.index(queue_s), all_whole, all_own)
         if outcome not in TURNED_AWAY:
             law = lane.law
             law.left += 1
@@ -144,13 +146,14 @@ class Series:
 
         ttft_s = record.ttft_s
         if ttft_s is not None:
-            self.see(TTFT, ttft_s, all_whole, all_own)
+            # An answer in one piece has its first token at its end.
+            self.see(TTFT, ttft_s, index if ttft_s == e2e_s else GRID.index(ttft_s), all_whole, all_own)
             if ttft_s > lane.late_after_s:
                 whole.late += 1
                 own.late += 1
         tpot_s = record.tpot_s
         if tpot_s is not None:
-            self.see(TPOT, tpot_s, all_whole, all_own)
+            self.see(TPOT, tpot_s, GRID.index(tpot_s), all_whole, all_own)
         if record.cold:
             whole.cold += 1
             own.cold += 1
@@ -160,8 +163,8 @@ class Series:
             own.retried += 1
             lane.retries += record.attempts - 1
 
-    def see(self, figure: int, value: float, whole: list[Buckets], own: list[Buckets]) -> None:
-        index = GRID.index(value)
+    def see(self, figure: int, value: float, index: int, whole: list[Buckets], own: list[Buckets]) -> None:
+        """`index` is its bucket of GRID."""
         whole[figure][index] += 1
         own[figure][index] += 1
         self.histograms[figure].add(value, index)

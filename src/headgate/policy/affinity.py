@@ -24,12 +24,12 @@ KNOWN: Final = 8
 HOLDERS: Final = 3
 """Most holders named in one answer."""
 NOBODY: tuple[ReplicaId, ...] = ()
+ONLY: Final = [0]
+"""The links of a chain that has one: most requests' are that short."""
 
 
 def _links(length: int) -> list[int]:
     """Positions in a chain of this length that are remembered and looked up, the deepest first."""
-    if length == 1:
-        return [0]
     if length <= HEAD + TAIL:
         return list(range(length - 1, -1, -1))
     return [*range(length - 1, length - TAIL - 1, -1), *range(HEAD - 1, -1, -1)]
@@ -53,7 +53,7 @@ class Affinity:
         """At most three replicas that have seen this beginning, and how many links of it: longest first, then the
         latest to have seen it."""
         known = self._holders
-        for at in _links(len(prefix)):
+        for at in ONLY if len(prefix) == 1 else _links(len(prefix)):
             if prefix[at] in known:
                 break
         else:
@@ -77,7 +77,7 @@ class Affinity:
         if seen is None:
             seen = self._joined(replica_id)
         # The deepest first: beginnings are then the last to be forgotten.
-        for at in _links(len(prefix)):
+        for at in ONLY if len(prefix) == 1 else _links(len(prefix)):
             link = prefix[at]
             if link in seen:
                 seen.move_to_end(link)

@@ -1,7 +1,6 @@
 """Which policies does a config come to? Gateway, engine and simulator build them here, so that they can't differ."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 from headgate.model.config import BatchConfig
@@ -12,16 +11,13 @@ from headgate.policy.blocks import Ledger
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.estimate import StepTime
 from headgate.policy.health import Health, HealthConfig
-from headgate.policy.lanes import classify
+from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
 
 BLOCK_TOKENS = 16
 """KV memory is accounted for in blocks of so many tokens."""
-
-Classifier = Callable[[int, bool, bool], str]
-"""(prompt tokens, streaming, says that it is batch) → lane"""
 
 
 def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
@@ -65,17 +61,7 @@ def batcher_for(
 
 def classifier(config: GatewayConfig) -> Classifier:
     lines = config.classify
-
-    def lane_of(prompt_tokens: int, streaming: bool, says_batch: bool) -> str:
-        return classify(
-            prompt_tokens=prompt_tokens,
-            streaming=streaming,
-            says_batch=says_batch,
-            long_above=lines.long_above_tokens,
-            fast_below=lines.fast_below_tokens,
-        )
-
-    return lane_of
+    return Classifier(lines.long_above_tokens, lines.fast_below_tokens)
 
 
 def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:

@@ -12,8 +12,6 @@ import random
 from math import inf
 from typing import Final
 
-from msgspec.structs import replace
-
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -197,7 +195,7 @@ class Dispatcher:
         state = passage.state
         self._dequeue(passage.request.id, state, now)
         if moment > passage.request.wait_until:
-            passage.request = replace(passage.request, wait_until=moment)
+            passage.request = passage.request.but(wait_until=moment)
         self._enqueue(passage, state, now)
 
     def _first_token(self, request_id: str, now: float, commands: list[Command]) -> None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
-from msgspec import Struct
-
 from headgate.model.record import Seen
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
@@ -98,10 +96,19 @@ EXPLORE = Recipe(least=0, random=2, reason="exploration")
 # -- answers --------------------------------------------------------------------------------------------------
 
 
-class Choice(Struct, frozen=True, gc=False):
-    replica_id: ReplicaId
-    reason: str
-    scores: tuple[Seen, ...]
+class Choice:
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = ("reason", "replica_id", "scores")
+
+    def __init__(self, replica_id: ReplicaId, reason: str, scores: tuple[Seen, ...]) -> None:
+        self.replica_id: Final = replica_id
+        self.reason: Final = reason
+        self.scores: Final = scores
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Choice):
+            return NotImplemented
+        return (self.replica_id, self.reason, self.scores) == (other.replica_id, other.reason, other.scores)
 
 
 @dataclass(frozen=True, slots=True)

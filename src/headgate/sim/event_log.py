@@ -43,6 +43,7 @@ from headgate.model.gateway_config import (
     Tenant,
     TimeoutsConfig,
 )
+from headgate.model.request import Request
 
 FORMAT: Final = "headgate-events-1"
 RECONFIGURED: Final = "reconfigured"
@@ -103,7 +104,15 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 Entry = tuple[float, Event | GatewayConfig, list[Command]]
 
-_encode = msgspec.json.Encoder().encode
+
+def _fields(thing: Any) -> dict[str, object]:
+    """Of the one noun that msgspec does not know how to write."""
+    if isinstance(thing, Request):
+        return thing.fields()
+    raise NotImplementedError
+
+
+_encode = msgspec.json.Encoder(enc_hook=_fields).encode
 
 
 def header(config: GatewayConfig, seed: int) -> bytes:

@@ -23,7 +23,7 @@ BATCH_LANE = "batch"
 class Intake:
     def __init__(self, config: GatewayConfig) -> None:
         self._lanes = {lane.name: lane for lane in config.lanes}
-        self._classify = classifier(config)
+        self._classify = classifier(config).lane_of
         self._tenants = {tenant.name: capped(tenant, config) for tenant in config.tenants}
         self._anonymous = capped(config.anonymous, config)
         self.tokens_per_byte = Ratio(0.25)

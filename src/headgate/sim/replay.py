@@ -13,14 +13,16 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headgate.model.errors import StartupError
-from headgate.model.event import Command, Event, ReplicaJoined
+from headgate.model.event import Arrived, Command, Event, ReplicaJoined
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica
+from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
 from headgate.sim.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, Header, Settings
 
+ARRIVED = "arrived"
 JOINED = "replica_joined"
 
 
@@ -77,6 +79,10 @@ class _Line(msgspec.Struct, array_like=True, frozen=True):
     commands: tuple[tuple[str, msgspec.Raw], ...]
 
 
+class _Arrived(msgspec.Struct, frozen=True):
+    request: dict[str, Any]
+
+
 class _Joined(msgspec.Struct, frozen=True):
     """Its replica as plain fields: where that is compiled, its type can't be decoded into."""
 
@@ -86,9 +92,10 @@ class _Joined(msgspec.Struct, frozen=True):
 _header = msgspec.json.Decoder(Header)
 _line = msgspec.json.Decoder(_Line)
 _settings = msgspec.json.Decoder(Settings)
+_arrived = msgspec.json.Decoder(_Arrived)
 _joined = msgspec.json.Decoder(_Joined)
 _event: dict[str, msgspec.json.Decoder[Event]] = {
-    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name != JOINED
+    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name not in (ARRIVED, JOINED)
 }
 _command: dict[str, msgspec.json.Decoder[Command]] = {
     name: msgspec.json.Decoder(made) for name, made in COMMANDS.items()
@@ -145,6 +152,8 @@ class Log:
             commands: list[Command] = [_command[name].decode(fields) for name, fields in read.commands]
             if read.name == RECONFIGURED:
                 return read.now, config_of(_settings.decode(read.fields)), commands
+            if read.name == ARRIVED:
+                return read.now, Arrived(request_of(_arrived.decode(read.fields).request)), commands
             if read.name == JOINED:
                 return read.now, ReplicaJoined(replica_of(_joined.decode(read.fields).replica)), commands
             return read.now, _event[read.name].decode(read.fields), commands
@@ -158,6 +167,11 @@ def config_of(settings: Settings) -> GatewayConfig:
     fields["lanes"] = tuple(Lane(**lane) for lane in settings.lanes)
     fields["tiers"] = tuple(Tier(**tier) for tier in settings.tiers)
     return GatewayConfig(**fields)
+
+
+def request_of(fields: dict[str, Any]) -> Request:
+    """Raises msgspec.ValidationError or TypeError for what is none."""
+    return Request(**{**fields, "prefix": msgspec.convert(fields["prefix"], tuple[bytes, ...])})
 
 
 def replica_of(fields: dict[str, Any]) -> Replica:

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from headgate.model.errors import InvalidRequest
-from headgate.wire.canonical import INT_DIGITS, NOT_CANONICAL, canonical
+from headgate.wire.canonical import INT_DIGITS, NOT_CANONICAL, canonical, too_deep
 from headgate.wire.limits import Limits
 
 T = TypeVar("T")
@@ -24,10 +24,6 @@ T = TypeVar("T")
 _FLOAT_CHARS = 64
 _SEARCHED = 10_000
 """Values looked at to find where a flaw is: naming the place is a courtesy, not worth stalling others."""
-
-# Keep quotes and brackets, and make objects arrays: of a valid body only the nesting is asked.
-_NESTING = bytes.maketrans(b"{}", b"[]")
-_NOT_NESTING = bytes(set(range(256)) - set(b'[]{}"'))
 
 _CONVERT_PATH = re.compile(r" - at `(\$[^`]*)`$")
 _TOP_FIELD = re.compile(r"\$\.([^.\[]+)")
@@ -41,13 +37,12 @@ class _Flaw(ValueError):
 
 def parse(body: bytes, limits: Limits) -> object:
     """The value in `body`. Raises InvalidRequest and nothing else."""
-    value = canonical(body)
-    if value is NOT_CANONICAL or _too_deep(body, limits.json_depth):
-        return _parse_strictly(body, limits)
-    return value
+    value = canonical(body, limits.json_depth)
+    return parse_strictly(body, limits) if value is NOT_CANONICAL else value
 
 
-def _parse_strictly(body: bytes, limits: Limits) -> object:
+def parse_strictly(body: bytes, limits: Limits) -> object:
+    """The same, for a body that is known not to be canonical."""
     try:
         value = _decode(body.decode())
     except UnicodeDecodeError as error:
@@ -60,7 +55,7 @@ def _parse_strictly(body: bytes, limits: Limits) -> object:
         _refuse(*_find_flaw(body, flaw))
     except RecursionError:
         raise InvalidRequest(f"body is nested deeper than {limits.json_depth}") from None
-    if _too_deep(body, limits.json_depth):
+    if too_deep(body, limits.json_depth):
         _refuse(f"nested deeper than {limits.json_depth}", _find_depth(value, limits.json_depth))
     if (b"\\ud" in body or b"\\uD" in body) and not _encodable(value):
         _refuse("lone surrogate", _find_surrogate(value))
@@ -122,21 +117,6 @@ def _decode(text: str) -> object:
 
 _strict = json.JSONDecoder(object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_constant)
 _scan: Callable[[str, int], tuple[object, int]] = vars(_strict)["scan_once"]
-
-
-def _too_deep(body: bytes, limit: int) -> bool:
-    """Whether a body that has been parsed nests deeper than `limit`. Each pass takes off the innermost
-    level. All of it runs in C, which walking the values would not."""
-    if body.count(b"[") + body.count(b"{") <= limit:
-        return False
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    outside_strings = unescaped.translate(_NESTING, _NOT_NESTING).split(b'"')[::2]
-    brackets = b"".join(outside_strings)
-    for _ in range(limit):
-        brackets = brackets.replace(b"[]", b"")
-        if not brackets:
-            return False
-    return True
 
 
 def _encodable(value: object) -> bool:
