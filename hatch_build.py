@@ -20,7 +20,7 @@ HOT = {
     "wire": "canonical errors exchange limits outbox protocol reader router",
     "replica": "connection http openai sse",
     "gateway": "accept account backlog gateway identity relay",
-    "observe": "evidence figures histogram series windows",
+    "observe": "evidence figures histogram little series windows",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""

@@ -52,7 +52,8 @@ def test_a_histogram_counts_exactly_also_close_to_its_edges(figure: int) -> None
     values += [0.0, 1e-7, 1e-6, 86_400.0, 90_000.0, 1e6] + [rng.lognormvariate(-1, 2) for _ in range(5000)]
     histogram, expected = Histogram(of), [0] * (len(of.values) + 1)
     for value in values:
-        histogram.add(value, GRID.index(value))
+        histogram.see(value, GRID.index(value))
+        histogram.count(GRID.index(value), 1)
         expected[bisect_left(of.values, value)] += 1
     assert histogram.numbers == expected
     assert histogram.sum == pytest.approx(sum(values))

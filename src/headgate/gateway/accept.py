@@ -25,6 +25,7 @@ from headgate.wire.limits import Limits
 
 MOST_MESSAGES_HASHED: Final = 128
 """Later messages of a longer conversation do not decide where it goes."""
+LINK_BYTES: Final = 16
 LONGEST_NAME: Final = 256
 TRUSTED_ONLY: Final = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
 """What an engine would heed, and only trusted clients may say."""
@@ -87,7 +88,10 @@ class Acceptor:
         same = body is not NOT_CANONICAL
         if not same:
             body = json.parse_strictly(exchange.body, self._limits)
-        shape = json.convert(body, Shape)
+        try:
+            shape = msgspec.convert(body, Shape)
+        except msgspec.ValidationError:
+            shape = json.convert(body, Shape)  # says what is wrong, and where
         assert isinstance(body, dict)
         prefix, prompt_bytes = self._prompt(shape, exchange.path)
         prompt_tokens = max(1, int(prompt_bytes * self.tokens_per_byte.of(shape.model)))
@@ -154,7 +158,7 @@ class Acceptor:
             encoded = _encode(part)
             size += len(encoded)
             if len(chain) < MOST_MESSAGES_HASHED:
-                digest = blake2b(encoded, digest_size=16, key=digest).digest()
+                digest = blake2b(digest + encoded).digest()[:LINK_BYTES]
                 chain.append(digest)
         return tuple(chain), size
 

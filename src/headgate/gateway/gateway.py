@@ -235,7 +235,7 @@ class Gateway:
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
             error.headers = self._rates(ticket.accepted.tenant.name, now)
-        self._close(ticket, command.outcome, None, None, error)
+        self._close(ticket, command.outcome, None, None, error, now)
         ticket.exchange.fail(error)
 
     def _rates(self, tenant: str, now: float) -> Headers:
@@ -296,8 +296,9 @@ class Gateway:
         elif usage is None and summary is not None and summary.sent_at is not None:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)
-        self._close(ticket, outcome, summary, usage, None if summary is None else summary.error)
-        self.hear(Ended(ticket.accepted.request.id, outcome, usage))
+        now = self._clock()
+        self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
+        self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
 
     def _close(
         self,
@@ -306,9 +307,10 @@ class Gateway:
         summary: Summary | None,
         usage: tuple[int, int] | None,
         error: ServeError | None,
+        now: float,
     ) -> None:
         """The one place where records are made. `summary` is None if no relay of it has answered: it was waiting."""
-        request, replica, now = ticket.accepted.request, ticket.replica, self._clock()
+        request, replica = ticket.accepted.request, ticket.replica
         del self.tickets[request.id]
         ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
         if not self.tickets:

@@ -52,7 +52,6 @@ class Summary:
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = (
         "cached_tokens",
-        "ended_at",
         "error",
         "events",
         "first_at",
@@ -81,7 +80,6 @@ class Summary:
         first_byte_at: float | None,
         first_at: float | None,
         last_at: float | None,
-        ended_at: float,
         gaps: tuple[tuple[float, float], ...],
         stalled_s: float,
     ) -> None:
@@ -102,7 +100,6 @@ class Summary:
         self.first_at: Final = first_at
         """The first event."""
         self.last_at: Final = last_at
-        self.ended_at: Final = ended_at
         self.gaps: Final = gaps
         """The replica's longest silences between two reads with events, longest first: how long, and since when. While
         the client was behind does not count."""
@@ -391,7 +388,6 @@ class Relay:
                 first_byte_at=None if call is None else call.first_byte_at,
                 first_at=self.first_at,
                 last_at=self.last_at,
-                ended_at=self._clock(),
                 gaps=tuple(self._gaps),
                 stalled_s=0.0 if backlog is None else backlog.stalled_s,
             )

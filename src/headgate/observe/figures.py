@@ -88,16 +88,22 @@ class Figures:
         """Records that have been closed; also called with none, so that what is over closes in time."""
         self._roll(now)
         known = self.series
+        touched: list[Series] = []
         for record in records:
             series = known.get(
                 (record.lane, record.model, record.version, record.tier, record.quantization, record.gpu_type)
             )
             if series is None:
                 series = self._series_of(record, now)
-            series.used_at = now
+            if series.settled:
+                series.settled = False
+                series.used_at = now
+                touched.append(series)
             series.take(record)
             if record.cold:
                 self._met_cold(record)
+        for series in touched:
+            series.settle()
 
     def sample(self, lane: str, in_system: int, now: float) -> None:
         """So many requests of a lane are here, waiting or running: for Little's law, a few times a second."""

@@ -47,13 +47,17 @@ class Histogram:
         """By edge that is the first not exceeded; the last: beyond all."""
         self.sum = 0.0
 
-    def add(self, value: float, index: int) -> None:
-        """`index` is its bucket of GRID, which is known already; looking among the edges would take twice as long."""
-        place = self.edges.places[index]
-        if place == CUT:
-            place = bisect_left(self.edges.values, value)
-        self.numbers[place] += 1
+    def see(self, value: float, index: int) -> None:
+        """`index` is its bucket of GRID. Between which edges it is, is told by `count`, unless one cuts that bucket."""
         self.sum += value
+        if self.edges.places[index] == CUT:
+            self.numbers[bisect_left(self.edges.values, value)] += 1
+
+    def count(self, index: int, number: int) -> None:
+        """So many were seen in this bucket."""
+        place = self.edges.places[index]
+        if place != CUT:
+            self.numbers[place] += number
 
 
 def _place(edges: tuple[float, ...], index: int) -> int:

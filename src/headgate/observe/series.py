@@ -1,6 +1,9 @@
-"""What is counted of a request when it is over? Every line of `take` and `see` is paid for by each of them."""
+"""What is counted of a request when it is over? Every line of `take` and `see` is paid for by each of them.
 
-from collections import defaultdict
+Records come some hundreds at a time. What a batch has in common is added up once, by `settle`.
+"""
+
+from collections import Counter, defaultdict
 from math import inf
 from typing import Final
 
@@ -10,7 +13,7 @@ from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 from headgate.observe.little import TURNED_AWAY, Law
 from headgate.observe.timeline import Timeline
-from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT, Buckets, Counts, Window
+from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT, Counts, Window
 
 Labels = tuple[str, str, str, str, str, str]
 """lane, model, version, tier, quantization, gpu_type"""
@@ -93,7 +96,7 @@ class LaneFigures:
 class Series:
     """Requests that have all labels in common. Those that differ only in quantization or gpu_type share a window."""
 
-    __slots__ = ("histograms", "labels", "lane", "outcomes", "tokens", "used_at", "window")
+    __slots__ = ("histograms", "labels", "lane", "outcomes", "pending", "settled", "tokens", "used_at", "window")
 
     def __init__(self, labels: Labels, lane: LaneFigures, window: Window, edges: list[Edges], tokens: Tokens) -> None:
         self.labels = labels
@@ -108,11 +111,13 @@ class Series:
         self.tokens = tokens
         self.outcomes: defaultdict[str, int] = defaultdict(int)
         self.used_at = 0.0
+        self.settled = True
+        self.pending: list[list[int]] = [[], [], [], []]
+        """By figure, the buckets of GRID that a batch has met so far."""
 
     def take(self, record: Record) -> None:
         lane = self.lane
-        whole_part, own_part = lane.window.current, self.window.current
-        whole, own = whole_part.counts, own_part.counts
+        whole, own = lane.window.current.counts, self.window.current.counts
         whole.requests += 1
         own.requests += 1
         tokens = self.tokens
@@ -127,18 +132,18 @@ class Series:
             own.output_tokens += number
             tokens.output += number
 
-        outcome: str = record.outcome._value_  # `value` is a property, and not a quick one
+        how = record.outcome
+        outcome: str = how._value_  # `value` is a property, and not a quick one
         self.outcomes[outcome] += 1
         e2e_s = record.e2e_s
-        all_whole, all_own = whole_part.buckets, own_part.buckets
         index = GRID.index(e2e_s)
-        if record.outcome is COMPLETED:
-            self.see(E2E, e2e_s, index, all_whole, all_own)
+        if how is COMPLETED:
+            self.see(E2E, e2e_s, index)
         else:
             lane.trouble(outcome, record, whole, own)
         if outcome not in NEVER_QUEUED:
             queue_s = record.queue_s
-            self.see(QUEUE, queue_s, GRID.index(queue_s), all_whole, all_own)
+            self.see(QUEUE, queue_s, GRID.index(queue_s))
         if outcome not in TURNED_AWAY:
             law = lane.law
             law.left += 1
@@ -147,13 +152,13 @@ class Series:
         ttft_s = record.ttft_s
         if ttft_s is not None:
             # An answer in one piece has its first token at its end.
-            self.see(TTFT, ttft_s, index if ttft_s == e2e_s else GRID.index(ttft_s), all_whole, all_own)
+            self.see(TTFT, ttft_s, index if ttft_s == e2e_s else GRID.index(ttft_s))
             if ttft_s > lane.late_after_s:
                 whole.late += 1
                 own.late += 1
         tpot_s = record.tpot_s
         if tpot_s is not None:
-            self.see(TPOT, tpot_s, GRID.index(tpot_s), all_whole, all_own)
+            self.see(TPOT, tpot_s, GRID.index(tpot_s))
         if record.cold:
             whole.cold += 1
             own.cold += 1
@@ -163,8 +168,22 @@ class Series:
             own.retried += 1
             lane.retries += record.attempts - 1
 
-    def see(self, figure: int, value: float, index: int, whole: list[Buckets], own: list[Buckets]) -> None:
+    def see(self, figure: int, value: float, index: int) -> None:
         """`index` is its bucket of GRID."""
-        whole[figure][index] += 1
-        own[figure][index] += 1
-        self.histograms[figure].add(value, index)
+        self.pending[figure].append(index)
+        self.histograms[figure].see(value, index)
+
+    def settle(self) -> None:
+        """The batch is over, in the part in which it began."""
+        self.settled = True
+        whole, own = self.lane.window.current.buckets, self.window.current.buckets
+        for figure in range(4):
+            met = self.pending[figure]
+            if not met:
+                continue
+            of_lane, of_own, histogram = whole[figure], own[figure], self.histograms[figure]
+            for index, number in Counter(met).items():
+                of_lane[index] += number
+                of_own[index] += number
+                histogram.count(index, number)
+            met.clear()
