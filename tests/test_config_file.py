@@ -14,6 +14,7 @@ from headgate.config_file import MOST_PROBLEMS, check_exposure, describe, hash_k
 from headgate.model import gateway_config
 from headgate.model.config import EngineConfig
 from headgate.model.errors import StartupError
+from headgate.model.fleet_config import EmulateConfig, FleetConfig
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
@@ -100,7 +101,8 @@ def test_what_the_example_has_off_can_be_switched_on() -> None:
     config = parse(without("replicas", switched_on(TEXT)), "x.yaml")
     assert config.embedded == EmbeddedConfig()
     assert config.listen.tls == TlsConfig(cert=Path("/etc/headgate/cert.pem"), key=Path("/etc/headgate/key.pem"))
-    assert problems(switched_on(TEXT))[0].endswith(
+    assert config.fleet == FleetConfig(kind="processes", emulate=EmulateConfig(profile="h100-llama3-8b"))
+    assert problems(without("fleet", switched_on(TEXT)))[0].endswith(
         "embedded: expected nothing while replicas are given: they serve instead of it"
     )
 

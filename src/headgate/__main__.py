@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter, validators
 
 from headgate import __version__
-from headgate.cli import export, load, look, simulate
+from headgate.cli import export, fleet, load, look, rollout, simulate, tune
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
@@ -26,8 +26,12 @@ app = App(
 
 look.add_to(app)
 export.add_to(app)
+fleet.add_to(app)
+export.export.command(fleet.usage)
 load.add_to(app)
 simulate.add_to(app)
+tune.add_to(app)
+rollout.add_to(app)
 
 positive = Parameter(validator=validators.Number(gte=1))
 at_least_a_block = Parameter(validator=validators.Number(gte=32))
@@ -48,6 +52,8 @@ class EngineFlags:
     """Name clients use. Default: the file's name."""
     lora: Annotated[tuple[Path, ...], Parameter(group=MODEL, negative="")] = ()
     """LoRA adapter (GGUF) to apply; may be given several times."""
+    chat_template: Annotated[Path | None, Parameter(group=MODEL)] = None
+    """Jinja file to write chats with, instead of the model's own template: one with tools, for example."""
     system_prompt: Annotated[tuple[str, ...], Parameter(group=MODEL, negative="")] = ()
     """System prompt to prefill and keep in the prefix cache for good; may be given several times."""
     max_tokens: Annotated[int, positive, Parameter(group=MODEL)] = EngineConfig.default_max_tokens
@@ -89,6 +95,7 @@ class EngineFlags:
             default_max_tokens=self.max_tokens,
             truncate=self.truncate,
             loras=self.lora,
+            chat_template=self.chat_template,
             system_prompts=self.system_prompt,
             gap_target_s=None if self.gap_target_ms is None else self.gap_target_ms / 1e3,
             batch=BatchConfig(
@@ -111,6 +118,7 @@ class EngineFlags:
             default_max_tokens=self.max_tokens,
             truncate=self.truncate,
             loras=self.lora,
+            chat_template=self.chat_template,
             system_prompts=self.system_prompt,
         )
 
@@ -129,6 +137,8 @@ def serve(
     *,
     replica: Annotated[tuple[str, ...], Parameter(group=FLEET, negative="")] = (),
     config: Annotated[Path | None, Parameter(group=FLEET)] = None,
+    engines: Annotated[int | None, positive, Parameter(group=FLEET)] = None,
+    watch: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
     check: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
     record: Annotated[Path | None, Parameter(group=FLEET)] = None,
     event_log: Annotated[Path | None, Parameter(group=FLEET)] = None,
@@ -145,6 +155,10 @@ def serve(
         A running engine, such as http://10.0.0.7:8000; may be given several times. Without any, Headgate runs its own.
     config
         YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml).
+    engines
+        Run this many engines of its own, each in a process, and keep them running. Default: one.
+    watch
+        Take the config file whenever it changes.
     check
         Say whether the config is fine, and stop.
     record
@@ -159,7 +173,9 @@ def serve(
         Listen beyond this machine without any API key.
     """
     from headgate import config_file
+    from headgate.model.fleet_config import FleetConfig
     from headgate.model.gateway_config import GatewayConfig
+    from headgate.model.scale_config import ScaleConfig
 
     chosen = config_file.load(config) if config is not None else GatewayConfig()
     if replica:
@@ -169,6 +185,13 @@ def serve(
     if record is not None:
         chosen = replace(chosen, record=replace(chosen.record, path=record))
     own_engine = not chosen.replicas and config is None
+    if engines is not None:
+        if not own_engine:
+            raise StartupError("--engines has no effect with --replica or --config: give the config a fleet")
+        scale = ScaleConfig(min=engines, max=engines, forecast=False)
+        chosen = replace(chosen, fleet=FleetConfig(kind="processes", scale=scale))
+    if watch and config is None:
+        raise StartupError("--watch wants a file to watch: give --config FILE")
     if own_engine:
         chosen = replace(chosen, embedded=flags.embedded())
     elif flags != DEFAULTS:
@@ -187,7 +210,7 @@ def serve(
     progress = Progress(monotonic)
     progress.title()
     reload = None if config is None else lambda: config_file.load(config)
-    run_gateway(chosen, progress, flags.batching(), reload, event_log)
+    run_gateway(chosen, progress, flags.batching(), reload, event_log, config if watch else None)
 
 
 @app.command
@@ -199,6 +222,7 @@ def engine(
     banner: Annotated[bool, Parameter(group=LISTEN)] = True,
     emulate: Annotated[str | None, Parameter(group=EMULATION)] = None,
     dilate: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gt=0))] = 1.0,
+    cold_start: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0,
     step_log: Annotated[Path | None, Parameter(group=EMULATION)] = None,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
@@ -219,6 +243,8 @@ def engine(
         `headgate fit`. Answers are placeholder words, and everything that shows says that it is emulated.
     dilate
         How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace.
+    cold_start
+        Seconds that an emulated engine takes to load its weights, so that cold starts can be tried out.
     step_log
         File for a line about every step: what was computed, and how long it took. `headgate fit` makes a profile of it.
     """
@@ -227,6 +253,8 @@ def engine(
     listen = ListenConfig(host=host, port=port, uds=uds)
     progress = Progress(monotonic, banner=banner)
     if emulate is None:
+        if cold_start:
+            raise StartupError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
         config = flags.config()
         progress.title()
         run_engine(config, listen, progress, step_log)
@@ -245,7 +273,7 @@ def engine(
         truncate=flags.truncate,
     )
     progress.title()
-    run_emulated(profile, dilate, config, listen, progress, step_log)
+    run_emulated(profile, dilate, config, listen, progress, step_log, cold_start)
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from headgate.model.gateway_config import (
     replica_id,
 )
 from headgate.model.lane import LANES, Lane
+from headgate.model.output_config import OTHER, TASKS, OutputConfig, TaskConfig
 from headgate.model.replica import Replica
 from headgate.model.tier import TIERS, Tier
 
@@ -270,13 +271,14 @@ class _Reader:
             "anonymous": self.anonymous,
             "tiers": self.tiers,
             "replicas": self.replicas,
+            "output": self.output,
         }
         config = self.record(GatewayConfig, root, "", readers=readers) if root else GatewayConfig()
         if config is _BAD:
             return _BAD
         if "anonymous.allowed" not in self.lines:
             config = replace(config, anonymous=replace(config.anonymous, allowed=not config.has_keys))
-        if not config.replicas and config.embedded is None:
+        if config.embedded is None and (config.fleet.kind == "processes" or not config.replicas):
             config = replace(config, embedded=EmbeddedConfig())
         return config
 
@@ -306,6 +308,19 @@ class _Reader:
             return self.problem(path, f"no tier is called {name}; {did_you_mean(name, list(TIERS))}")
         defaults = {one.name: getattr(TIERS[name], one.name) for one in fields(Tier)}
         return self.record(Tier, node, path, fixed={"name": name}, defaults=defaults)
+
+    def output(self, node: yaml.Node, path: str) -> Any:
+        return self.record(OutputConfig, node, path, readers={"tasks": self.tasks})
+
+    def tasks(self, node: yaml.Node, path: str) -> Any:
+        given = self.named(node, path, self.task)
+        return _BAD if given is _BAD else TASKS | given
+
+    def task(self, name: str, node: yaml.Node, path: str) -> Any:
+        default = TASKS.get(name, TASKS[OTHER])
+        return self.record(
+            TaskConfig, node, path, defaults={one.name: getattr(default, one.name) for one in fields(TaskConfig)}
+        )
 
     def anonymous(self, node: yaml.Node, path: str) -> Any:
         return self.record(Tenant, node, path, fixed={"name": ANONYMOUS.name, "key_sha256": ()})

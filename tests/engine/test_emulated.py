@@ -28,7 +28,8 @@ from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Drop, Load, Row, Step, Trim
-from headgate.policy.profile import PROFILES, Profile, StepCost, shape
+from headgate.policy.profile import PROFILES, Profile, StepCost
+from headgate.policy.shape import shape
 from headgate.wire.server import HttpServer
 from tests.engine.process import TESTED, ask
 from tests.scripted import check_balance, sequence

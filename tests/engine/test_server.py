@@ -126,6 +126,19 @@ def test_a_continuation_draws_what_the_original_would_have(url: str) -> None:
     assert tokens(prompt + whole[:5], 7) == whole[5:]
 
 
+def test_a_chat_goes_on_from_where_it_broke_off(url: str) -> None:
+    def say(messages: list[Any], count: int, **more: Any) -> dict[str, Any]:
+        body = {"messages": messages, "max_tokens": count, "temperature": 0, **more}
+        answer: dict[str, Any] = json.loads(ask(f"{url}/v1/chat/completions", body)[1])
+        return answer
+
+    whole = say(HELLO, 12)["choices"][0]["message"]["content"]
+    begun = say(HELLO, 4)["choices"][0]["message"]["content"]
+    answer = say([*HELLO, {"role": "assistant", "content": begun}], 8, continue_final_message=True)
+    assert begun + answer["choices"][0]["message"]["content"] == whole
+    assert say(HELLO, 1, continue_final_message=True)["error"]["param"] == "continue_final_message"
+
+
 def test_a_stream_carries_every_token_id_even_of_text_that_is_held_back(url: str) -> None:
     body = {"prompt": "Once", "max_tokens": 24, "temperature": 0, "stream": True, "return_token_ids": True}
     body |= {"stop": ["zzzz", " the the the"], "ignore_eos": True, "stream_options": {"include_usage": True}}

@@ -18,7 +18,8 @@ from headgate.engine.step_log import Header, StepLog, header_of, read, read_head
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.model.step import Load, Row, Save, Step
-from headgate.policy.profile import PROFILES, Residuals, Shape, StepCost, shape
+from headgate.policy.profile import PROFILES, Residuals, StepCost
+from headgate.policy.shape import Shape, shape
 from tests.scripted import sequence
 
 HEADER = Header(profile={"name": "test", "model": "test"})

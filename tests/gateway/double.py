@@ -41,6 +41,9 @@ class Job:
 class Double:
     jobs: list[Job] = field(default_factory=list)
     seen: int = 0
+    warmed: int = 0
+    broken: bool = False
+    """Warm-ups fail."""
     most: int = 0
     closed_at: list[float] = field(default_factory=list)
     model: str = "double"
@@ -53,6 +56,7 @@ class Double:
                 ("POST", "/v1/chat/completions"): self.take,
                 ("POST", "/v1/completions"): self.take,
                 ("POST", "/refuse"): self.start_refusing,
+                ("POST", "/break"): self.change_broken,
                 ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
                 ("GET", "/v1/models"): self.list_models,
                 ("GET", "/seen"): self.tell,
@@ -65,13 +69,25 @@ class Double:
 
     def tell(self, exchange: Exchange) -> None:
         facts = {"seen": self.seen, "running": len(self.jobs), "most": self.most, "closed_at": self.closed_at}
+        facts["warmed"] = self.warmed
         exchange.respond(200, msgspec.json.encode(facts))
 
     def start_refusing(self, exchange: Exchange) -> None:
         self.refuse = int(exchange.body)
         exchange.respond(200, b"{}")
 
+    def change_broken(self, exchange: Exchange) -> None:
+        self.broken = bool(int(exchange.body))
+        exchange.respond(200, b"{}")
+
     def take(self, exchange: Exchange) -> None:
+        if "x-headgate-purpose" in exchange.headers:  # the gateway's own: no client's request
+            self.warmed += 1
+            if self.broken:
+                exchange.respond(500, b'{"error":{"message":"no memory","code":500}}')
+                return
+            exchange.respond(200, b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+            return
         if self.refuse > 0:
             self.refuse -= 1
             exchange.respond(503, b'{"error":{"message":"busy","code":503}}')

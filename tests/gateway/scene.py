@@ -3,14 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from typing import Any, Literal
 
 import msgspec
 
+from headgate.gateway.bounded import Bounded
+from headgate.gateway.gather import Gather
+from headgate.gateway.output import closing
 from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
 from tests.replica.engine import Engine, Talk, engine, event
 from tests.wire.serving import Answer, Client, Served, post, serving, until
@@ -31,6 +36,10 @@ class Gate:
         self.slow_client: Literal["cancel", "spool"] = "cancel"
         self.stream = True
         self.wants_usage = False
+        self.generation_s = inf
+        self.headers: Headers = ()
+        self.read_by: Callable[[Relay], Relay | Bounded | Gather] = lambda relay: relay
+        self.goes_on: Callable[[ServeError], None] | None = None
         self.exchanges: list[Exchange] = []
         self.relays: list[Relay] = []
         self.firsts = 0
@@ -43,9 +52,11 @@ class Gate:
         self.attempt(exchange)
 
     def attempt(self, exchange: Exchange) -> None:
-        relay = Relay(exchange, self, self.limits, self.slow_client, self.stream, self.wants_usage, monotonic)
+        shape = (self.slow_client, self.stream, self.wants_usage)
+        relay = Relay(exchange, self, self.limits, *shape, monotonic, self.generation_s, self.headers)
         self.relays.append(relay)
-        relay.start(self.pool.send(request_head("/v1/x", self.pool.host), exchange.body, relay))
+        reader = self.read_by(relay)
+        reader.start(self.pool.send(request_head("/v1/x", self.pool.host), exchange.body, reader))
 
     def on_first(self) -> None:
         self.firsts += 1
@@ -53,6 +64,16 @@ class Gate:
     def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
         self.failed.put_nowait((error, refused))
         self.on_failed(error)
+
+    def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
+        return closing(first, finish, stop, (7, events))
+
+    def may_go_on(self) -> bool:
+        return self.goes_on is not None
+
+    def on_broken_off(self, error: ServeError) -> None:
+        assert self.goes_on is not None
+        self.goes_on(error)
 
     def on_end(self, summary: Summary) -> None:
         self.ended.put_nowait(summary)

@@ -1,6 +1,14 @@
+import random
+
 from headgate.gateway.catalog import Catalog
-from headgate.model.event import Event, ReplicaJoined
+from headgate.model.event import Arrived, Dispatch, Ended, Event, Probed, Refuse, ReplicaJoined
+from headgate.model.lane import LANES
+from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
+from headgate.model.request import Request
+from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.health import Health
+from headgate.policy.route import RouteConfig
 
 
 def catalog(*replicas: Replica) -> tuple[Catalog, list[Event]]:
@@ -45,3 +53,86 @@ def test_a_replica_that_says_the_same_again_is_left_alone() -> None:
         made.said("a", ["small"])
         made.said("b", ["large"])
     assert len(told) == 2
+
+
+# -- adapters -------------------------------------------------------------------------------------------------
+
+
+def test_an_adapter_that_only_some_have_loaded_is_a_name_that_counts() -> None:
+    made, told = catalog(replica("a"), replica("b"))
+    made.said("a", ["m", "poet"], frozenset(("poet",)))
+    made.said("b", ["m"])
+    joined = {event.replica.id: event.replica.names for event in told if isinstance(event, ReplicaJoined)}
+    assert joined == {"a": {"m", "poet"}, "b": {"m"}}
+    made.said("b", ["m", "poet"], frozenset(("poet",)))
+    assert made.names == ["m", "poet"]
+
+
+def test_adapters_come_beside_a_configured_name_and_go_again() -> None:
+    made, told = catalog(replica("a", "mine"), replica("b", "mine"))
+    made.said("a", ["theirs", "poet"], frozenset(("poet",)))
+    made.said("b", ["theirs"])
+    joined = {event.replica.id: event.replica.names for event in told if isinstance(event, ReplicaJoined)}
+    assert joined == {"a": {"mine", "poet"}}
+    assert made.names == ["mine", "poet"]
+    made.said("a", ["theirs"])
+    assert made.names == ["mine"]
+
+
+def test_configured_names_are_not_lost_when_a_replica_lists_its_own() -> None:
+    made, told = catalog(Replica(id="a", url="http://a", models=frozenset(("x", "y"))))
+    made.said("a", ["theirs"])
+    assert told == []
+    assert made.names == ["x", "y"]
+
+
+def test_a_request_for_an_adapter_goes_where_it_is_loaded() -> None:
+    dispatcher = Dispatcher(dict(LANES), {}, RouteConfig(), Health(), random.Random(1))
+
+    def tell(event: Event) -> None:
+        dispatcher.on(event, 0.0)
+
+    made = Catalog(tell)
+    for name in ("a", "b", "c"):
+        made.add(replica(name))
+        dispatcher.on(ReplicaJoined(replica(name)), 0.0)
+    made.said("a", ["m"])
+    made.said("b", ["m", "poet"], frozenset(("poet",)))
+    made.said("c", ["m"])
+    for name in ("a", "b", "c"):
+        dispatcher.on(Probed(name, ok=True), 0.0)
+
+    def sent(number: int, model: str) -> str:
+        (command,) = dispatcher.on(Arrived(request(number, model)), 0.0)
+        assert isinstance(command, Dispatch)
+        return command.replica_id
+
+    assert {sent(number, "poet") for number in range(6)} == {"b"}
+    assert {sent(number, "m") for number in range(6, 24)} == {"a", "b", "c"}
+    (refused,) = dispatcher.on(Arrived(request(99, "painter")), 0.0)
+    assert isinstance(refused, Refuse)
+
+
+def request(number: int, model: str) -> Request:
+    return Request(
+        id=f"q{number}", arrived=0.0, model=model, lane="fast", priority=0, wait_until=1.0, first_token_by=1.0
+    )
+
+
+def test_a_replica_that_has_loaded_an_adapter_is_still_in_use_and_what_it_does_still_counted() -> None:
+    dispatcher = Dispatcher(dict(LANES), {}, RouteConfig(), Health(), random.Random(1))
+    for name in ("a", "b"):
+        dispatcher.on(ReplicaJoined(replica(name, "m")), 0.0)
+        dispatcher.on(Probed(name, ok=True, deep=True), 0.0)
+    for number in range(8):
+        dispatcher.on(Arrived(request(number, "m")), 0.0)
+    before = {name: load.requests for name, load in dispatcher.fleet.loads.items()}
+    dispatcher.on(ReplicaJoined(Replica(id="a", url="http://a", model="m", models=frozenset(("poet",)))), 0.1)
+    assert {name: load.requests for name, load in dispatcher.fleet.loads.items()} == before
+    assert all(load.usable == 1.0 and not load.cold for load in dispatcher.fleet.loads.values())
+    (command,) = dispatcher.on(Arrived(request(9, "poet")), 0.1)
+    assert isinstance(command, Dispatch)
+    assert command.replica_id == "a"
+    for number in range(8):
+        dispatcher.on(Ended(f"q{number}", Outcome.COMPLETED, (1, 1)), 0.2)
+    assert sum(load.requests for load in dispatcher.fleet.loads.values()) == 1

@@ -1,3 +1,4 @@
+import dataclasses
 import random
 from itertools import count
 from math import inf
@@ -17,7 +18,7 @@ from headgate.model.event import (
     ReplicaLeft,
     Tick,
 )
-from headgate.model.lane import LANES
+from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead
 from headgate.model.replica import Replica
@@ -62,10 +63,11 @@ def dispatcher(
     now: float = 0.0,
     no_replica_wait_s: float = 10.0,
     tiers: dict[str, Tier] | None = None,
+    lanes: dict[str, Lane] = LANES,
 ) -> Dispatcher:
     """With a healthy replica for each number, called a, b, c …"""
     made = Dispatcher(
-        LANES,
+        lanes,
         tenants or {},
         RouteConfig(),
         Health(),
@@ -192,6 +194,48 @@ def test_low_lanes_are_held_back_first_but_an_idle_fleet_takes_them() -> None:
     batch = [request("batch") for _ in range(10)]
     assert len(placed(send(made, *batch))) == 8
     assert len(placed(send(made, *(request("fast") for _ in range(3))))) == 2
+
+
+def test_lower_lanes_leave_a_little_room_to_the_lane_that_is_at_work_before_them() -> None:
+    made = dispatcher(64)
+    send(made, *(request("fast") for _ in range(16)))
+    assert len(placed(send(made, *(request("slow") for _ in range(64))))) == 64 - 16 - 8  # twice the root of 16
+    assert len(placed(send(made, *(request("fast") for _ in range(9))))) == 8
+    alone = dispatcher(64)
+    assert len(placed(send(alone, *(request("slow") for _ in range(65))))) == 64
+
+
+def test_room_left_free_keeps_nobody_from_its_own_share() -> None:
+    made = dispatcher(28)
+    send(made, *(request("fast") for _ in range(25)))
+    slow = [request("slow") for _ in range(4)]
+    assert placed(send(made, *slow)) == [one.id for one in slow[:3]]
+
+
+def test_long_prefills_are_two_for_each_replica_however_much_room_there_is() -> None:
+    made = dispatcher(64, 64)
+    long = [request("slow", tokens=600) for _ in range(6)]
+    assert placed(send(made, *long)) == [one.id for one in long[:4]]
+    assert placed(made.on(FirstToken(long[0].id), 0.1)) == [long[4].id]
+
+
+def test_a_lane_that_was_away_or_had_little_to_do_has_saved_nothing_up() -> None:
+    """While batch waits and fast is served, slow sends little. Then it floods: fast must not feel that."""
+    plain = {name: dataclasses.replace(lane, reserve=0.0, hold_above=1.0) for name, lane in LANES.items()}
+    made, now = dispatcher(8, lanes=plain), 0.0
+    running = placed(send(made, *(request("batch", at=now) for _ in range(200))))
+    served = dict.fromkeys(("fast", "slow", "batch"), 0)
+    for turn in range(1200):
+        now += 0.01
+        flood = turn >= 800
+        running += placed(send(made, request("fast", at=now), request("fast", at=now)))
+        if flood or turn % 100 == 0:
+            running += placed(send(made, request("slow", at=now), request("slow", at=now)))
+        running += placed(made.on(Tick(), now))
+        done = running.pop(0)
+        served[made.passages[done].request.lane] += flood
+        running += placed(made.on(Ended(done, Outcome.COMPLETED, (10, 10)), now))
+    assert served["fast"] > 1.5 * served["slow"] > 0
 
 
 def test_backlogged_lanes_share_by_weight() -> None:

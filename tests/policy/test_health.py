@@ -253,6 +253,16 @@ def test_a_replica_three_times_slower_than_its_peers_is_an_outlier(ttft_s: float
     assert (verdict.usable, verdict.why) == (0.0, why)
 
 
+def test_a_few_requests_that_are_far_off_make_no_outlier() -> None:
+    """Somebody's long prompt came before: a hundred times as slow, one in ten."""
+    health = watching("a", "b", "c")
+    for name in ("a", "b", "c"):
+        serve(health, name, 30)
+    for _ in range(10):
+        serve(health, "c", 9)
+        assert serve(health, "c", 1, ttft_s=20.0, tpot_s=1.0).state is State.UP
+
+
 def test_of_two_replicas_the_slow_one_stands_out_and_alone_none_does() -> None:
     health = watching("a", "b")
     serve(health, "a", 30)
@@ -373,3 +383,50 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
     now += config.ramp_s
     health.tick(now)
     assert [health.share(name, now) for name in names] == [1.0] * 5
+
+
+# -- while it ramps up ----------------------------------------------------------------------------------------
+
+
+def ramped(health: Health, name: str, ttft_s: float, times: int, now: float) -> State:
+    for _ in range(times):
+        health.success(name, ttft_s, 100, None, now)
+    standing = health.standing(name)
+    assert standing is not None
+    return standing.state
+
+
+@pytest.mark.parametrize("peers", [("a",), ("a", "b", "c")])
+def test_one_that_is_slower_than_its_peers_is_out_before_its_ramp_is_over(peers: tuple[str, ...]) -> None:
+    health = watching(*peers)
+    for peer in peers:
+        ramped(health, peer, 0.1, 30, 0.0)
+    ramped(health, peers[0], 0.1, 1, 1.5)  # the peers' median is taken once a second
+    health.add(replica("new"), 2.0, State.RAMPING)
+    assert ramped(health, "new", 0.5, 4, 2.1) is State.RAMPING
+    assert ramped(health, "new", 0.5, 1, 2.2) is State.EJECTED
+    standing = health.standing("new")
+    assert standing is not None
+    assert standing.why == "slow first tokens during its ramp"
+
+
+def test_a_slow_one_in_ten_during_the_ramp_is_chance_and_one_in_three_is_not() -> None:
+    for every, after in ((10, State.RAMPING), (3, State.EJECTED)):
+        health = watching("a", "b")
+        ramped(health, "a", 0.1, 30, 0.0)
+        ramped(health, "b", 0.1, 30, 0.0)
+        ramped(health, "a", 0.1, 1, 1.5)
+        health.add(replica("new"), 2.0, State.RAMPING)
+        for number in range(1, 31):
+            state = ramped(health, "new", 0.5 if number % every == 0 else 0.1, 1, 2.1)
+            if state is State.EJECTED:
+                break
+        assert state is after
+
+
+def test_one_that_fails_now_and_then_is_out_after_a_few_requests_of_its_ramp_and_not_of_its_life() -> None:
+    saw = (Saw.FAILURE, Saw.SUCCESS, Saw.SUCCESS, Saw.FAILURE, Saw.SUCCESS)
+    health = watching("a", "b")
+    assert see(health, "a", *saw).state is State.UP
+    health.add(replica("new"), 0.0, State.RAMPING)
+    assert see(health, "new", *saw).state is State.EJECTED

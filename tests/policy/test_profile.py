@@ -8,8 +8,9 @@ import pytest
 
 from headgate.model.step import Copy, Drop, Load, Row, Save, Step, Trim
 from headgate.policy.estimate import shape_of
-from headgate.policy.profile import PROFILES, Noise, Profile, Residuals, Shape, StepCost, shape
+from headgate.policy.profile import PROFILES, Noise, Profile, Residuals, StepCost
 from headgate.policy.profile_fit import MOST, RUN, RUNS, StepLine, TooFewSteps, fit
+from headgate.policy.shape import Shape, shape
 from tests.scripted import ScriptedRunner, batcher, sequence
 
 H100 = PROFILES["h100-llama3-8b"]
@@ -80,6 +81,17 @@ def test_a_stream_alone_is_paced_by_reading_the_weights(name: str, alone_ms: flo
     assert PROFILES[name].step_s(Shape(decodes=1, context=500)) == pytest.approx(alone_ms / 1e3, rel=0.02)
 
 
+def moving(plain: Shape, *, saved: int = 0, loaded: int = 0) -> Shape:
+    return Shape(
+        prefill=plain.prefill,
+        decodes=plain.decodes,
+        context=plain.context,
+        pairs=plain.pairs,
+        saved=saved,
+        loaded=loaded,
+    )
+
+
 def test_a_step_without_tokens_costs_only_its_moves() -> None:
     assert H100.step_s(Shape()) == 0.0
     gigabyte = Shape(loaded=8192)
@@ -89,12 +101,12 @@ def test_a_step_without_tokens_costs_only_its_moves() -> None:
 def test_a_load_is_waited_for_and_a_save_only_where_it_outlasts_the_step() -> None:
     plain = Shape(decodes=10, context=10_000)
     computing = H100.step_s(plain)
-    assert H100.step_s(replace(plain, loaded=1000)) == pytest.approx(computing + 131_072_000 / 25e9)
-    assert H100.step_s(replace(plain, saved=1000)) == pytest.approx(computing)
-    assert H100.step_s(replace(plain, saved=100_000)) == pytest.approx(100_000 * 131_072 / 25e9)
+    assert H100.step_s(moving(plain, loaded=1000)) == pytest.approx(computing + 131_072_000 / 25e9)
+    assert H100.step_s(moving(plain, saved=1000)) == pytest.approx(computing)
+    assert H100.step_s(moving(plain, saved=100_000)) == pytest.approx(100_000 * 131_072 / 25e9)
     serial = replace(H100, saves_overlap=False)
-    assert serial.step_s(replace(plain, saved=1000)) == pytest.approx(computing + 131_072_000 / 25e9)
-    assert replace(serial, save_bytes_per_s=None).step_s(replace(plain, saved=1000)) == pytest.approx(computing)
+    assert serial.step_s(moving(plain, saved=1000)) == pytest.approx(computing + 131_072_000 / 25e9)
+    assert replace(serial, save_bytes_per_s=None).step_s(moving(plain, saved=1000)) == pytest.approx(computing)
 
 
 def test_steps_in_a_row_take_what_they_take_one_by_one() -> None:
@@ -246,10 +258,10 @@ def test_residuals_are_bounded_and_the_same_for_the_same_log() -> None:
 
 def test_how_fast_kv_moves_is_found_from_the_steps_that_move_it() -> None:
     rng = random.Random(11)
-    moving = replace(CPU, load_bytes_per_s=2e9, save_bytes_per_s=1e9, copy_bytes_per_s=None)
+    mover = replace(CPU, load_bytes_per_s=2e9, save_bytes_per_s=1e9, copy_bytes_per_s=None)
     plain = list(shapes(rng, 300, most_decodes=8))
-    swaps = [replace(one, saved=rng.randrange(500), loaded=rng.randrange(500)) for one in plain[:80]]
-    found = fit(lines(moving, iter(plain + swaps), lambda: 1.0), CPU)
+    swaps = [moving(one, saved=rng.randrange(500), loaded=rng.randrange(500)) for one in plain[:80]]
+    found = fit(lines(mover, iter(plain + swaps), lambda: 1.0), CPU)
     assert found.load_bytes_per_s == pytest.approx(2e9, rel=0.05)
     assert found.save_bytes_per_s == pytest.approx(1e9, rel=0.05)
     assert found.copy_bytes_per_s is None

@@ -1,58 +1,62 @@
 import pytest
 
-from headgate.replica.gauges import GAUGES, read_gauges
+from headgate.replica.gauges import GAUGES, MOST_SAMPLES, read_gauges
+from tests.replica.kinds import METRICS
 
-TEXTS = {
-    "headgate": """# HELP headgate_engine_sequences_waiting Sequences waiting for a slot
-# TYPE headgate_engine_sequences_waiting gauge
-headgate_engine_sequences_waiting 3.0
-headgate_engine_sequences_running 5.0
-headgate_engine_slots 8.0
-headgate_engine_kv_usage_ratio 0.25
-headgate_engine_preemptions_total{kind="swap"} 2.0
-headgate_engine_preemptions_total{kind="recompute"} 1.0
-headgate_engine_prefix_evictions_total 7.0
-headgate_engine_cold_start_seconds{phase="weights"} 0.5
-""",
-    "vllm": """vllm:num_requests_running{engine="0",model_name="m"} 4.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
-vllm:gpu_cache_usage_perc{engine="0",model_name="m"} 0.5
-vllm:num_preemptions_total{engine="0",model_name="m"} 9.0
-""",
-    "triton": """nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 6
-nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 8
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="m",version="1"} 0.75
-nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="m",version="1"} 300
-""",
-}
-
-
-def test_an_engine_of_our_own_says_all_of_it() -> None:
-    said = read_gauges("headgate", TEXTS["headgate"])
-    assert said == {
-        "waiting": 3.0,
-        "batch_size": 5.0,
-        "batch_limit": 8.0,
-        "kv_ratio": 0.25,
-        "preemptions": 3.0,
-        "evictions": 7.0,
+SAID = {
+    "headgate": {
+        "waiting": 3.0, "batch_size": 5.0, "batch_limit": 8.0, "kv_ratio": 0.25, "preemptions": 3.0, "evictions": 7.0,
         "cold_start_weights_s": 0.5,
-    }
+    },
+    "vllm": {"waiting": 2.0, "batch_size": 5.0, "kv_ratio": 0.5, "preemptions": 9.0},
+    "sglang": {"waiting": 7.0, "batch_size": 4.0, "kv_ratio": 0.28, "preemptions": 6.0},
+    "tgi": {"waiting": 5.0, "batch_size": 12.0},
+    "tensorrt_llm": {"waiting": 1.0, "batch_size": 6.0, "batch_limit": 64.0, "kv_ratio": 0.62},
+    "triton": {"waiting": 6.0, "batch_size": 8.0, "batch_limit": 512.0, "kv_ratio": 0.75},
+    "llama_cpp": {"waiting": 3.0, "batch_size": 2.0},
+}  # fmt: skip
 
 
-def test_an_older_name_is_understood_too() -> None:
-    assert read_gauges("vllm", TEXTS["vllm"]) == {
-        "waiting": 2.0,
-        "batch_size": 4.0,
-        "kv_ratio": 0.5,
-        "preemptions": 9.0,
-    }
+@pytest.mark.parametrize("kind", GAUGES)
+def test_each_kind_is_understood(kind: str) -> None:
+    assert read_gauges(kind, METRICS[kind]) == SAID[kind]
 
 
-def test_a_label_tells_gauges_of_one_name_apart() -> None:
-    assert read_gauges("triton", TEXTS["triton"]) == {"waiting": 6.0, "batch_size": 8.0, "kv_ratio": 0.75}
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("vllm", 'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n', {"kv_ratio": 0.5}),
+        ("vllm", 'vllm:num_preemptions{model_name="m"} 2\n', {"preemptions": 2.0}),
+        ("llama_cpp", "llamacpp:kv_cache_usage_ratio 0.25\n", {"kv_ratio": 0.25}),
+        ("sglang", 'sglang:num_queue_reqs{model_name="m"} 3.0\n', {"waiting": 3.0}),
+    ],
+)
+def test_older_names_are_understood_too(kind: str, text: str, said: dict[str, float]) -> None:
+    assert read_gauges(kind, text) == said
 
 
-@pytest.mark.parametrize("kind", [*GAUGES, "openai", "nobody"])
-def test_nonsense_says_nothing(kind: str) -> None:
+def test_ranks_that_work_on_the_same_requests_are_counted_once_and_engines_that_do_not_are_added_up() -> None:
+    lines = [
+        f'sglang:num_running_reqs{{dp_rank="{dp}",model_name="m",tp_rank="{tp}"}} 4.0' for dp in (0, 1) for tp in (0, 1)
+    ]
+    assert read_gauges("sglang", "\n".join(lines)) == {"batch_size": 8.0}
+
+
+def test_a_name_in_a_comment_or_within_another_is_not_that_name() -> None:
+    text = "# HELP tgi_queue_size how tgi_queue_size 7 grew\nmy_tgi_queue_size 8\ntgi_queue_size_total 9\n"
+    assert read_gauges("tgi", text) == {}
+
+
+def test_braces_in_a_label_exemplars_and_timestamps_do_no_harm() -> None:
+    text = 'vllm:num_requests_waiting{model_name="a}b {c"} 3 1700000000000\nvllm:num_requests_running 2 # {id="x"} 9\n'
+    assert read_gauges("vllm", text) == {"waiting": 3.0, "batch_size": 2.0}
+
+
+def test_an_endless_page_is_not_read_to_its_end() -> None:
+    lines = "".join(f'tgi_queue_size{{who="{n}"}} 1\n' for n in range(10 * MOST_SAMPLES))
+    assert read_gauges("tgi", lines) == {"waiting": float(MOST_SAMPLES)}
+
+
+@pytest.mark.parametrize("kind", [*GAUGES, "openai", "nobody", None])
+def test_nonsense_says_nothing(kind: str | None) -> None:
     assert read_gauges(kind, "\x00 not metrics\nvllm:num_requests_waiting NaN\ntgi_queue_size{ x\n# EOF") == {}

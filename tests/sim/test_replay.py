@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import cast, get_args
 
 import msgspec
 import pytest
@@ -9,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.errors import StartupError
-from headgate.model.event import Arrived, Dispatch, Probed, ReplicaJoined, Tick
+from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, ReplicaJoined, Tick
 from headgate.model.gateway_config import GatewayConfig, RoutingConfig, Tenant
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
-from headgate.sim.event_log import EventLog
+from headgate.sim.event_log import NAMES, EventLog, Settings
 from headgate.sim.fleet import Failure, Fleet, Member
 from headgate.sim.intake import Intake
 from headgate.sim.replay import BadLog, Difference, Log, Replayed, replay
@@ -302,3 +303,27 @@ def test_a_disk_that_is_full_at_the_start_is_told_at_once() -> None:
 def test_a_log_that_can_not_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="can't write the event log"):
         EventLog(tmp_path / "no folder" / "log", CONFIG, 1)
+
+
+class Spied:
+    """A config that knows what was asked of it."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.add(name)
+        return getattr(self._config, name)
+
+
+def test_whatever_of_a_config_decides_anything_is_in_the_log() -> None:
+    spied = Spied(GatewayConfig())
+    config = cast(GatewayConfig, spied)
+    reconfigure(dispatcher_for(config, random.Random(1)), config)
+    assert spied.asked
+    assert spied.asked <= set(Settings.__struct_fields__), "sim/event_log.py's Settings lacks some of it"
+
+
+def test_every_event_and_command_has_a_name_in_the_log() -> None:
+    assert set(get_args(Event)) | set(get_args(Command)) == set(NAMES)

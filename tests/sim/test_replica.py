@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from headgate.policy import batch
 from headgate.policy.batch import Batcher
-from headgate.policy.profile import Residuals, Shape, StepCost
+from headgate.policy.profile import Residuals, StepCost
+from headgate.policy.shape import Shape
 from headgate.report.results import Results
 from headgate.sim.fleet import Delays
 from headgate.workload.arrival import Arrival
@@ -38,6 +40,8 @@ def columns(results: Results) -> np.ndarray:
 def test_quiet_steps_run_as_one_event_come_to_what_they_do_one_by_one(
     monkeypatch: pytest.MonkeyPatch, noise: tuple[tuple[float, ...], ...]
 ) -> None:
+    if str(batch.__file__).endswith(".so"):
+        pytest.skip("a compiled class can't be changed for a test; interpreted it is tested")
     arrivals = poisson(3, 6.0, 150)
     together = simulated(arrivals, decode_only=Residuals(1.0, noise))
     monkeypatch.setattr(Batcher, "_repeat", lambda self, rows: 1)

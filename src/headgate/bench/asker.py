@@ -44,6 +44,8 @@ class Asking:
     stream: bool | None = None
     """None: as each arrival says."""
     seed: int = 0
+    pin: str | None = None
+    """The version to ask Headgate for; None: what it gives."""
 
 
 class Asker:
@@ -132,6 +134,7 @@ class Asker:
         headers = [("x-headgate-timings", "1")]
         headers += [("authorization", f"Bearer {key}")] if key else []
         headers += [("x-headgate-lane", lane)] if lane else []
+        headers += [("x-headgate-version", self.asking.pin)] if self.asking.pin else []
         return request_head(path, pool.host, tuple(headers), method)
 
     def _make_tail(self) -> bytes:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import resource
 import signal
@@ -17,6 +16,7 @@ from headgate.bench.beside import Added, added, slices
 from headgate.bench.live import Watcher
 from headgate.bench.options import BenchOptions, check_tenants, read_extra, read_keys
 from headgate.bench.player import Player, Tally
+from headgate.garbage import rarely_collected
 from headgate.model.clock import Clock, monotonic
 from headgate.report import goodput
 from headgate.report.results import Results, Rows, Target
@@ -55,6 +55,7 @@ async def measure(options: BenchOptions, console: Console | None = None, clock: 
         extra=read_extra(options.extra_body),
         stream=options.stream,
         seed=options.seed,
+        pin=options.pin,
     )
     check_tenants(workload, asking.keys)
     _open_files()
@@ -95,7 +96,7 @@ class _Run:
         options = self._options
         before, cpu = _cpu(), _own_cpu_s()
         began = self._clock()
-        with _undisturbed(), self._interruptible(), self._watcher.watching():
+        with rarely_collected(), self._interruptible(), self._watcher.watching():
             rows = await (self._alternating() if options.direct else self._once())
         took = self._clock() - began
         facts = self._facts(took, before, _own_cpu_s() - cpu)
@@ -189,20 +190,6 @@ def _open_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection of what was there before, and seldom of the rest: a pause would look like the server's."""
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _own_cpu_s() -> float:

@@ -40,6 +40,8 @@ class BenchOptions:
     """A JSON object that is added to every body."""
     timeout_s: float = 600.0
     """For one request, from when it was due."""
+    pin: str | None = None
+    """Version of the model that is asked for, of Headgate and with a trusted key; None: what it gives."""
     allow_lag: bool = False
     """Don't fail a run whose client fell behind."""
     json: Path | None = None

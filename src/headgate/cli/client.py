@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -13,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from headgate.cli.proxy_probe import Look, Probed
 from headgate.model.errors import StartupError
 from headgate.policy.explanation import many, seconds
 
@@ -59,9 +61,17 @@ def slow(
     console.print(Text(f"{len(rows)} of {of}{where} in the last {last_s}, by {by}. More: headgate why ID", "dim"))
 
 
-def doctor(url: str, key: str | None = None, console: Console | None = None) -> bool:
-    """What is wrong, by which figures, and what to do about it. Whether nothing of it is critical."""
-    console, gateway = console or _console(), Gateway(url, key)
+def doctor(
+    url: str,
+    key: str | None = None,
+    console: Console | None = None,
+    *,
+    own: str | None = None,
+    probe: Callable[[str, Look], Probed] | None = None,
+) -> bool:
+    """What is wrong, by which figures, and what to do about it. Whether nothing of it is critical. `own` is the
+    gateway's own address where `url` is that of a proxy; `probe` tries out what is between."""
+    console, gateway = console or _console(), Gateway(own or url, key)
     gateway.ask("/health/live")
     status, answer = gateway.get("/health/ready")
     ready = status == 200
@@ -77,9 +87,19 @@ def doctor(url: str, key: str | None = None, console: Console | None = None) -> 
     minutes = seconds(report.get("window_s", 300))
     if not found:
         console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
+    if ready and probe is not None:
+        found = [*found, *_probed(probe(Gateway(url, None).url, gateway.get), console)]
     for finding in found:
         console.print(finding_text(finding))
     return ready and not any(finding["severity"] == "critical" for finding in found)
+
+
+def _probed(told: Probed, console: Console) -> list[dict[str, Any]]:
+    for line in told.passed:
+        console.print(Text.assemble(("✓ ", "green"), line))
+    for line in told.skipped:
+        console.print(Text.assemble(("· ", "cyan"), f"not tried: {line}"))
+    return told.findings
 
 
 def duration(text: str) -> float:

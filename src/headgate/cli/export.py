@@ -1,21 +1,30 @@
 """`headgate export`: what other tools need, made from the one config."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter, validators
 
 from headgate.model.gateway_config import GatewayConfig
 
+if TYPE_CHECKING:
+    from headgate.export.kubernetes import Parts
+
 export = App(name="export", help="Print what other tools need, made from the gateway's own config.")
+FRONT = Group("In front of the gateway")
+INSTRUMENTS = Group("Instruments")
+CLUSTERS = Group("Clusters")
 Config = Annotated[Path | None, Parameter(name="--config")]
+Gateways = Annotated[tuple[str, ...], Parameter(name="--gateway", negative="")]
+Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 
 def add_to(app: App) -> None:
     app.command(export)
 
 
-@export.command(name="prometheus-rules")
+@export.command(name="prometheus-rules", group=INSTRUMENTS)
 def prometheus_rules(*, config: Config = None) -> None:
     """Recording and alerting rules for the promises of every lane.
 
@@ -29,7 +38,7 @@ def prometheus_rules(*, config: Config = None) -> None:
     print(rules(_load(config)), end="")
 
 
-@export.command
+@export.command(group=INSTRUMENTS)
 def grafana(*, config: Config = None) -> None:
     """A dashboard, as JSON to import.
 
@@ -41,6 +50,192 @@ def grafana(*, config: Config = None) -> None:
     from headgate.export.grafana import dashboard
 
     print(dashboard(_load(config)))
+
+
+# -- what stands in front ----------------------------------------------------------------------------------
+
+
+@export.command(group=FRONT)
+def nginx(*, gateway: Gateways = (), listen: Port = 80, name: str = "_", config: Config = None) -> None:
+    """Settings for nginx that hold no token back and pass disconnects on: a file for conf.d.
+
+    Parameters
+    ----------
+    gateway
+        Where a gateway listens, as host:port; may be given several times. Default: this machine, the config's port.
+    listen
+        Port for clients.
+    name
+        The server's name, as clients call it. Default: any.
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import nginx as made
+    from headgate.export.proxy import facing
+
+    print(made.nginx(facing(_load(config), gateway), listen, made.server_name(name)), end="")
+
+
+@export.command(group=FRONT)
+def envoy(*, gateway: Gateways = (), listen: Port = 8080, config: Config = None) -> None:
+    """The same for Envoy: a whole bootstrap file.
+
+    Parameters
+    ----------
+    gateway
+        Where a gateway listens, as host:port; may be given several times. Default: this machine, the config's port.
+    listen
+        Port for clients.
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import envoy as made
+    from headgate.export.proxy import facing
+
+    print(made.envoy(facing(_load(config), gateway), listen), end="")
+
+
+@export.command(group=FRONT)
+def alb(*, config: Config = None) -> None:
+    """The same for an AWS Application Load Balancer: a CloudFormation template.
+
+    Parameters
+    ----------
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import alb as made
+    from headgate.export.proxy import facing
+
+    chosen = _load(config)
+    print(made.alb(chosen, facing(chosen)), end="")
+
+
+@export.command(group=FRONT)
+def cloudflare(*, gateway: Gateways = (), name: str = "llm.example.com", config: Config = None) -> None:
+    """The same for Cloudflare: a tunnel's config.yml, with notes on what Cloudflare does by itself.
+
+    Parameters
+    ----------
+    gateway
+        Where the gateway listens, as host:port. Default: this machine, the config's port.
+    name
+        The public host name.
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import cloudflare as made
+    from headgate.export.proxy import facing
+
+    chosen = _load(config)
+    print(made.cloudflare(chosen, facing(chosen, gateway), name), end="")
+
+
+# -- clusters ----------------------------------------------------------------------------------------------
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags:
+    name: str = "headgate"
+    """What everything is called; the engines are NAME-engine."""
+    namespace: str | None = None
+    """Default: that of whoever applies it."""
+    image: str | None = None
+    """Made from the Containerfile. Default: headgate, of this version."""
+    engine: str = "headgate"
+    """What they are: vllm, sglang, tgi, tensorrt_llm, triton, llama_cpp, openai. Each has an image of its own."""
+    engine_image: str | None = None
+    """Default: the same, for Headgate's own engine."""
+    engine_arg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
+    """One word of the engine's command line, in order; may be given many times. Default: as the engine wants it."""
+    gateways: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1
+    """How many. With more than one, KEDA has to scale the engines."""
+    gpus: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
+    """For each engine."""
+    keda: Annotated[bool, Parameter(negative="")] = False
+    """KEDA scales the engines, and the gateway does not."""
+
+    def parts(self, config: GatewayConfig) -> "Parts":
+        from headgate.export.kubernetes import Parts, checked
+        from headgate.model.gateway_config import EmbeddedConfig
+        from headgate.wiring.fleet import engine_flags
+
+        embedded = config.embedded or EmbeddedConfig()
+        told = () if embedded == EmbeddedConfig() else tuple(engine_flags(embedded))
+        return checked(
+            Parts(
+                name=self.name,
+                namespace=self.namespace,
+                image=self.image or Parts().image,
+                engine_image=self.engine_image,
+                gateways=self.gateways,
+                gpus=self.gpus,
+                keda=self.keda,
+                engine_kind=self.engine,
+                engine_args=self.engine_arg or None,
+                engine_flags=told,
+            )
+        )
+
+
+@export.command(group=CLUSTERS)
+def kubernetes(*, flags: ClusterFlags | None = None, config: Config = None) -> None:
+    """Manifests for a gateway and its engines: pipe them into `kubectl apply -f -`.
+
+    Parameters
+    ----------
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import kubernetes as made
+
+    chosen = _load(config)
+    print(made.kubernetes(chosen, (flags or ClusterFlags()).parts(chosen), _text(config)), end="")
+
+
+@export.command(group=CLUSTERS)
+def helm(out: Path, *, flags: ClusterFlags | None = None, prometheus: str | None = None, config: Config = None) -> None:
+    """The same as a Helm chart, written to a folder.
+
+    Parameters
+    ----------
+    out
+        The chart's folder; made if it is not there.
+    prometheus
+        Where KEDA reads the gateways' figures.
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import keda as scaled
+    from headgate.export.helm import write_chart
+
+    chosen = _load(config)
+    parts = (flags or ClusterFlags()).parts(chosen)
+    written = write_chart(chosen, parts, out, _text(config), prometheus or scaled.PROMETHEUS)
+    print(f"{len(written)} files in {out}. Try: helm install {parts.name} {out}")
+
+
+@export.command(group=CLUSTERS)
+def keda(*, flags: ClusterFlags | None = None, prometheus: str | None = None, config: Config = None) -> None:
+    """A KEDA ScaledObject that scales the engines on the gateways' queue depth.
+
+    Parameters
+    ----------
+    prometheus
+        Where KEDA reads the gateways' figures.
+    config
+        The gateway's YAML file. Default: all defaults.
+    """
+    from headgate.export import keda as made
+
+    chosen = _load(config)
+    parts = (flags or ClusterFlags()).parts(chosen)
+    print(made.keda(chosen, parts, prometheus or made.PROMETHEUS), end="")
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else path.read_text()
 
 
 def _load(path: Path | None) -> GatewayConfig:

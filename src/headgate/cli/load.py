@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, validators
 
 bench = App(name="bench", help="Put a load on any OpenAI-compatible server and say how it was, lane by lane.")
 WORK = Group("The load")
@@ -31,7 +31,9 @@ def run(
     ignore_eos: Annotated[bool, Parameter(group=WORK, negative="")] = False,
     extra_body: Annotated[str, Parameter(group=WORK)] = "",
     direct: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
+    slice_s: Annotated[float, Parameter(name="--slice", group=TARGET, validator=validators.Number(gt=0))] = 15.0,
     model: Annotated[str | None, Parameter(group=TARGET)] = None,
+    pin: Annotated[str | None, Parameter(group=TARGET)] = None,
     endpoint: Annotated[Literal["chat", "completions"], Parameter(group=TARGET)] = "chat",
     key: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
     timeout: Annotated[float, Parameter(group=TARGET)] = 600.0,
@@ -40,6 +42,7 @@ def run(
     json: Annotated[Path | None, Parameter(group=REPORT)] = None,
     html: Annotated[Path | None, Parameter(group=REPORT)] = None,
     title: Annotated[str, Parameter(group=REPORT)] = "",
+    progress: Annotated[bool, Parameter(group=REPORT)] = True,
 ) -> None:
     """Open-loop load: requests are sent when they are due, and every latency counts from then.
 
@@ -70,8 +73,12 @@ def run(
     direct
         An engine behind the gateway, to be asked the same beside it; may be given several times. Says what the gateway
         adds.
+    slice_s
+        Seconds that the two ways take turns, where there is --direct.
     model
         Model to ask for. Default: the first that the server names.
+    pin
+        Version of that model to ask for, such as a canary alone; needs a key that Headgate trusts.
     endpoint
         chat or completions.
     key
@@ -88,15 +95,17 @@ def run(
         File for a report with plots.
     title
         What to call it.
+    progress
+        Say how it goes while it runs.
     """
     from headgate.bench.options import BenchOptions
     from headgate.bench.run import run as run_bench
 
     options = BenchOptions(
         url=url, workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed,
-        model=model, endpoint=endpoint, keys=key, goodput=goodput, direct=direct, stream=stream,
-        ignore_eos=ignore_eos, extra_body=extra_body, timeout_s=timeout, allow_lag=allow_lag, json=json, html=html,
-        title=title,
+        model=model, pin=pin, endpoint=endpoint, keys=key, goodput=goodput, direct=direct, slice_s=slice_s,
+        stream=stream, ignore_eos=ignore_eos, extra_body=extra_body, timeout_s=timeout, allow_lag=allow_lag, json=json,
+        html=html, title=title, progress=progress,
     )  # fmt: skip
     sys.exit(run_bench(options))
 

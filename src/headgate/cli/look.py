@@ -59,17 +59,35 @@ def slow(
     client.slow(url, lane=lane, last=last, limit=limit, by=by, key=key)
 
 
-def doctor(*, url: Url = HERE, key: Key = None) -> None:
+def doctor(
+    *,
+    url: Url = HERE,
+    key: Key = None,
+    gateway: Annotated[str | None, Parameter(group=ASK)] = None,
+    api_key: Annotated[str | None, Parameter(group=ASK, env_var="HEADGATE_API_KEY")] = None,
+    probe: Annotated[bool, Parameter(group=ASK)] = True,
+) -> None:
     """Say what is wrong with a running gateway, what speaks for it, and which knob to turn.
+
+    Two short answers are asked for, to see whether anything in between holds tokens back or hides disconnects.
 
     Parameters
     ----------
     url
-        Where the gateway listens.
+        Where clients reach the gateway, be it through a proxy.
     key
         An admin key, if the gateway wants one.
+    gateway
+        The gateway's own address, where --url is that of a proxy which does not let the admin API through.
+    api_key
+        A tenant's key, if the gateway answers nobody without.
+    probe
+        Whether answers are asked for.
     """
-    from headgate.cli import client
+    from headgate.cli import client, proxy_probe
 
-    if not client.doctor(url, key):
+    def through(where: str, look: proxy_probe.Look) -> proxy_probe.Probed:
+        return proxy_probe.probe(where, api_key, look)
+
+    if not client.doctor(url, key, own=gateway, probe=through if probe else None):
         sys.exit(1)

@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
+from headgate.cli.compiled import prefer_compiled
 from headgate.model.gateway_config import GatewayConfig
 
 WORK = Group("The load")
 FLEET = Group("The fleet")
+SCALE = Group("A pool that grows and shrinks")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
 Workload = Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)]
@@ -44,11 +46,14 @@ def simulate(
     profile: ProfileName = H100,
     replicas: Count = None,
     slots: Count = None,
-    level: Level = "step",
+    level: Annotated[Literal["step", "gateway"] | None, Parameter(group=FLEET)] = None,
     fail: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
     cold_start: Annotated[float, Parameter(group=FLEET)] = 0.0,
     what_if: Config = None,
     what_if_replicas: Count = None,
+    scale: Annotated[bool, Parameter(negative="", group=SCALE)] = False,
+    compare_scaling: Annotated[bool, Parameter(negative="", group=SCALE)] = False,
+    history: Annotated[int, Parameter(group=SCALE)] = 0,
     goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = (),
     event_log: File = None,
     json: File = None,
@@ -79,7 +84,8 @@ def simulate(
     slots
         Requests that a replica is given at once. Default: as config or profile say.
     level
-        step: every step of every engine. gateway: service times only, for very many requests.
+        step: every step of every engine. gateway: service times only, for very many requests. Default: step, and
+        gateway where the pool is scaled.
     fail
         REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again.
     cold_start
@@ -88,6 +94,13 @@ def simulate(
         Another config, to be put beside the first.
     what_if_replicas
         Another number of replicas, likewise.
+    scale
+        The pool grows and shrinks as the config's fleet.scale says; a start takes --cold-start. Says what every
+        change was for, and what the replicas cost.
+    compare_scaling
+        The same with and without forecast and warm pool, and by an oracle that knows the load beforehand.
+    history
+        Days of the same load, each with a seed of its own, that the forecast has seen before. Default: none.
     goodput
         What counts as good, in milliseconds, such as ttft:500 tpot:80.
     event_log
@@ -97,9 +110,11 @@ def simulate(
     html
         File for a report with plots.
     """
+    prefer_compiled()
     from headgate.engine.profile_file import find
     from headgate.sim.command import Load, SimulateOptions, run_simulate
 
+    scaled = scale or compare_scaling
     options = SimulateOptions(
         load=Load(workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed),
         config=_load(config),
@@ -108,7 +123,7 @@ def simulate(
         what_if_replicas=what_if_replicas,
         replicas=replicas,
         slots=slots,
-        level=level,
+        level=level or ("gateway" if scaled else "step"),
         failures=fail,
         cold_start_s=cold_start,
         goodput=goodput,
@@ -117,6 +132,10 @@ def simulate(
         html=html,
         title=str(config or "default config"),
     )
+    if scaled:
+        from headgate.sim.autoscale_command import ScaleOptions, run_scaled
+
+        sys.exit(run_scaled(ScaleOptions(simulate=options, compare=compare_scaling, history=history)))
     sys.exit(run_simulate(options))
 
 
@@ -173,6 +192,7 @@ def plan(
     html
         File for a report with plots.
     """
+    prefer_compiled()
     from headgate.engine.profile_file import find
     from headgate.sim.command import Load, PlanOptions, run_plan
 

@@ -1,11 +1,12 @@
 """One HTTP request's answer, from the sequences that make it up."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headgate.engine.engine import Said
 from headgate.engine.openai import Choice, Dialect, Usage
+from headgate.engine.tools import CallStream
 from headgate.model.errors import SlowClient
 from headgate.model.sequence import Sequence
 from headgate.wire.exchange import Exchange
@@ -26,6 +27,8 @@ class Wishes:
     usage_always: bool = False
     """Usage in every chunk of a stream."""
     timings: bool = False
+    calls: bool = False
+    """What it says may be calls of functions."""
 
 
 class Answer:
@@ -43,6 +46,7 @@ class Answer:
         self._sequences = sequences
         self._index = {sequence.id: index for index, sequence in enumerate(sequences)}
         self._choices = [Choice([], [], []) for _ in sequences]
+        self._calling = [CallStream() for _ in sequences] if wishes.calls else None
         self._wishes = wishes
         self._tokenize_ms = tokenize_ms
         self._abandon = abandon
@@ -62,22 +66,40 @@ class Answer:
         choice.tokens.extend(said.tokens)
         if said.finish is not None:
             self._open -= 1
-            choice.finish, choice.timings = said.finish.value, said.timings
+            choice.finish, choice.timings, choice.stop = said.finish.value, said.timings, said.stop
+        calls: list[dict[str, Any]] = []
+        if self._calling is not None:
+            said, calls = self._told_apart(choice, self._calling[index], said)
         if self._wishes.stream:
-            self._stream(index, said)
+            self._stream(index, said, calls)
         else:
             choice.text.append(said.text)
             choice.logprobs.extend(said.logprobs)
             if not self._open:
                 self._exchange.respond(200, self._dialect.whole(self._choices, self._usage(), self._extra(choice)))
 
-    def _stream(self, index: int, said: Said) -> None:
+    def _told_apart(self, choice: Choice, stream: CallStream, said: Said) -> tuple[Said, list[dict[str, Any]]]:
+        """What is left of it as text, and the calls in it as OpenAI writes them."""
+        text, found = stream.push(said.text)
+        if said.finish is not None:
+            rest, more = stream.finish()
+            text, found = text + rest, found + more
+            if stream.calls and choice.finish == "stop":
+                choice.finish = "tool_calls"
+        first = len(choice.calls)
+        for number, call in enumerate(found, first):
+            function = {"name": call.name, "arguments": call.arguments}
+            call_id = f"call_{self._exchange.request_id}_{said.sequence_id}_{number}"
+            choice.calls.append({"id": call_id, "type": "function", "function": function})
+        return replace(said, text=text), [{"index": at, **choice.calls[at]} for at in range(first, len(choice.calls))]
+
+    def _stream(self, index: int, said: Said, calls: list[dict[str, Any]]) -> None:
         choice, wishes, exchange = self._choices[index], self._wishes, self._exchange
         last = not self._open
-        if said.text or said.logprobs or choice.finish or (self._dialect.token_ids and said.tokens):
+        if said.text or calls or said.logprobs or choice.finish or (self._dialect.token_ids and said.tokens):
             usage = self._usage() if wishes.usage_always else None
             extra = self._extra(choice) if last and not wishes.usage else {}
-            exchange.event(self._dialect.chunk(index, said, choice.finish, usage, extra))
+            exchange.event(self._dialect.chunk(index, said, choice.finish, usage, extra, calls))
         if last:
             if wishes.usage:
                 exchange.event(self._dialect.usage_chunk(self._usage(), self._extra(choice)))
@@ -100,4 +122,7 @@ class Answer:
     def _extra(self, last: Choice) -> dict[str, Any]:
         if not self._wishes.timings or last.timings is None:
             return {}
-        return {"timings": {"tokenize_ms": self._tokenize_ms, **asdict(last.timings)}}
+        stop = {"stop": last.stop} if last.stop else {}
+        continued = self._sequences[0].continued
+        more = {"continued_tokens": continued} if continued else {}
+        return {"timings": {"tokenize_ms": self._tokenize_ms, **asdict(last.timings), **stop, **more}}

@@ -15,7 +15,8 @@ from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Sequence
 from headgate.model.step import Row, Step
-from headgate.policy.profile import Noise, Profile, shape
+from headgate.policy.profile import Noise, Profile
+from headgate.policy.shape import shape
 
 MOST_BEHIND_S = 0.25
 """Of the profile's seconds, what shorter steps may catch up. More would mean a burst of tokens that no GPU gives."""
@@ -65,6 +66,9 @@ class EmulatedRunner:
             self._due = self._clock()  # it was idle
         # By seed (or the prompt's beginning) and position, so that a continuation goes on as the original would have.
         self._keys[sequence.id] = sampling.seed if sampling.temperature else sum(sequence.tokens[:16])
+
+    def attend(self, sequence_id: int) -> None:
+        """It draws nothing."""
 
     def close(self, sequence_id: int) -> None:
         del self._keys[sequence_id]

@@ -45,6 +45,8 @@ class EmulatedTokenizer:
     eog: frozenset[int] = frozenset()
     """It talks for as long as it may."""
     bos: int | None = None
+    template = "{{ messages }}{{ tools }}"
+    """Tools count as part of the prompt; what is said is never a call."""
 
     def __init__(self) -> None:
         self.words = _ids(SAID.encode())

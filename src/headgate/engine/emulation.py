@@ -11,7 +11,6 @@ from headgate.engine.emulated_tokenizer import EmulatedTokenizer
 from headgate.engine.engine import Engine, Sink
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, TextBody
-from headgate.engine.tokenizer import Tokenizer
 from headgate.model.clock import Clock
 from headgate.model.config import EngineConfig
 from headgate.model.lane import Lane
@@ -47,7 +46,7 @@ def emulated_engine(
     batcher = profile.batcher(config.batch, dilation)
     runner = EmulatedRunner(profile, tokenizer.words, rng=rng, dilation=dilation, clock=clock)
     engine = EmulatedEngine(runner, tokenizer, batcher, clock, sink)
-    return engine, DilatedIntake(config, cast(Tokenizer, tokenizer), batcher.ledger.longest, ids, rng, dilation)
+    return engine, DilatedIntake(config, tokenizer, batcher.ledger.longest, ids, rng, dilation)
 
 
 class EmulatedEngine(Engine):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from headgate.engine.bound import TIME, Bound, Bounds
 from headgate.engine.text import TextStream
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, QueueFull, ServeError
@@ -41,6 +42,9 @@ class Runner(Protocol):
     def open(self, sequence: Sequence) -> None:
         """Prepare to sample for a sequence; raises InvalidRequest when its settings make no sense."""
 
+    def attend(self, sequence_id: int) -> None:
+        """From now on tell the chances of the tokens it draws, if there are any."""
+
     def close(self, sequence_id: int) -> None: ...
     def run(self, step: Step) -> list[Sampled]:
         """Carry out the moves, compute the rows, draw a token for every row that samples."""
@@ -63,6 +67,8 @@ class Ask:
     stops: tuple[str, ...] = ()
     pin: bool = False
     """Keep its prompt in the prefix cache for good."""
+    bounds: Bounds | None = None
+    """None: it ends by itself, by a stop string or at its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,8 @@ class Said:
     finish: Finish | None = None
     timings: Timings | None = None
     """With the last one only."""
+    stop: str = ""
+    """With the last one: why it was ended early, `repetition` or `time`; empty: it was not."""
     error: ServeError | None = None
     """It ended by this; nothing follows."""
 
@@ -104,7 +112,9 @@ class _Life:
 
     ask: Ask
     text: TextStream
+    bound: Bound | None
     detokenize_s: float = 0.0
+    stop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +232,8 @@ class Engine:
             self.runner.close(sequence.id)
             self._sink([Said(sequence.id, "", error=QueueFull(refused.reason))])
             return
-        self._lives[sequence.id] = _Life(ask, TextStream(ask.stops))
+        bound = None if ask.bounds is None else Bound(ask.bounds)
+        self._lives[sequence.id] = _Life(ask, TextStream(ask.stops), bound)
         self.spent.lives += 1
 
     def _cancel(self, sequence_id: int) -> None:
@@ -246,7 +257,11 @@ class Engine:
             life, spoke = self._lives[one.sequence_id], self._clock()
             tokens, text, stop = self._speak(life, one)
             life.detokenize_s += self._clock() - spoke
-            if stop:
+            if life.bound is not None and not stop:
+                life.stop = life.bound.judge(text, one.chances, life.ask.sequence.first_token_at, now)
+                if life.bound.doubts and not one.chances:
+                    self.runner.attend(one.sequence_id)
+            if stop or life.stop:
                 stopped.append(one.sequence_id)
             kept.append(Sampled(one.sequence_id, tokens))
             said.append(Said(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
@@ -277,7 +292,9 @@ class Engine:
         if life.ask.pin and isinstance(short := self.batcher.pin(slot, now), Short):
             tokens = short.blocks * self.batcher.ledger.block_tokens
             return Said(said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it"))
-        return Said(said.sequence_id, text, said.tokens, said.logprobs, sequence.finish, timings(sequence, life, now))
+        finish = Finish.LENGTH if life.stop == TIME else sequence.finish
+        told = timings(sequence, life, now)
+        return Said(said.sequence_id, text, said.tokens, said.logprobs, finish, told, life.stop)
 
 
 def timings(sequence: Sequence, life: _Life, now: float) -> Timings:

@@ -95,28 +95,33 @@ def response_grammar(response_format: Mapping[str, Any] | None) -> str | None:
     schema = wrapped.get("schema") if isinstance(wrapped, Mapping) else None
     if not isinstance(schema, Mapping):
         raise _invalid("json_schema.schema must be an object")
-    _check_depth(schema, MAX_SCHEMA_DEPTH)
+    check_depth(schema, MAX_SCHEMA_DEPTH)
     return _json_grammar(schema)
 
 
 def _json_grammar(schema: Mapping[str, Any]) -> str:
+    return f"%llguidance {{}}\nstart: {json_rule(schema)}"
+
+
+def json_rule(schema: Mapping[str, Any], param: str = "response_format") -> str:
+    """The part of a grammar that is JSON of this schema. `param` is what a complaint is about."""
     # ASCII only: a NUL in a name would end the C string early.
     text = json.dumps({**schema, "x-guidance": _STYLE})
     if len(text) > MAX_SCHEMA_BYTES:
-        raise _invalid(f"the schema has {len(text)} bytes, at most {MAX_SCHEMA_BYTES} are taken")
-    return f"%llguidance {{}}\nstart: %json {text}"
+        raise _invalid(f"the schema has {len(text)} bytes, at most {MAX_SCHEMA_BYTES} are taken", param)
+    return f"%json {text}"
 
 
-def _check_depth(value: Any, left: int) -> None:
+def check_depth(value: Any, left: int, param: str = "response_format") -> None:
     if left < 0:
-        raise _invalid(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
+        raise _invalid(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep", param)
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     for part in parts:
-        _check_depth(part, left - 1)
+        check_depth(part, left - 1, param)
 
 
-def _invalid(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"response_format: {reason}", param="response_format")
+def _invalid(reason: str, param: str = "response_format") -> InvalidRequest:
+    return InvalidRequest(f"{param}: {reason}", param=param)
 
 
 class Grammars:
@@ -141,14 +146,15 @@ class Grammars:
         known = self._compiled.pop(grammar, None)
         if known is None:
             data = grammar.encode("utf-8", "replace")
+            param = "tools" if b"\ncall_0: " in data else "response_format"
             if len(data) > 2 * MAX_SCHEMA_BYTES or b"\0" in data:
-                raise _invalid("the grammar is too long, or holds a NUL")
+                raise _invalid("the grammar is too long, or holds a NUL", param)
             known = self.c.llg_new_matcher(C.byref(self._init), b"lark", data)
             error = self.c.llg_matcher_get_error(known)
             if error:
                 self.c.llg_free_matcher(known)
                 reason = error.decode("utf-8", "replace").split("failed to compile JSON schema: ")[-1]
-                raise _invalid(" ".join(reason.split())[:300])
+                raise _invalid(" ".join(reason.split())[:300], param)
         self._compiled[grammar] = known
         if len(self._compiled) > _KEPT:
             self.c.llg_free_matcher(self._compiled.popitem(last=False)[1])

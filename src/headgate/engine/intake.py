@@ -1,9 +1,11 @@
 """From a parsed body to sequences: prompts become tokens, wishes become settings, limits are kept."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any, Protocol
 
 from headgate.engine import grammar
 from headgate.engine.openai import (
@@ -15,7 +17,8 @@ from headgate.engine.openai import (
     sampling_of,
     stops_of,
 )
-from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.tokenizer import Message
+from headgate.engine.tools import Tools, tools_of
 from headgate.model.config import EngineConfig
 from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
 from headgate.model.lane import LANES, Lane
@@ -26,10 +29,31 @@ MOST_IDS = 1_000_000
 """Token ids looked at in one prompt."""
 
 
+class Coder(Protocol):
+    """Whoever makes tokens of text: a model's tokenizer, or one for an engine without a model."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def template(self) -> str:
+        """How it writes a chat, in Jinja."""
+
+    def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]: ...
+    def encode_chat(
+        self,
+        messages: Items[Message],
+        tools: Items[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> list[int]: ...
+    def spelling(self, token: int) -> bytes: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     config: EngineConfig
-    tokenizer: Tokenizer
+    tokenizer: Coder
     context: int
     """Longest sequence the engine can hold, in tokens."""
     ids: Iterator[int]
@@ -40,17 +64,37 @@ class Intake:
         """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
         self.check_model(body.model)
         refuse_what_we_lack(body)
-        prompts = self._prompts(body)
+        tools = self.tools(body)
+        prompts = self._prompts(body, tools)
         if not 1 <= body.n * len(prompts) <= MOST_CHOICES:
             raise InvalidRequest(f"n × prompts must be between 1 and {MOST_CHOICES}", param="n")
         seed = self.rng.getrandbits(63) if body.seed is None else body.seed
         rules = grammar.response_grammar(body.response_format)
+        if tools is not None and tools.grammar is not None:
+            rules = tools.grammar
         sequences = [
             self._sequence(body, prompt, seed + choice, rules, arrived)
             for prompt in prompts
             for choice in range(body.n)
         ]
+        if body.continued_text:
+            said = self._continued(body, tools, len(prompts[0]))
+            for sequence in sequences:
+                sequence.continued = said
+                sequence.max_output = max(1, sequence.max_output - said)
         return sequences, stops_of(body)
+
+    def _continued(self, body: ChatBody | TextBody, tools: Tools | None, whole: int) -> int:
+        """How many tokens at the prompt's end were said already: what it has more than without them."""
+        if isinstance(body, ChatBody):
+            given = None if tools is None else tools.given
+            return max(0, whole - len(self.tokenizer.encode_chat(body.messages[:-1], given)))
+        if not isinstance(body.prompt, str) or not body.prompt.endswith(body.continued_text):
+            raise InvalidRequest("the prompt does not end with it", param="continued_text")
+        return max(0, whole - len(self._text(body.prompt.removesuffix(body.continued_text))))
+
+    def tools(self, body: ChatBody | TextBody) -> Tools | None:
+        return tools_of(body, self.tokenizer.template) if isinstance(body, ChatBody) else None
 
     def tokenized(self, body: TokenizeBody) -> list[int]:
         if body.messages is not None:
@@ -72,11 +116,16 @@ class Intake:
         says_batch = body.service_tier == "flex"
         return LANES[classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)]
 
-    def _prompts(self, body: ChatBody | TextBody) -> list[list[int]]:
+    def _prompts(self, body: ChatBody | TextBody, tools: Tools | None) -> list[list[int]]:
         if isinstance(body, ChatBody):
             if not body.messages:
                 raise InvalidRequest("messages must not be empty", param="messages")
-            return [self.tokenizer.encode_chat(body.messages, tools=body.tools)]
+            given_tools, goes_on = None if tools is None else tools.given, body.continue_final_message
+            if goes_on and not (body.messages[-1].get("role") == "assistant" and body.messages[-1].get("content")):
+                raise InvalidRequest(
+                    "it wants a last message of the assistant's, with content", param="continue_final_message"
+                )
+            return [self.tokenizer.encode_chat(body.messages, given_tools, continue_final_message=goes_on)]
         given = body.prompt
         if isinstance(given, str):
             return [self._text(given)]

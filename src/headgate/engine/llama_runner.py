@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from headgate.engine.grammar import Grammars
 from headgate.engine.llama import Context, Model, library
-from headgate.engine.sampler import Logits, Sampler, logprobs
+from headgate.engine.sampler import Logits, Sampler, chance, logprobs
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.clock import Clock, monotonic
 from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
@@ -37,6 +37,7 @@ class LlamaRunner:
         threads: int,
         max_batch_tokens: int | None = None,
         loras: Sequence_[Path] = (),
+        chat_template: str | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self.slots = slots
@@ -48,7 +49,7 @@ class LlamaRunner:
         # llama.cpp rounds each slot up; asked for less, it would give every slot less.
         n_ctx = slots * (-(-slot_tokens // _SLOT_ROUNDING) * _SLOT_ROUNDING)
         self._check(model, n_ctx)
-        self.tokenizer = Tokenizer(model)
+        self.tokenizer = Tokenizer(model, template=chat_template)
         adapters = [model.adapter(path) for path in loras]
         self._context = Context(model, slots=slots, n_ctx=n_ctx, batch_tokens=self.max_batch_tokens, threads=threads)
         if adapters:
@@ -71,6 +72,9 @@ class LlamaRunner:
             eog=self.tokenizer.eog,
             constraint=None if grammar is None else self._grammars.compile(grammar),
         )
+
+    def attend(self, sequence_id: int) -> None:
+        self._samplers[sequence_id].attends = True
 
     def close(self, sequence_id: int) -> None:
         self._samplers.pop(sequence_id).close()
@@ -167,15 +171,18 @@ class LlamaRunner:
     def _verify(self, row: Row, sampler: Sampler, logits: Logits, best: list[int]) -> Sampled:
         """Draw at every position, as long as the draft guessed what was drawn at the one before."""
         tokens: list[int] = []
-        chances: list[TokenLogprob] = []
+        told: list[TokenLogprob] = []
+        chances: list[float] = []
         for index, guess in enumerate((*row.draft, None)):
             token = best[index] if best else sampler.draw(logits[index], row.start + row.count + index)
             tokens.append(token)
             if sampler.sampling.top_logprobs is not None:
-                chances.append(logprobs(logits[index], token, sampler.sampling.top_logprobs))
+                told.append(logprobs(logits[index], token, sampler.sampling.top_logprobs))
+            if sampler.attends:
+                chances.append(chance(logits[index], token))
             if token != guess or token in self.tokenizer.eog:
                 break
-        return Sampled(row.sequence.id, tuple(tokens), tuple(chances))
+        return Sampled(row.sequence.id, tuple(tokens), tuple(told), tuple(chances))
 
     def _check_ids(self, ids: Collection[int], param: str) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:

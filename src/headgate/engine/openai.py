@@ -1,12 +1,14 @@
 """OpenAI's request bodies in, its response bodies out."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from headgate.engine.engine import Said, Timings
 from headgate.model.errors import InvalidRequest
+from headgate.model.output_config import Runaway
 from headgate.model.sampling import Sampling, TokenLogprob
 
 MOST_CHOICES = 16
@@ -46,6 +48,10 @@ class Body(msgspec.Struct, kw_only=True):
     ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
     longest_neighbour: int | None = None
+    generation_limit_ms: float | None = None
+    runaway: Runaway = "off"
+    continued_text: str = ""
+    """What the prompt ends with was said already, by a replica that broke off: it counts as output."""
     truncate_prompt: bool | None = None
     return_token_ids: bool = False
     cache_salt: str | None = None
@@ -58,6 +64,9 @@ class ChatBody(Body, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool = False
+    """vLLM's name for it: the last message is the assistant's own and not at its end; the answer goes on from there."""
 
 
 class TextBody(Body, kw_only=True):
@@ -84,8 +93,6 @@ def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
             raise InvalidRequest("suffix is not supported by the embedded engine", param="suffix")
         if body.best_of is not None and body.best_of != body.n:
             raise InvalidRequest("best_of is not supported by the embedded engine; use n", param="best_of")
-    elif body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("the embedded engine can't force a tool call; use tool_choice auto", param="tool_choice")
 
 
 def sampling_of(body: ChatBody | TextBody, seed: int, grammar: str | None) -> Sampling:
@@ -101,6 +108,7 @@ def sampling_of(body: ChatBody | TextBody, seed: int, grammar: str | None) -> Sa
         logit_bias=_logit_bias(body.logit_bias or {}),
         top_logprobs=_top_logprobs(body),
         ignore_eos=body.ignore_eos,
+        confident_end=body.runaway != "off" and not body.ignore_eos,
         grammar=grammar,
     )
 
@@ -184,15 +192,28 @@ class Dialect:
         self._chunk_head = msgspec.json.encode({"object": chunk, **self._head})[:-1] + b',"choices":['
         self._started: set[int] = set()
 
-    def chunk(self, index: int, said: Said, finish: str | None, usage: Usage | None, extra: dict[str, Any]) -> bytes:
+    def chunk(
+        self,
+        index: int,
+        said: Said,
+        finish: str | None,
+        usage: Usage | None,
+        extra: dict[str, Any],
+        calls: Sequence[dict[str, Any]] = (),
+    ) -> bytes:
         """One streamed event. The role rides with the first text: a chunk of its own would fool clients that take
         the first chunk for the first token."""
         choice: dict[str, Any] = {"index": index, "finish_reason": finish}
+        if said.stop:
+            choice["headgate_stop"] = said.stop
         if self.chat:
             delta: dict[str, Any] = {"content": said.text}
             if index not in self._started:
                 self._started.add(index)
                 delta = {"role": "assistant", "content": said.text}
+            if calls:
+                delta["content"] = said.text or None
+                delta["tool_calls"] = calls
             choice["delta"] = delta
         else:
             choice["text"] = said.text
@@ -211,8 +232,13 @@ class Dialect:
         for index, choice in enumerate(choices):
             body: dict[str, Any] = {"index": index, "finish_reason": choice.finish}
             body["logprobs"] = self._logprobs(tuple(choice.logprobs)) if choice.logprobs else None
+            if choice.stop:
+                body["headgate_stop"] = choice.stop
             if self.chat:
-                body["message"] = {"role": "assistant", "content": "".join(choice.text)}
+                text = "".join(choice.text)
+                body["message"] = {"role": "assistant", "content": text}
+                if choice.calls:
+                    body["message"] |= {"content": text or None, "tool_calls": choice.calls}
             else:
                 body["text"] = "".join(choice.text)
             if self.token_ids:
@@ -251,4 +277,8 @@ class Choice:
     tokens: list[int]
     logprobs: list[TokenLogprob]
     finish: str | None = None
+    stop: str = ""
+    """Why it was ended early, if it was."""
     timings: Timings | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """As OpenAI writes them."""

@@ -24,6 +24,8 @@ _LIKELY = np.float32(1e-3)
 """Relative to the most likely token. Tokens above it are usually some dozens and carry nearly all mass."""
 _TINY = np.float32(1e-45)
 """The least a weight can be that is not 0."""
+_CONFIDENT = 0.9
+"""Of an end that is this likely, a draw that says otherwise is an accident: what follows is seldom worth reading."""
 
 
 class Constraint(Protocol):
@@ -61,6 +63,7 @@ class Sampler:
         self._banned = np.array(sorted(eog) if sampling.ignore_eos and constraint is None else (), np.int64)
         self._penalties = _Penalties(sampling, tokens, prompt_len) if _penalises(sampling) else None
         self.greedy = sampling.temperature < _COLD
+        self._ends = frozenset(eog) if sampling.confident_end and not self.greedy else frozenset()
         self.plain = (
             self.greedy
             and constraint is None
@@ -68,6 +71,8 @@ class Sampler:
             and not (self._banned.size or self._bias.size)
         )
         """Plain greedy: the drawn token is simply the row's argmax."""
+        self.attends = False
+        """Whether somebody wants to know how likely its tokens are."""
         if constraint is not None:
             for token in tokens[prompt_len:]:
                 constraint.accept(token)
@@ -112,6 +117,8 @@ class Sampler:
         if not math.isfinite(top):
             raise EngineFailed("the model gave no finite logits")
         if self.greedy:
+            return best
+        if best in self._ends and float(np.exp(scores - top).sum(dtype=np.float64)) <= 1 / _CONFIDENT:
             return best
         weights = scores - top
         weights *= np.float32(1 / self.sampling.temperature)
@@ -159,6 +166,12 @@ def _kept(weights: Logits, top_k: int, top_p: float) -> NDArray[np.int64]:
     ids = np.flatnonzero(weights >= lightest)
     surplus = ids.size - count
     return np.delete(ids, np.flatnonzero(weights[ids] == lightest)[-surplus:]) if surplus else ids
+
+
+def chance(logits: Logits, token: int) -> float:
+    """How likely the model itself thought this token."""
+    peak = logits.max()
+    return float(np.exp(logits[token] - peak)) / float(np.exp(logits - peak).sum(dtype=np.float64))
 
 
 def logprobs(logits: Logits, token: int, count: int) -> TokenLogprob:

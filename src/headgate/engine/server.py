@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from headgate.engine.answer import Answer, Wishes
+from headgate.engine.bound import Bounds
 from headgate.engine.engine import Ask, Engine, Said
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
@@ -39,6 +40,8 @@ LIMITS = Limits()
 class Prepared:
     sequences: list[Sequence]
     stops: tuple[str, ...]
+    calls: bool
+    """Whether calls of functions are looked for in what it says."""
     tokenize_ms: float
 
 
@@ -175,12 +178,13 @@ class EngineServer:
         began = self._clock()
         try:
             sequences, stops = intake.sequences(body, arrived)
+            tools = intake.tools(body)
         except ServeError as error:
             return error
         except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
             log.exception("a request could not be prepared")
             return EngineFailed("internal error")
-        return Prepared(sequences, stops, (self._clock() - began) * 1e3)
+        return Prepared(sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3)
 
     def _begin(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
         engine, intake = self._engine, self._intake
@@ -204,12 +208,15 @@ class EngineServer:
             usage=options.include_usage,
             usage_always=options.continuous_usage_stats,
             timings="x-headgate-timings" in exchange.headers,
+            calls=prepared.calls,
         )
         answer = Answer(exchange, dialect, prepared.sequences, wishes, prepared.tokenize_ms, self._abandon)
+        limit_s = None if body.generation_limit_ms is None else max(0.0, body.generation_limit_ms / 1e3)
+        bounds = Bounds(body.runaway, limit_s) if body.runaway != "off" or limit_s is not None else None
         for sequence in prepared.sequences:
             self._listeners[sequence.id] = answer.hear
             self._watched[sequence.id] = _Watched(sequence)
-            engine.submit(Ask(sequence, prepared.stops))
+            engine.submit(Ask(sequence, prepared.stops, bounds=bounds))
 
     def _dispatch(self, said: list[Said]) -> None:
         for one in said:

@@ -28,6 +28,8 @@ class Emulation:
     profile: str
     dilation: float = 1.0
     """Seconds that pass for one of the profile's."""
+    cold_start_s: float = 0.0
+    """What loading its weights would take, in seconds as they pass."""
 
     def __str__(self) -> str:
         stretched = f", time stretched {self.dilation:g} times" if self.dilation != 1.0 else ""

@@ -18,8 +18,8 @@ import msgspec
 from headgate.engine.engine import Engine
 from headgate.model.errors import StartupError
 from headgate.model.step import Step
-from headgate.policy.profile import Shape, is_decode, shape
 from headgate.policy.profile_fit import StepLine
+from headgate.policy.shape import Shape, is_decode, shape
 
 log = logging.getLogger(__name__)
 

@@ -37,7 +37,8 @@ CHATML = (
 class Tokenizer:
     """One model's vocabulary and chat template. Thread-safe; llama.cpp tokenizes outside the GIL."""
 
-    def __init__(self, model: Model, *, clock: Clock = wall) -> None:
+    def __init__(self, model: Model, *, template: str | None = None, clock: Clock = wall) -> None:
+        """`template`: instead of the model's own for chats."""
         self._model = model  # frees the vocabulary when it goes
         self._c, self._vocab = model.c, model.vocab
         self.n_vocab = model.n_vocab
@@ -48,7 +49,9 @@ class Tokenizer:
         """Begins every prompt, if the vocabulary asks for it."""
         self._names = {"bos_token": self._text(bos), "eos_token": self._text(eos)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        self._template = _compile(model.chat_template() or CHATML, clock)
+        self.template = template or model.chat_template() or CHATML
+        """How it writes a chat, as Jinja."""
+        self._template = _compile(self.template, clock)
 
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """`special`: text that spells a control token becomes it. `bos`: begin as the vocabulary asks."""
@@ -242,4 +245,4 @@ def _compile(source: str, clock: Clock) -> Template:
     try:
         return environment.from_string(source)
     except TemplateError as error:
-        raise StartupError(f"the GGUF's chat template is broken ({error}); fix tokenizer.chat_template") from error
+        raise StartupError(f"the chat template is broken ({error}); fix the GGUF's, or --chat-template") from error

@@ -11,13 +11,16 @@ from typing import Any, Final
 import msgspec
 
 from headgate.gateway.identity import Identities
+from headgate.gateway.models import Chosen, Models
 from headgate.gateway.shape import Shape
 from headgate.model.errors import InvalidRequest
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
+from headgate.model.output_config import OutputConfig
 from headgate.model.request import Request
 from headgate.policy.estimate import Ratio
 from headgate.policy.lanes import Classifier
+from headgate.policy.output import Allowance, Output, UnknownTask, apply
 from headgate.wire import json
 from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
@@ -37,7 +40,7 @@ class Accepted:
     """A request and what is needed to send it on."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = ("body", "encoded", "path", "prompt_bytes", "request", "tenant", "wants_usage")
+    __slots__ = ("allowance", "body", "chosen", "encoded", "path", "prompt_bytes", "request", "tenant", "wants_usage")
 
     def __init__(
         self,
@@ -48,6 +51,8 @@ class Accepted:
         tenant: Tenant,
         wants_usage: bool,
         prompt_bytes: int,
+        allowance: Allowance | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
         self.request = request
         self.body = body
@@ -58,6 +63,17 @@ class Accepted:
         self.wants_usage = wants_usage
         """Whether the client itself asked for a usage chunk."""
         self.prompt_bytes = prompt_bytes
+        self.allowance = allowance
+        """What its answer may say; None: it has none, as embeddings."""
+        self.chosen = chosen
+        """What its model's name came to; None: it stands for itself."""
+
+    def asking(self, body: dict[str, Any]) -> "Accepted":
+        """The same, asked in other words."""
+        return Accepted(
+            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.allowance,
+            self.chosen,
+        )  # fmt: skip
 
 
 class Acceptor:
@@ -67,15 +83,20 @@ class Acceptor:
         classifier: Classifier,
         identities: Identities,
         limits: Limits,
+        output: Output | None = None,
     ) -> None:
+        self._output = output or Output(OutputConfig())
         self._lanes = lanes
         self._classifier = classifier
         self._identities = identities
         self._limits = limits
+        self.models: Models | None = None
+        """What names stand for; None: for themselves."""
         self.tokens_per_byte = Ratio(0.25)
         self.tokens_per_answer = Ratio(128.0)
 
-    def reconfigure(self, classifier: Classifier, identities: Identities) -> None:
+    def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
+        self._output = output or self._output
         self._classifier = classifier
         self._identities = identities
 
@@ -93,30 +114,45 @@ class Acceptor:
         except msgspec.ValidationError:
             shape = json.convert(body, Shape)  # says what is wrong, and where
         assert isinstance(body, dict)
+        alias = self._output.alias(shape.model)
+        models = self.models
+        if alias is not None and alias.model is not None and (models is None or not models.knows(shape.model)):
+            shape.model = body["model"] = alias.model
+            same = False
         prefix, prompt_bytes = self._prompt(shape, exchange.path)
         prompt_tokens = max(1, int(prompt_bytes * self.tokens_per_byte.of(shape.model)))
         lane = self._lane(shape, headers, tenant, prompt_tokens)
-        stream = shape.stream and not exchange.path.endswith("/embeddings")
+        embeds = exchange.path.endswith("/embeddings")
+        stream = shape.stream and not embeds
+        allowance = None
+        if not embeds:
+            allowance = self._allow(shape, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
+            same = not apply(allowance, body) and same
+        session = headers.get("x-headgate-session") or shape.user
+        model, chosen = shape.model, None
+        if models is not None:
+            task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task) or ""
+            chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
+            if chosen is not None:
+                model = body["model"] = chosen.model
+                same = False
         request = Request(
             id=exchange.request_id,
             arrived=exchange.received_at,
-            model=shape.model,
+            model=model,
             lane=lane.name,
             priority=self._priority(shape, headers, tenant, lane),
             tenant=tenant.name,
             weight=tenant.weight,
             tier=tenant.tier,
             prompt_tokens=prompt_tokens,
-            max_output=self._max_output(shape, lane),
+            max_output=self._max_output(allowance, lane),
             wait_until=exchange.received_at + lane.wait_bound_s,
             first_token_by=exchange.received_at + lane.ttft_target_s,
             stream=stream,
             prefix=prefix,
-            session=headers.get("x-headgate-session") or shape.user,
+            session=session,
         )
-        if tenant.max_tokens is not None:
-            self._cap(body, tenant.max_tokens)
-            same = False
         if not tenant.trusted:
             for name in TRUSTED_ONLY:
                 if name in body:
@@ -130,12 +166,13 @@ class Acceptor:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
             same = False
         encoded = exchange.body if same else b""
-        return Accepted(request, body, encoded, exchange.path, tenant, wants_usage, prompt_bytes)
+        return Accepted(request, body, encoded, exchange.path, tenant, wants_usage, prompt_bytes, allowance, chosen)
 
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
         """Usage as the replica counted it."""
         if accepted.prompt_bytes:
-            self.tokens_per_byte.learn(accepted.request.model, prompt_tokens / accepted.prompt_bytes)
+            model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
+            self.tokens_per_byte.learn(model, prompt_tokens / accepted.prompt_bytes)
         self.tokens_per_answer.learn(accepted.request.lane, float(output_tokens))
 
     def _prompt(self, shape: Shape, path: str) -> tuple[tuple[bytes, ...], int]:
@@ -184,16 +221,22 @@ class Acceptor:
                 return max(-100, min(100, int(named)))
         return lane.priority
 
-    def _cap(self, body: dict[str, Any], most: int) -> None:
-        for name in ("max_tokens", "max_completion_tokens"):
-            if body.get(name) is not None:
-                body[name] = min(body[name], most)
-        if body.get("max_completion_tokens") is None:
-            body.setdefault("max_tokens", most)
-
-    def _max_output(self, shape: Shape, lane: Lane) -> int:
+    def _allow(
+        self, shape: Shape, headers: dict[str, str], tenant: Tenant, lane: Lane, prompt_tokens: int, alias: str | None
+    ) -> Allowance:
         asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
         if asked is not None and asked < 1:
             raise InvalidRequest(f"max_tokens must be at least 1, got {asked}", param="max_tokens")
+        named = headers.get("x-headgate-task") or alias
+        allowance = self._output.allow(
+            named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps
+        )
+        if isinstance(allowance, UnknownTask):
+            known = ", ".join(allowance.known)
+            raise InvalidRequest(f"no task {allowance.task[:64]!r}; there are {known}", param="x-headgate-task")
+        return allowance
+
+    def _max_output(self, allowance: Allowance | None, lane: Lane) -> int:
         usual = max(1, int(self.tokens_per_answer.of(lane.name)))
-        return usual if asked is None else min(asked, usual)
+        allowed = None if allowance is None else allowance.tokens
+        return usual if allowed is None else min(allowed, usual)

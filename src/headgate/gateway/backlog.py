@@ -87,6 +87,12 @@ class Backlog:
                 self._call.pause()
                 self._look_again_in(limits.grace_s)
 
+    def read_from(self, call: Call) -> None:
+        """Another replica goes on. One that comes while the client is behind is not read until it has caught up."""
+        self._call = call
+        if self.pausing:
+            call.pause()
+
     def close(self) -> None:
         if self.behind_since is not None:
             self.stalled_s += self._clock() - self.behind_since

@@ -7,7 +7,7 @@ answers with commands, a Relay joins the client's exchange to the replica's call
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final
@@ -16,17 +16,23 @@ import msgspec
 
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
+from headgate.gateway.bounded import bounded
+from headgate.gateway.continuation import can_go_on, text_said
+from headgate.gateway.output import bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, Relay, RelayLimits, Summary
+from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
-from headgate.model.lane import LANES
+from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, Gap, Record, Seen
 from headgate.model.replica import Replica, ReplicaId
+from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
-from headgate.replica.http import Pool, request_head
+from headgate.replica.dialects import Dialect, Shape, continued, dialect_of, session_line, shape_for
+from headgate.replica.http import Once, Pool, request_head
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
@@ -38,9 +44,26 @@ ASIDE_BYTES: Final = 64 * 1024
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
+CANCELLED: Final = Outcome.CANCELLED
+MOST_REPLICAS: Final = 4
+"""That one stream may be begun and gone on with by."""
 NO_TAGS: dict[str, str] = {}
 PASSED_ON: Final = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
+
+
+class Place:
+    """A replica that requests can be sent to, and how."""
+
+    __slots__ = ("dialect", "heads", "pool", "replica", "shape")
+
+    def __init__(self, replica: Replica, pool: Pool) -> None:
+        self.replica = replica
+        self.pool = pool
+        self.heads: dict[str, bytes] = {}
+        """By path."""
+        self.dialect: Dialect = dialect_of(replica)
+        self.shape: Shape | None = shape_for(replica)
 
 
 class Ticket:
@@ -97,6 +120,15 @@ class Ticket:
     def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
         self._gateway.attempt_failed(self, error, refused)
 
+    def may_go_on(self) -> bool:
+        return self._gateway.may_go_on(self)
+
+    def on_broken_off(self, error: ServeError) -> None:
+        self._gateway.broken_off(self, error)
+
+    def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
+        return closing(first, finish, stop, (self.accepted.request.prompt_tokens, events))
+
     def on_end(self, summary: Summary) -> None:
         self._gateway.ended(self, summary.outcome, summary)
 
@@ -129,7 +161,11 @@ class Gateway:
         """For whoever records every decision."""
         self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
         """For whoever records what was asked."""
-        self._pools: dict[ReplicaId, tuple[Replica, Pool, dict[str, bytes]]] = {}
+        self.hold: Callable[[Request], bool] | None = None
+        """Whether an arrival waits a moment for its tenant's allowance; None: no other gateway shares the limits."""
+        self._places: dict[ReplicaId, Place] = {}
+        self.shadows: Shadows | None = None
+        """Who makes copies, where names have versions."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
@@ -200,7 +236,17 @@ class Gateway:
         self.tickets[request.id] = ticket
         self.account.open()
         exchange.on_gone = ticket.gone
-        self.hear(Arrived(request), now)
+        if self.hold is None or not self.hold(request):
+            self.hear(Arrived(request), now)
+        chosen = accepted.chosen
+        if chosen is not None and chosen.shadow is not None and self.shadows is not None:
+            self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, accepted.prompt_bytes)
+
+    def let_in(self, request: Request) -> None:
+        """One that was held; its client may have left meanwhile."""
+        ticket = self.tickets.get(request.id)
+        if ticket is not None and ticket.accepted.request is request:
+            self.hear(Arrived(request))
 
     def _another_id(self, taken: str) -> str:
         """For a client that uses an id again while its first use goes on."""
@@ -227,10 +273,16 @@ class Gateway:
         ticket.ahead = command.ahead
         if isinstance(command, Dispatch):
             ticket.attempts, ticket.reason, ticket.seen = command.attempt, command.reason, command.seen
+            if ticket.relay is not None:
+                self._go_on(ticket, ticket.relay, command.replica_id)
+                return
             ticket.cold = command.cold
             ticket.queue_s += now - ticket.since
             ticket.since = now
             self._send(ticket, command.replica_id)
+            return
+        if ticket.relay is not None:
+            ticket.relay.fail(ReplicaFailed(command.message))  # nobody goes on with it
             return
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
@@ -250,31 +302,64 @@ class Gateway:
         return tuple(headers)
 
     def _send(self, ticket: Ticket, replica_id: ReplicaId) -> None:
-        replica, pool, heads = self._pools[replica_id]
-        ticket.replica = replica
-        accepted, exchange = ticket.accepted, ticket.exchange
-        request = accepted.request
+        place = self._places[replica_id]
+        ticket.replica = place.replica
+        accepted = ticket.accepted
+        request, allowance = accepted.request, accepted.allowance
         lane = self.dispatcher.lanes[request.lane]
+        own = place.replica.kind == "headgate"
+        ticket.relay = relay = Relay(
+            ticket.exchange,
+            ticket,
+            self._relay_limits,
+            lane.slow_client,
+            request.stream,
+            accepted.wants_usage,
+            self._clock,
+            generation_s(accepted, lane, own),
+            () if allowance is None or not allowance.why else (("x-headgate-max-tokens", allowance.why),),
+        )
+        if request.stream and can_go_on(accepted.path, accepted.body):
+            relay.said = bytearray()
+        head = self._head(ticket, place)
+        body = self._body(ticket, accepted, place, lane)
+        if allowance is not None and not own:
+            reader = bounded(accepted, allowance, lane, relay, self._clock)
+            if reader is not None:
+                reader.start(place.pool.send(head, _encode(reader.body(body)), reader))
+                return
+        encoded = accepted.encoded if body is accepted.body else b""
+        relay.start(place.pool.send(head, encoded or _encode(body), relay))
+
+    def _head(self, ticket: Ticket, place: Place) -> bytes:
+        accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
+        request = accepted.request
         # Made once per path; only the id, and what is passed on, differ from request to request.
-        head = heads.get(accepted.path)
+        head = place.heads.get(accepted.path)
         if head is None:
-            head = heads[accepted.path] = request_head(accepted.path, pool.host)
+            head = place.heads[accepted.path] = request_head(accepted.path, place.pool.host) + dialect.head
         head += b"x-request-id: %b\r\n" % request.id.encode()
         if ticket.hop is not None:
             head += ticket.hop.lines
         else:
             for name in PASSED_ON:
-                if name in exchange.headers:
-                    head += f"{name}: {exchange.headers[name]}\r\n".encode("latin-1", "replace")
-        ticket.relay = relay = Relay(
-            exchange, ticket, self._relay_limits, lane.slow_client, request.stream, accepted.wants_usage, self._clock
-        )
-        if replica.kind == "headgate":
-            encoded = _encode(for_headgate(accepted, self.dispatcher))
-            head += b"x-headgate-timings: 1\r\n"
-        else:
-            encoded = accepted.encoded or _encode(accepted.body)
-        relay.start(pool.send(head, encoded, relay))
+                if name in given:
+                    head += f"{name}: {given[name]}\r\n".encode("latin-1", "replace")
+        if request.session and dialect.session is not None:
+            head += session_line(dialect, request.session)
+        return head
+
+    def _body(self, ticket: Ticket, accepted: Accepted, place: Place, lane: Lane) -> dict[str, Any]:
+        """As this replica wants it; the very same where it wants nothing else."""
+        request, replica = accepted.request, place.replica
+        body = accepted.body
+        if place.shape is not None:
+            body = place.shape(accepted, lane, self.dispatcher.tiers[request.tier], _call(ticket))
+        if replica.served_as is not None and request.model == replica.model:
+            body = {**body, "model": replica.served_as}
+        if accepted.allowance is not None and replica.kind == "headgate":
+            body.update(bounds_told(accepted.allowance, lane))
+        return body
 
     def attempt_failed(self, ticket: Ticket, error: ServeError, refused: bool) -> None:
         """The relay is done with; the exchange is still open, and the dispatcher says what becomes of it."""
@@ -289,16 +374,51 @@ class Gateway:
         ticket.since = now
         self.hear(AttemptFailed(request.id, replica.id, error.outcome, refused, error.message), now)
 
+    def may_go_on(self, ticket: Ticket) -> bool:
+        return ticket.attempts < MOST_REPLICAS and can_go_on(ticket.accepted.path, ticket.accepted.body)
+
+    def broken_off(self, ticket: Ticket, error: ServeError) -> None:
+        """Its stream has begun, and its relay waits. The dispatcher finds another replica, or says there is none."""
+        replica, request, now = ticket.replica, ticket.accepted.request, self._clock()
+        assert replica is not None
+        at_s = ticket.since - request.arrived
+        ticket.failed += (Attempt(replica.id, at_s, now - ticket.since, error.outcome, False, error.message),)
+        self.hear(AttemptFailed(request.id, replica.id, error.outcome, False, error.message), now)
+
+    def _go_on(self, ticket: Ticket, relay: Relay, replica_id: ReplicaId) -> None:
+        """Ask for what is missing of a stream that broke off."""
+        place, accepted = self._places[replica_id], ticket.accepted
+        text = None if relay.said is None else text_said(relay.said)
+        kind, path = place.replica.kind, accepted.path
+        rest = None if text is None else continued(kind, path, accepted.body, text, relay.events)
+        if rest is None:
+            relay.fail(ReplicaFailed("the replica broke off, and no other can go on after what it had said"))
+            return
+        ticket.replica = place.replica
+        body = self._body(ticket, accepted.asking(rest), place, self.dispatcher.lanes[accepted.request.lane])
+        relay.go_on(place.pool.send(self._head(ticket, place), _encode(body), relay))
+
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
         if usage is not None and outcome is COMPLETED:
             self.acceptor.learn(ticket.accepted, usage[0], usage[1])
-        elif usage is None and summary is not None and summary.sent_at is not None:
+        elif usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)
         now = self._clock()
         self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
+        if summary is not None and (outcome is CANCELLED or summary.stop) and ticket.replica is not None:
+            self._abort(ticket, ticket.replica.id)
         self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
+
+    def _abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
+        """Its connection is closed; some engines want to be told as well. What they say to that is nobody's concern."""
+        place = self._places.get(replica_id)
+        if place is not None and place.dialect.abort is not None:
+            listener = Once(self._loop.create_future())
+            listener.answer.add_done_callback(lambda answer: answer.exception())
+            head = request_head(place.dialect.abort, place.pool.host)
+            place.pool.send(head, _encode({"rid": _call(ticket)}), listener)
 
     def _close(
         self,
@@ -332,6 +452,8 @@ class Gateway:
             if summary.gaps:
                 gaps = tuple([Gap(since - arrived, took_s) for took_s, since in summary.gaps])
         tags = NO_TAGS if replica is None else replica.tags
+        chosen = ticket.accepted.chosen
+        allowance = ticket.accepted.allowance
         self.account.close(
             Record(
                 id=request.id,
@@ -340,8 +462,10 @@ class Gateway:
                 lane=request.lane,
                 tenant=request.tenant,
                 tier=request.tier,
-                model=request.model,
-                version=tags.get("version", ""),
+                model=request.model if chosen is None else chosen.name,
+                version=tags.get("version", "") if chosen is None or not chosen.version else chosen.version,
+                drawn_from="" if chosen is None else chosen.drawn_from,
+                choice="" if chosen is None else chosen.reason,
                 replica=None if replica is None else replica.id,
                 quantization=tags.get("quantization", ""),
                 gpu_type=tags.get("gpu_type", ""),
@@ -350,6 +474,9 @@ class Gateway:
                 outcome=outcome,
                 status=STATUS[outcome] if summary is None else summary.status,
                 message="" if error is None else error.message,
+                task="" if allowance is None else allowance.task,
+                cap=(allowance.tokens or 0) if allowance is not None and allowance.why else 0,
+                stop="" if summary is None else summary.stop,
                 attempts=ticket.attempts,
                 failed=ticket.failed,
                 cold=ticket.cold,
@@ -392,8 +519,16 @@ class Gateway:
 
     # -- replicas ----------------------------------------------------------------------------------------
 
+    @property
+    def places(self) -> Mapping[ReplicaId, Place]:
+        return self._places
+
     def join(self, replica: Replica, pool: Pool) -> None:
-        self._pools[replica.id] = (replica, pool, {})
+        self._places[replica.id] = Place(replica, pool)
+
+    def leave(self, replica_id: ReplicaId) -> None:
+        """It is sent nothing more; what it has goes on."""
+        self._places.pop(replica_id, None)
 
     # -- time --------------------------------------------------------------------------------------------
 
@@ -412,16 +547,6 @@ class Gateway:
             self._set_timer(self._clock())
 
 
-def for_headgate(accepted: Accepted, dispatcher: Dispatcher) -> dict[str, Any]:
-    """Our own engine takes the lane's promises with the request."""
-    request = accepted.request
-    lane, tier = dispatcher.lanes[request.lane], dispatcher.tiers[request.tier]
-    extra: dict[str, Any] = {
-        "lane": request.lane if request.lane in LANES else "slow",
-        "priority": request.priority,
-        "ttft_target_ms": lane.ttft_target_s * 1e3,
-        "tpot_target_ms": lane.gap_target_s * 1e3,
-    }
-    if tier.longest_neighbour is not None:
-        extra["longest_neighbour"] = tier.longest_neighbour
-    return {**accepted.body, **extra}
+def _call(ticket: Ticket) -> str:
+    """What one attempt is called at its replica."""
+    return f"{ticket.accepted.request.id}.{ticket.attempts}"

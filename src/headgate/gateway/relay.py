@@ -6,12 +6,16 @@
                 └── the client leaves, or is itself at fault ───────────┘ gone, too slow
 
 Nothing goes to the client while waiting, so a failed attempt leaves the exchange as it was: its owner asks another
-replica, or answers. A relay is over exactly once.
+replica, or answers. A stream that breaks off after it has begun waits too, if its owner can have it gone on with
+elsewhere. A relay is over exactly once.
 """
 
+from math import inf
 from typing import Final, Literal, Protocol
 
 from headgate.gateway.backlog import Backlog, RelayLimits
+from headgate.gateway.continuation import Continuation
+from headgate.gateway.output import text_of
 from headgate.model.clock import Clock
 from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
 from headgate.model.outcome import Outcome
@@ -19,7 +23,7 @@ from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
 from headgate.replica.openai import error_body, read_error, read_usage
 from headgate.replica.shape import Usage
-from headgate.wire.errors import STATUS
+from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
 __all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
@@ -40,6 +44,9 @@ _CLIENT_FAULTS: dict[int, Outcome] = {
     501: Outcome.INVALID,
 }
 """What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
+MOST_KEPT: Final = 64 * 1024
+"""Bytes of a stream's text that are kept, should it have to be gone on with elsewhere. A longer one ends with an error
+if its replica does."""
 GAPS: Final = 3
 """Of a stream's gaps, those remembered."""
 _AFTER_DONE_S = 1.0
@@ -62,6 +69,7 @@ class Summary:
         "sent_at",
         "stalled_s",
         "status",
+        "stop",
         "timings",
         "usage",
     )
@@ -82,7 +90,10 @@ class Summary:
         last_at: float | None,
         gaps: tuple[tuple[float, float], ...],
         stalled_s: float,
+        stop: str = "",
     ) -> None:
+        self.stop: Final = stop
+        """Why the answer was ended early, with what there was; empty: it was not."""
         self.outcome: Final = outcome
         self.status: Final = status
         """What the client got; 499 if it left before it got any."""
@@ -116,6 +127,15 @@ class Owner(Protocol):
     def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
         """The exchange is as it was. `refused`: the replica said that it is busy, which is no fault."""
 
+    def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
+        """The events that end its stream in the replica's place. `first` is the stream's first event."""
+
+    def may_go_on(self) -> bool:
+        """Whether to ask elsewhere for the rest of a stream that broke off."""
+
+    def on_broken_off(self, error: ServeError) -> None:
+        """The stream has begun, and waits for `go_on` or `fail`."""
+
     def on_end(self, summary: Summary) -> None:
         """The exchange has been answered, or the client has left."""
 
@@ -128,9 +148,13 @@ class Relay:
         "_body",
         "_call",
         "_clock",
+        "_continuation",
         "_exchange",
+        "_first",
         "_gap_floor_s",
         "_gaps",
+        "_generation_s",
+        "_headers",
         "_heard_at",
         "_limits",
         "_owner",
@@ -138,12 +162,15 @@ class Relay:
         "_spool",
         "_status",
         "_stream",
+        "_unheard",
         "_usage",
         "_wants_usage",
         "events",
         "first_at",
         "last_at",
         "over",
+        "said",
+        "stop",
     )
 
     def __init__(
@@ -155,8 +182,11 @@ class Relay:
         stream: bool,
         wants_usage: bool,
         clock: Clock,
+        generation_s: float = inf,
+        headers: Headers = (),
     ) -> None:
-        """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage."""
+        """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage. `generation_s`:
+        how long a stream may go on after its first event. `headers`: more for the answer's head."""
         self._exchange = exchange
         self._owner = owner
         self._limits = limits
@@ -164,6 +194,18 @@ class Relay:
         self._stream = stream
         self._wants_usage = wants_usage
         self._clock = clock
+        self._generation_s = generation_s
+        self._headers = headers
+        self._first = b""
+        """The first event, for as long as this stream may have to be ended in the replica's place."""
+        self.stop = ""
+        """Why the answer was ended early, if it was."""
+        self.said: bytearray | None = None
+        """The text that was passed on, as JSON spells it; None: it is not kept, and nobody can go on after it."""
+        self._continuation: Continuation | None = None
+        """Set when what is heard now goes on with what another replica began."""
+        self._unheard = True
+        """Nothing has come from the replica that is asked now."""
         self._call: Call | None = None
         self._status = 0
         """Of the replica's answer, once its head has come."""
@@ -187,11 +229,29 @@ class Relay:
         self._exchange.on_gone = self._on_gone
         call.late_at = now + min(self._limits.first_token_s, self._limits.stall_s)
 
+    def go_on(self, call: Call) -> None:
+        """`call` asks for the rest of a stream that broke off."""
+        self._continuation = Continuation(self._first, self.events)
+        self._status = 0
+        self._body = b""
+        self._unheard = True
+        if self._backlog is not None:
+            self._backlog.read_from(call)
+        self.start(call)
+
     def fail(self, error: ServeError) -> None:
         """End it with this: a status while nothing is sent, an error event afterwards."""
         self._settle()
         self._exchange.fail(error)
         self._end(error.outcome, error)
+
+    def cut(self, stop: str, finish: str) -> None:
+        """End a stream that has begun, here, with what there is: to the client it is a regular end."""
+        self.stop = stop
+        self._continuation = None  # what comes now is no replica's
+        self.on_events(self._owner.closing(self._first, finish, stop, self.events))
+        if not self.over:
+            self.on_done()
 
     # -- told by the connection to the replica -----------------------------------------------------------
 
@@ -201,19 +261,23 @@ class Relay:
             return
         if is_stream != self._stream:
             self._break_off(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"))
-        elif is_stream:
-            self._exchange.stream()
+        elif is_stream and not self._exchange.started:
+            self._exchange.stream(self._headers)
 
     def on_events(self, events: list[bytes]) -> None:
         if self._said_done:
             return
         now = self._clock()
         exchange = self._exchange
-        first = not exchange.started
-        if not first and now - self._heard_at > self._gap_floor_s:
+        first = self._unheard
+        if self._continuation is not None:
+            events = [told for event in events if (told := self._continuation.told(event)) is not None]
+            first = first and bool(events)
+        if self.first_at is not None and now - self._heard_at > self._gap_floor_s:
             self._note_gap(self._silence_s(now), now)
         self._heard_at = self.last_at = now
         tokens: list[bytes] = []
+        call = self._call
         for data in events:
             # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond.
             if data.find(b'"usage"') < 0 and not data.startswith(_NOT_A_TOKEN):
@@ -223,12 +287,13 @@ class Relay:
             tokens.clear()
             if self._take(data):
                 tokens.append(data)
-            elif self.over or self._said_done:
+            elif self.over or self._said_done or self._call is not call:
                 break
         self._pass_on(tokens)
-        if self.over:
+        if self.over or self._call is not call:
             return
         if first and exchange.started:
+            self._unheard = False
             self._owner.on_first()
         if not self._said_done and (self._backlog is not None or exchange.unsent):
             self._judge_backlog(len(events), now)
@@ -245,7 +310,7 @@ class Relay:
             self._note_usage(self._body)
             self.first_at = self.last_at = self._clock()
             self._settle()
-            self._exchange.respond(200, self._body)
+            self._exchange.respond(200, self._body, headers=self._headers)
             self._end(COMPLETED)
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
@@ -258,19 +323,35 @@ class Relay:
         allowed_s = limits.stall_s if self._exchange.started else unheard_s
         now = self._clock()
         silent_s = self._silence_s(now)
+        left_s = inf if self.first_at is None else self.first_at + self._generation_s - now
         if self._said_done:
             self._end_stream(ReplicaStalled("the replica did not end its answer"))
+        elif left_s <= 0:
+            self.cut("time", "length")
         elif silent_s >= allowed_s:
             self._break_off(ReplicaStalled(f"the replica said nothing for {silent_s:.1f} s"))
         elif self._call is not None:
-            self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s)
+            self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s, left_s)
 
     def _pass_on(self, tokens: list[bytes]) -> None:
         if tokens:
             if self.first_at is None:
                 self.first_at = self._heard_at
+                self._first = tokens[0]
+                if self._call is not None:
+                    self._call.late_at = min(self._call.late_at, self._heard_at + self._generation_s)
             self._exchange.events(tokens)
             self.events += len(tokens)
+            if self.said is not None:
+                self._keep(tokens)
+
+    def _keep(self, tokens: list[bytes]) -> None:
+        said = self.said
+        assert said is not None
+        for data in tokens:
+            said += text_of(data)
+        if len(said) > MOST_KEPT:
+            self.said = None
 
     # -- what the replica said -----------------------------------------------------------------------------
 
@@ -319,7 +400,7 @@ class Relay:
         """Nothing has been sent to the client yet."""
         error = read_error(body)
         outcome = _CLIENT_FAULTS.get(status)
-        if outcome is None:
+        if outcome is None or self._exchange.started:
             failed = ReplicaFailed(f"the replica answered {status}: {error.message}")
             self._break_off(failed, refused=status in _REFUSALS)
         else:
@@ -336,11 +417,16 @@ class Relay:
             self._break_off(error)
 
     def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
-        if self._exchange.started:
-            self.fail(error)
-        else:
+        if not self._exchange.started:
             self._settle()
             self._owner.on_attempt_failed(error, refused)
+        elif self.said is not None and self._owner.may_go_on():
+            call, self._call = self._call, None
+            if call is not None:
+                call.cancel()
+            self._owner.on_broken_off(error)
+        else:
+            self.fail(error)
 
     # -- what the client does ----------------------------------------------------------------------------------
 
@@ -374,6 +460,9 @@ class Relay:
 
     def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
         usage, call, backlog = self._usage, self._call, self._backlog
+        stop = self.stop or (usage.timings.stop if usage is not None and usage.timings is not None else "")
+        if stop == "time" and outcome is COMPLETED:
+            outcome = Outcome.TIME_CAP
         self._call = self._backlog = None  # they refer to us
         self._owner.on_end(
             Summary(
@@ -390,5 +479,6 @@ class Relay:
                 last_at=self.last_at,
                 gaps=tuple(self._gaps),
                 stalled_s=0.0 if backlog is None else backlog.stalled_s,
+                stop=stop,
             )
         )

@@ -2,51 +2,100 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, Protocol
 
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
+from headgate.gateway.warmup import Warmup
 from headgate.gateway.watch import Watch
-from headgate.model.event import ReplicaJoined, ReplicaLeft
+from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.health import Standing
 from headgate.replica.http import Pool
+
+
+class FleetView(Protocol):
+    """What whoever starts and stops replicas says of them."""
+
+    def lifecycle(self, replica_id: ReplicaId) -> str | None:
+        """None: it is not one of its."""
+
+    def news(self) -> dict[str, Any]:
+        """How many are wanted and why, and what was decided of late."""
 
 
 class Roster:
     def __init__(
-        self, gateway: Gateway, new_pool: Callable[[Replica], Pool], probe_interval_s: float, deep_interval_s: float
+        self,
+        gateway: Gateway,
+        new_pool: Callable[[Replica], Pool],
+        probe_interval_s: float,
+        deep_interval_s: float,
+        warmup: Warmup,
+        say: Callable[[str], None],
     ) -> None:
         self.catalog = Catalog(gateway.hear)
         self.watches: dict[ReplicaId, Watch] = {}
         self.urls: dict[ReplicaId, str] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails if somebody who watches does: nobody would notice any more what becomes of that replica."""
+        self.fleet: FleetView | None = None
+        """None: nobody starts and stops replicas here."""
         self._gateway = gateway
         self._new_pool = new_pool
         self._intervals = (probe_interval_s, deep_interval_s)
+        self._warmup = warmup
+        self._say = say
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
 
-    def join(self, replica: Replica) -> Watch:
-        """It is used once it has answered."""
+    def join(self, replica: Replica, *, parked: bool = False) -> Watch:
+        """It is used once it has answered; parked: only once `route` says so."""
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
         pool = self._new_pool(replica)
         self._gateway.join(replica, pool)
         self.catalog.add(replica)
         self.urls[replica.id] = replica.url
-        watch = self.watches[replica.id] = Watch(replica, pool, self._gateway.hear, self.catalog.said, *self._intervals)
+        watch = Watch(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
+        self.watches[replica.id] = watch
+        if parked:
+            self._gateway.hear(ReplicaParked(replica.id, True))
         self._gateway.hear(ReplicaJoined(replica))
         task = self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
         task.add_done_callback(self._on_done)
         return watch
+
+    def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
+        """Whether it gets requests from now on. It stays known and watched, and what it is doing goes on."""
+        if replica_id in self.watches:
+            self._gateway.hear(ReplicaParked(replica_id, not on, ramp))
 
     def leave(self, replica_id: ReplicaId) -> None:
         """No more requests for it; those it has may finish."""
         watch = self.watches.pop(replica_id)
         self._tasks.pop(replica_id).cancel()
         self._gateway.hear(ReplicaLeft(replica_id))
+        self._gateway.leave(replica_id)
         self.catalog.remove(replica_id)
         del self.urls[replica_id]
         watch.pool.retire()
+
+    # -- what a Watch asks and tells ---------------------------------------------------------------------------
+
+    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        self.catalog.said(replica_id, models, adapters)
+
+    def found(self, replica: Replica) -> None:
+        """From now on it is spoken to as the engine that it is."""
+        self._gateway.join(replica, self.watches[replica.id].pool)
+        self.catalog.found(replica.id, replica.kind)
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        return self._gateway.dispatcher.health.standing(replica_id)
+
+    def sent(self, replica_id: ReplicaId) -> float | None:
+        seat = self._gateway.dispatcher.fleet.seats.get(replica_id)
+        return None if seat is None or seat.requests else seat.turn
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())

@@ -1,33 +1,64 @@
-"""Are the replicas well? Probes on a clock of their own, never on the request path."""
+"""Are the replicas well, and warm? Looked at on clocks of its own, never on the request path.
+
+    starting ─▶ answers ─▶ known: its models, its kind ─▶ warmed ─▶ in use
+                   ▲                                        │ failed: later again
+                   └────────────────────────────────────────┘
+
+One that was out and answers again may be another process by now: it is warmed again before the dispatcher hears that it
+is well, and what its warm-up can't do counts as a failed probe.
+"""
 
 import asyncio
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 import msgspec
 
+from headgate.gateway.warmup import Target, Warmed, Warmup
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
 from headgate.model.replica import Replica, ReplicaId
-from headgate.replica.gauges import GAUGES, read_gauges
+from headgate.policy.health import Standing, State
+from headgate.replica.detect import Card, Cards, detect
+from headgate.replica.dialects import PLAIN, Dialect, dialect_of
+from headgate.replica.gauges import read_gauges
 from headgate.replica.http import Pool
+
+log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
 PROBE_TIMEOUT_S = 2.0
+READY_TIMEOUT_S = 5.0
+"""For engines whose answer takes a generation."""
 DEEP_TIMEOUT_S = 20.0
 FIRST_PAUSE_S = 0.05
 """A replica that is just starting is asked often, so that nobody waits longer than it takes."""
-HEALTH_PATHS = {"headgate": "/health/ready"}
-"""Where a kind of replica says that it is well. What is not listed is asked for /health, then /v1/models."""
+LONGEST_PAUSE_S = 30.0
+"""Between two warm-ups of one that fails."""
+SCRAPE_EVERY_S = 1.0
+"""At most: scraping more often has stalled engines."""
+
+OUT = (State.EJECTED, State.PROBATION)
+Phase = Literal["starting", "warming", "failed", "ready"]
 
 
-class _Card(msgspec.Struct):
-    id: str
+class Owner(Protocol):
+    """Who keeps the replicas."""
 
+    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        """It has listed its models, and which are adapters: when it first answers, and with every deep check."""
 
-class _Models(msgspec.Struct):
-    data: list[_Card]
+    def found(self, replica: Replica) -> None:
+        """Its kind is known now."""
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        """What the dispatcher thinks of it."""
+
+    def sent(self, replica_id: ReplicaId) -> float | None:
+        """A number that changes with each request that it is sent; None: it has some right now."""
 
 
 @dataclass(slots=True)
@@ -37,38 +68,117 @@ class Watch:
     replica: Replica
     pool: Pool
     tell: Callable[[Event], None]
-    said: Callable[[ReplicaId, list[str]], None]
-    """Told what models it lists: when it first answers, and with every deep check."""
+    owner: Owner
+    warmup: Warmup
+    say: Callable[[str], None] = log.info
+    """For people."""
     interval_s: float = 1.0
     deep_s: float = 30.0
     """Between two checks that really generate a token."""
+    phase: Phase = "starting"
+    why: str = ""
+    """It failed, or what of its warm-up did."""
     models: list[str] = field(default_factory=list)
     """What it says it serves."""
     joined: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it has answered."""
+    """Set once it has been taken into use."""
     load: dict[str, float] = field(default_factory=dict)
-    """What it said last about its own load."""
+    """What it said last about its own load, and what its warm-up here took."""
+    dialect: Dialect = PLAIN
+    _own: dict[str, float] = field(default_factory=dict)
+    _context: int | None = None
     _path: str = ""
+    _warming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _warm: bool = False
+    """Since it was last put out of use."""
+    _outage: float = 0.0
+    """When that was."""
+    _failed: int = 0
+    """Warm-ups in a row, while it is out."""
+    _rest: int = 0
+    """Looks until the next."""
+    _given: bool = field(init=False)
+    """Its kind was configured."""
+
+    def __post_init__(self) -> None:
+        self._given = self.replica.kind is not None
+        self.dialect = dialect_of(self.replica)
 
     async def run(self) -> None:
-        """It is in use when it first answers; from then on the dispatcher judges what is seen of it."""
-        self._path = HEALTH_PATHS.get(self.replica.kind, "/health")
-        pause_s = FIRST_PAUSE_S
-        while not await self.look():
-            await asyncio.sleep(pause_s)
-            pause_s = min(self.interval_s, pause_s * 1.5)
-        await self._ask_models()
-        self.tell(Probed(self.replica.id, ok=True))
+        """It is in use when it has answered and is warm; from then on the dispatcher judges what is seen of it."""
+        pause_s, warm_pause_s = FIRST_PAUSE_S, self.interval_s
+        while True:
+            while not await self.look(ready=True):
+                await asyncio.sleep(pause_s)
+                pause_s = min(self.interval_s, pause_s * 1.5)
+            await self._meet()
+            if (await self.warm()).ok:
+                break
+            await asyncio.sleep(warm_pause_s)
+            warm_pause_s = min(LONGEST_PAUSE_S, 2 * warm_pause_s)
         self.joined.set()
         async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
             group.create_task(self._keep_looking())
             group.create_task(self._keep_looking_deep())
+            group.create_task(self._keep_asking_load())
+            group.create_task(self._keep_alive())
+
+    async def warm(self, *, asked: bool = False) -> Warmed:
+        """Now, and tell the dispatcher how it went. One at a time. `asked`: somebody wants it, needed or not."""
+        async with self._warming:
+            if not asked and not self.warmup.has_work(self.dialect):
+                self.phase = "ready"
+                self.tell(Probed(self.replica.id, ok=True))
+                return Warmed(True, "", 0.0)
+            if not self.joined.is_set():
+                self.phase = "warming"
+                self.say(f"warming {self.replica.url} ({self.dialect.name})")
+            target = Target(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+            warmed = await self.warmup.warm(target, all_of_it=asked)
+            if warmed.adapters:
+                await self._ask_models()
+            if warmed.why:
+                log.warning("replica %s: warm-up: %s", self.replica.id, warmed.why)
+            self.phase, self.why = "ready" if warmed.ok else "failed", warmed.why
+            self._own = {"warm": float(warmed.ok), "cold_start_gateway_warm_up_s": warmed.took_s}
+            self.load = self.load | self._own
+            self.tell(Probed(self.replica.id, warmed.ok, deep=True))
+            return warmed
+
+    # -- again and again -------------------------------------------------------------------------------------
 
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(self.interval_s)
-            self.tell(Probed(self.replica.id, await self.look()))
-            await self._ask_load()
+            out = self._is_out()
+            well = await self.look(ready=out)
+            if not well or not out:
+                self._warm, self._failed, self._rest = False, 0, 0  # it may be another process when it is back
+            elif not self._warm:
+                await self._warm_again()
+                continue
+            self.tell(Probed(self.replica.id, well))
+
+    def _is_out(self) -> bool:
+        standing = self.owner.standing(self.replica.id)
+        if standing is None or standing.state not in OUT:
+            return False
+        if standing.state is State.EJECTED and standing.since != self._outage:
+            self._outage, self._warm = standing.since, False
+        return True
+
+    async def _warm_again(self) -> None:
+        """It is out and answers. The dispatcher hears of it from the warm-up, and at once if that has to wait."""
+        if self._rest:
+            self._rest -= 1
+            self.tell(Probed(self.replica.id, ok=False))
+            return
+        await self._meet()
+        if (await self.warm()).ok:
+            self._warm, self._failed = True, 0
+        else:
+            self._failed += 1
+            self._rest = int(min(LONGEST_PAUSE_S, 2.0 ** min(self._failed, 10)))
 
     async def _keep_looking_deep(self) -> None:
         while True:
@@ -76,41 +186,94 @@ class Watch:
             self.tell(Probed(self.replica.id, await self.look_deep(), deep=True))
             await self._ask_models()
 
+    async def _keep_asking_load(self) -> None:
+        while True:
+            await self._ask_load()
+            await asyncio.sleep(max(SCRAPE_EVERY_S, self.interval_s))
+
+    async def _keep_alive(self) -> None:
+        every_s = self.warmup.config.keep_alive_s
+        sent = self.owner.sent(self.replica.id)
+        while every_s > 0:
+            await asyncio.sleep(every_s)
+            before, sent = sent, self.owner.sent(self.replica.id)
+            if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
+                target = Target(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+                self.tell(Probed(self.replica.id, await self.warmup.keep_alive(target), deep=True))
+
+    # -- what is asked -----------------------------------------------------------------------------------------
+
     async def look_deep(self) -> bool:
         """One real token. A replica that can only say it is well is not."""
-        model = self.replica.model or (self.models[0] if self.models else "")
-        body = _encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
         try:
+            if self.dialect.deep is not None:
+                status, _ = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
+                if status != 404:
+                    return status == 200
+            model = self.replica.served_as or self.replica.model or (self.models[0] if self.models else "")
+            body = _encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
             status, _ = await self.pool.ask("POST", "/v1/completions", body, DEEP_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return False
         return status < 500  # a 4xx is about our question: not every model takes this one
 
-    async def look(self) -> bool:
+    async def look(self, *, ready: bool = False) -> bool:
+        """Is it well? `ready`: could it be used as well, which some say only at a price."""
         try:
-            status, _ = await self.pool.get(self._path, PROBE_TIMEOUT_S)
-            if status == 404 and self._path != "/v1/models":
-                self._path = "/v1/models"  # no health check of its own: that it lists models must do
-                status, _ = await self.pool.get(self._path, PROBE_TIMEOUT_S)
+            if self.dialect.live is not None and not ready:
+                return (await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S))[0] == 200
+            if self._path:
+                status, _ = await self.pool.get(self._path, READY_TIMEOUT_S if self.dialect.live else PROBE_TIMEOUT_S)
+                if status != 404:
+                    return status == 200
+            return await self._look_for_path()
         except (ReplicaFailed, TimeoutError, OSError):
             return False
+
+    async def _look_for_path(self) -> bool:
+        """Where does it say so? That it lists models must do where there is no health check."""
+        status = 404
+        for path in self.dialect.health:
+            status, _ = await self.pool.get(path, PROBE_TIMEOUT_S)
+            if status != 404:
+                self._path = path
+                break
         return status == 200
 
+    async def _meet(self) -> None:
+        """What does it serve, and what is it? The kind only if nobody has said."""
+        cards = await self._cards()
+        if not self._given:
+            kind = await detect(cards, lambda path: self.pool.get(path, PROBE_TIMEOUT_S))
+            self.replica = replace(self.replica, kind=kind)
+            if dialect_of(self.replica) is not self.dialect:
+                self.dialect, self._path = dialect_of(self.replica), ""
+                self.owner.found(self.replica)
+        self._hear(cards)
+
     async def _ask_models(self) -> None:
+        self._hear(await self._cards())
+
+    def _hear(self, cards: list[Card]) -> None:
+        if cards:  # if not, what it said before still holds; whether it is well is asked elsewhere
+            self.models = [card.id for card in cards]
+            self._context = next((c.max_model_len for c in cards if isinstance(c.max_model_len, int)), None)
+            adapters = frozenset(card.id for card in cards if card.is_adapter)
+            self.owner.said(self.replica.id, self.models, adapters)
+
+    async def _cards(self) -> list[Card]:
         try:
             status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
-            if status == 200:
-                listed = msgspec.json.decode(body, type=_Models).data
-                self.models = [card.id for card in listed]
-                self.said(self.replica.id, self.models)
-        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError):
-            pass  # what it said before still holds; whether it is well is asked elsewhere
+            return msgspec.json.decode(body, type=Cards).data if status == 200 else []
+        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return []
 
     async def _ask_load(self) -> None:
-        if self.replica.kind not in GAUGES:
+        if self.dialect.metrics is None:
             return
         try:
-            status, body = await self.pool.get("/metrics", PROBE_TIMEOUT_S)
+            status, body = await self.pool.get(self.dialect.metrics, PROBE_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             status, body = 0, b""
-        self.load = read_gauges(self.replica.kind, body.decode("utf-8", "replace")) if status == 200 else {}
+        said = read_gauges(self.replica.kind, body.decode("utf-8", "replace")) if status == 200 else {}
+        self.load = said | self._own

@@ -59,6 +59,8 @@ class EngineConfig:
     truncate: bool = False
     """Cut an over-long prompt from the left instead of refusing it."""
     loras: tuple[Path, ...] = ()
+    chat_template: Path | None = None
+    """A Jinja file that is used instead of the model's own template, as for tools; None: the model's own."""
     system_prompts: tuple[str, ...] = ()
     """Prefilled and pinned in the prefix cache before the engine is ready."""
     warmup_limit_s: float = 3.0

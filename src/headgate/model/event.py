@@ -57,11 +57,53 @@ class ReplicaLeft(msgspec.Struct, frozen=True, gc=False):
     replica_id: ReplicaId
 
 
+class ReplicaParked(msgspec.Struct, frozen=True, gc=False):
+    """A parked replica is known and watched, and gets nothing; what it is doing goes on. `ramp`, with the end of it: it
+    has not served yet, and gets a few at first."""
+
+    replica_id: ReplicaId
+    parked: bool
+    ramp: bool = False
+
+
+class Leased(msgspec.Struct, frozen=True, gc=False):
+    """Taken from a tenant's shared bucket, in seconds of its limits; below zero: given back. And how long the bucket
+    takes from now until it is full."""
+
+    tenant: str
+    requests_s: float
+    tokens_s: float
+    requests_full_s: float
+    tokens_full_s: float
+
+
+class Shared(msgspec.Struct, frozen=True, gc=False):
+    """So many gateways share tenants' limits and replicas; from `low` to `high`, of 0 to 1, is this one's part of each
+    replica's room. Not `connected`: what they share can't be reached, and each keeps to its part."""
+
+    gateways: int
+    low: float
+    high: float
+    connected: bool
+
+
 class Tick(msgspec.Struct, frozen=True, gc=False):
     """`wake_at` has come."""
 
 
-Event = Arrived | FirstToken | Ended | AttemptFailed | Probed | ReplicaJoined | ReplicaLeft | Tick
+Event = (
+    Arrived
+    | FirstToken
+    | Ended
+    | AttemptFailed
+    | Probed
+    | ReplicaJoined
+    | ReplicaLeft
+    | ReplicaParked
+    | Leased
+    | Shared
+    | Tick
+)
 
 # -- commands ---------------------------------------------------------------------------------------------
 

@@ -12,10 +12,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from headgate.model.cluster_config import KubernetesConfig, RayConfig
 from headgate.model.config import EngineConfig
+from headgate.model.fleet_config import EmulateConfig, FleetConfig
+from headgate.model.fleet_config import contradictions as fleet_contradictions
 from headgate.model.lane import LANES, Lane
+from headgate.model.models_config import (
+    CanaryConfig,
+    ModelConfig,
+    RolloutConfig,
+    RuleConfig,
+    ShadowConfig,
+    VersionConfig,
+)
+from headgate.model.models_config import contradictions as model_contradictions
+from headgate.model.output_config import AliasConfig, OutputConfig, TaskConfig
 from headgate.model.replica import Replica, ReplicaId
+from headgate.model.scale_config import ScaleConfig
+from headgate.model.shared_config import SharedConfig
 from headgate.model.tier import TIERS, Tier
+from headgate.model.warm_config import AdapterConfig, WarmConfig
 
 # -- bounds -----------------------------------------------------------------------------------------------
 
@@ -68,6 +84,16 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
+def _is_redis_url(url: str) -> bool:
+    if not re.fullmatch(r"(redis|rediss)://[!-~]{1,1000}|unix:///[!-~]{1,1000}", url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "unix" or (bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        return False
+
+
 _HASH_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _GIGA = 1_000_000_000
 
@@ -82,10 +108,12 @@ PerMinute = Annotated[int, _between(1, 1000 * _GIGA)]
 Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", "of letters, digits, '_' and '-', at most 64")]
 Text = Annotated[str, _matching(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,256}", "of 1 to 256 characters")]
 Prompt = Annotated[str, _matching(r"[^\x00\ud800-\udfff]+", "that is not empty")]
+DnsName = Annotated[str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "of lowercase letters, digits and '-'")]
 Host = Annotated[str, _matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
 ReplicaName = Annotated[str, _matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
 ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
 HttpUrl = Annotated[str, Check("such as http://127.0.0.1:4318, without a user and password", _is_http_url)]
+RedisUrl = Annotated[str, Check("such as redis://host:6379/0, rediss://… or unix:///path", _is_redis_url, True)]
 KeyHash = Annotated[
     str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)
 ]
@@ -116,6 +144,8 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "concurrency": Count | None,
         "reserve": Share,
         "hold_above": ShareAboveZero,
+        "max_tokens": Count,
+        "generation_s": Seconds | None,
         "ttft_p50_s": Seconds | None,
         "ttft_p99_s": Seconds | None,
         "tpot_p50_s": Seconds | None,
@@ -126,13 +156,92 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "id": ReplicaName,
         "url": ReplicaUrl,
         "model": Text | None,
+        "served_as": Text | None,
         "models": frozenset[Text],
-        "kind": Kind,
+        "kind": Kind | None,
         "slots": Count | None,
         "token_limit": Count | None,
         "weight": Weight,
         "lanes": frozenset[Name],
         "tags": dict[Name, Text],
+    },
+    SharedConfig: {"redis": RedisUrl, "prefix": Name},
+    AdapterConfig: {"name": Text, "path": Text},
+    WarmConfig: {
+        "timeout_s": Seconds,
+        "limit_s": SecondsOrZero,
+        "longest_tokens": Annotated[int, _between(16, 131_072)],
+        "system_prompts": tuple[Prompt, ...],
+        "keep_alive_s": SecondsOrZero,
+    },
+    TaskConfig: {"max_tokens": Count, "stop": tuple[Prompt, ...]},
+    AliasConfig: {"name": Text, "task": Name, "model": Text | None},
+    OutputConfig: {"long_prompt_tokens": Count, "long_prompt_max_tokens": Count},
+    ScaleConfig: {
+        "min": Annotated[int, _between(0, 10_000)],
+        "max": Annotated[int, _between(1, 10_000)],
+        "warm": Annotated[int, _between(0, 10_000)],
+        "utilisation_target": ShareAboveZero,
+        "queue_per_replica": Weight,
+        "tokens_per_replica": Count | None,
+        "tokens_per_s": Weight | None,
+        "up_cooldown_s": SecondsOrZero,
+        "down_cooldown_s": SecondsOrZero,
+        "down_share": ShareAboveZero,
+        "forecast_quantile": ShareAboveZero,
+        "ahead_s": SecondsOrZero,
+        "idle_s": Seconds,
+    },
+    FleetConfig: {
+        "drain_s": SecondsOrZero,
+        "start_s": Seconds,
+        "start_limit_s": Seconds,
+    },
+    KubernetesConfig: {
+        "name": DnsName,
+        "namespace": DnsName | None,
+        "selector": Text | None,
+        "port": Annotated[int, _between(1, 65_535)],
+        "place_s": Seconds,
+        "api": HttpUrl | None,
+    },
+    RayConfig: {
+        "address": Text,
+        "namespace": Text,
+        "cpus": Annotated[float, _between(0, 10_000)],
+        "gpus": Annotated[float, _between(0, 10_000)],
+        "resources": dict[Text, Weight],
+        "place_s": Seconds,
+    },
+    EmulateConfig: {
+        "profile": Text,
+        "dilate": Annotated[float, _above_zero(10_000)],
+        "cold_start_s": SecondsOrZero,
+        "slots": Annotated[int, _between(1, 1024)] | None,
+        "context": Annotated[int, _between(16, _GIGA)] | None,
+    },
+    ModelConfig: {"name": Text, "use": Text | None, "when_full": Text | None, "full_above": ShareAboveZero},
+    VersionConfig: {"name": Name, "model": Text, "weight": Annotated[float, _between(0, 1_000_000)]},
+    CanaryConfig: {
+        "steps": tuple[ShareAboveZero, ...],
+        "step_requests": Count,
+        "min_samples": Count,
+        "limit_requests": Count,
+        "acceptable": Annotated[float, _between(1, 100)],
+        "unacceptable": Annotated[float, _between(1, 100)],
+        "longer": Annotated[float, _between(1.01, 100)],
+        "error_margin": ShareAboveZero,
+        "soak_s": Annotated[float, _between(0, 30 * 86_400)],
+    },
+    ShadowConfig: {"share": ShareAboveZero, "concurrency": Annotated[int, _between(1, 10_000)]},
+    RuleConfig: {
+        "name": Name,
+        "use": Text,
+        "when_full": Text | None,
+        "tasks": frozenset[Name],
+        "prompt_tokens_above": CountOrZero | None,
+        "prompt_tokens_below": Count | None,
+        "headers": dict[Name, Text],
     },
 }
 """Hints for nouns whose own have no bounds, because policies and simulator use them too."""
@@ -193,6 +302,10 @@ class Tenant:
     """Lanes it may use; empty: all."""
     max_tokens: Count | None = None
     """Most output tokens of one request, whatever it asks for; None: only the lane's own ceiling."""
+    task: Name | None = None
+    """What its requests are that name no task, such as chat or extract; None: other."""
+    caps: bool = True
+    """False: neither its tasks nor its lanes limit its output, only max_tokens."""
 
 
 ANONYMOUS = Tenant(name="anonymous")
@@ -229,6 +342,9 @@ class TimeoutsConfig:
     """From a request's first byte to the end of its headers; then 408."""
     body_s: Seconds = 60.0
     """From the end of the headers to the end of the body; then 408."""
+    idle_s: Seconds = 75.0
+    """A client's connection on which no request begins is closed after this. Longer than whatever is in front keeps it:
+    a request written to a connection that is just being closed is lost."""
     connect_s: Seconds = 2.0
     """For a connection to a replica; then another is tried."""
     first_token_s: Seconds = 120.0
@@ -299,6 +415,8 @@ class EmbeddedConfig:
     """Cut an over-long prompt from the left instead of refusing it."""
     loras: tuple[Path, ...] = ()
     """LoRA adapters (GGUF) to apply."""
+    chat_template: Path | None = None
+    """A Jinja file that is used instead of the model's own template; None: the model's own."""
     system_prompts: tuple[Prompt, ...] = ()
     """Prefilled and pinned in the prefix cache before the gateway is ready."""
 
@@ -362,7 +480,13 @@ class GatewayConfig:
     replicas: tuple[Replica, ...] = ()
     """Engines that are already running."""
     embedded: EmbeddedConfig | None = None
-    """The replica inside this process; None: there are others."""
+    """The engine that the gateway runs for itself, and what a fleet of processes runs; None: there are others."""
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    """Replicas that the gateway starts and stops by itself."""
+    models: tuple[ModelConfig, ...] = ()
+    """Names that clients ask for, and what they stand for; any other name stands for itself."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """How versions are changed while the gateway runs."""
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     """Which replica a request goes to."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -371,10 +495,16 @@ class GatewayConfig:
     """How long each step may take."""
     relay: RelayConfig = field(default_factory=RelayConfig)
     """What may wait for a client that reads slowly."""
+    output: OutputConfig = field(default_factory=OutputConfig)
+    """How much an answer may say."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """When a replica is out, and when it is back."""
+    warm: WarmConfig = field(default_factory=WarmConfig)
+    """What a replica has to do before it is used, and while it is idle."""
     retry: RetryConfig = field(default_factory=RetryConfig)
     """What happens when a replica fails before the first token."""
+    shared: SharedConfig | None = None
+    """Limits that hold for several gateways together; None: this is the only one."""
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     """What is measured, promised and told to others."""
     record: RecordConfig = field(default_factory=RecordConfig)
@@ -403,13 +533,16 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     """(path, what is wrong) for values that are fine alone."""
     yield from _lane_references(config)
     yield from _repeated_keys(config)
+    yield from _unknown_tasks(config)
     yield from _odd_tenants(config)
+    yield from model_contradictions(config.models, _served(config))
+    yield from fleet_contradictions(config.fleet)
     seen: dict[ReplicaId, int] = {}
     for index, replica in enumerate(config.replicas):
         first = seen.setdefault(replica.id, index)
         if first != index:
             yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
-    if config.replicas and config.embedded is not None:
+    if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
         yield "embedded", "expected nothing while replicas are given: they serve instead of it"
     reserved = sum(lane.reserve for lane in config.lanes)
     if reserved > 1 + 1e-9:
@@ -421,6 +554,13 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
     if config.relay.spool_bytes < config.relay.bytes:
         yield "relay.spool_bytes", "expected no less than relay.bytes"
+
+
+def _served(config: GatewayConfig) -> frozenset[str] | None:
+    """Models by name; None: somebody serves what nobody can tell before asking."""
+    if config.fleet.kind != "fixed" or not config.replicas or not all(replica.names for replica in config.replicas):
+        return None
+    return frozenset(name for replica in config.replicas for name in replica.names)
 
 
 def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
@@ -435,6 +575,15 @@ def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         for name in names:
             if name not in known:
                 yield path, f"no lane is called {name}; {did_you_mean(name, known)}"
+
+
+def _unknown_tasks(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    known = list(config.output.tasks)
+    named = [(f"{path}.task", tenant.task) for path, tenant in _with_paths(config) if tenant.task is not None]
+    named += [(f"output.aliases[{index}].task", alias.task) for index, alias in enumerate(config.output.aliases)]
+    for path, task in named:
+        if task not in known:
+            yield path, f"no task is called {task}; {did_you_mean(task, known)}"
 
 
 def _repeated_keys(config: GatewayConfig) -> Iterator[tuple[str, str]]:

@@ -33,6 +33,10 @@ class Lane:
     lanes are held back first, and none starves."""
     slow_client: Literal["cancel", "spool"] = "cancel"
     """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
+    max_tokens: int = 4096
+    """Most output tokens of one request, whatever it asks for."""
+    generation_s: float | None = 60.0
+    """Longest generation, from the first token on: then it is ended, and what there is is the answer. None: any."""
     ttft_p50_s: float | None = None
     """Further promises, watched but not steered by. None: not promised. First token, at the median."""
     ttft_p99_s: float | None = None

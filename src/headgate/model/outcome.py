@@ -6,6 +6,8 @@ from typing import Literal
 
 class Outcome(Enum):
     COMPLETED = "completed"
+    TIME_CAP = "time_cap"
+    """Ended when its generation had taken as long as its lane allows, with what there was."""
     CANCELLED = "cancelled"
     """The client left."""
     SLOW_CLIENT = "slow_client"
@@ -42,6 +44,7 @@ Kind = Literal["ok", "refused", "failed", "client"]
 """refused: too much at once, come back later. failed: our fault, and what the error budget is spent on."""
 KINDS: dict[Outcome, Kind] = {
     Outcome.COMPLETED: "ok",
+    Outcome.TIME_CAP: "ok",
     Outcome.CANCELLED: "client",
     Outcome.SLOW_CLIENT: "client",
     Outcome.INVALID: "client",

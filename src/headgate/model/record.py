@@ -64,6 +64,8 @@ class EngineTimings(msgspec.Struct, frozen=True, gc=False):
     detokenize_ms: float = 0.0
     prefill_chunks: int = 0
     preemptions: int = 0
+    stop: str = ""
+    """Why it ended the answer early, if it did."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -79,6 +81,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     model: str
     """As the client named it."""
     version: str = ""
+    drawn_from: str = ""
+    """The public name among whose versions its own was drawn; empty: it has none, or the client named it."""
+    choice: str = ""
+    """Why that model and version, where a name stands for others."""
     adapter: str = ""
     replica: str | None = None
     """The one that answered, or was asked last; None: it never got to one."""
@@ -93,6 +99,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """What the client got; 499 if it left before it got any."""
     message: str = ""
     """What went wrong, if anything did."""
+    cap: int = 0
+    """Most output tokens it was allowed, where that was not the client's own value; 0: it was."""
+    stop: str = ""
+    """Why its answer was ended early, `repetition` or `time`; empty: it was not."""
     attempts: int = 0
     failed: tuple[Attempt, ...] = ()
     cold: bool = False

@@ -14,9 +14,14 @@ class Replica:
     """http://host:port, https://…, or unix:/path/to.sock"""
     model: str | None = None
     """The model it serves; None: whatever it says it serves."""
+    served_as: str | None = None
+    """What its engine calls that model, where two replicas call different ones the same; None: just so."""
     models: frozenset[str] = frozenset()
-    """Names it was found to serve, where that matters; empty: any."""
-    kind: str = "openai"
+    """Names it was found to serve, where that matters; empty: any. Beside `model`: the adapters it has loaded."""
+    kind: str | None = None
+    """Which engine it is (replica/dialects.py); None: found out when it first answers."""
+    priority: bool = False
+    """It heeds a priority in the request. Others would refuse one."""
     slots: int | None = None
     """Requests it may have at once; None: found by watching its latency."""
     token_limit: int | None = None
@@ -30,7 +35,7 @@ class Replica:
     @property
     def names(self) -> frozenset[str]:
         """Models it is asked for; empty: any."""
-        return self.models if self.model is None else frozenset((self.model,))
+        return self.models if self.model is None else self.models | {self.model}
 
 
 @dataclass(slots=True, eq=False)

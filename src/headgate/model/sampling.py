@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -24,6 +22,8 @@ class Sampling:
     top_logprobs: int | None = None
     """None: no logprobs at all. 0: of the drawn token only. n: also of the n most likely."""
     ignore_eos: bool = False
+    confident_end: bool = False
+    """End where the model itself is nearly sure that this is the end, whatever is drawn."""
     grammar: str | None = None
     """What the output must follow, as a Lark grammar in llguidance's dialect (engine/grammar.py makes them)."""
 
@@ -36,10 +36,22 @@ class TokenLogprob:
     """The most likely tokens at this position with their logprobs, best first."""
 
 
-class Sampled(msgspec.Struct, frozen=True, gc=False):
-    """What a step gave one sequence: one token, or several when drafted tokens were accepted."""
+class Sampled:
+    """What a step gave one sequence: one token, or several when drafted tokens were accepted. Nobody changes it."""
 
-    sequence_id: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    """One for each token where the sequence asked for logprobs, else empty."""
+    # No dataclass, for the same reason as step.Row.
+    __slots__ = ("chances", "logprobs", "sequence_id", "tokens")
+
+    def __init__(
+        self,
+        sequence_id: int,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] = (),
+        chances: tuple[float, ...] = (),
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.tokens = tokens
+        self.logprobs = logprobs
+        """One for each token where the sequence asked for logprobs, else empty."""
+        self.chances = chances
+        """How likely each token was, while the engine wants to know, else empty."""

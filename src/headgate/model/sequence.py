@@ -31,6 +31,8 @@ class Sequence:
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: bytes = b""
     """Sequences share prefixes only with equal salts."""
+    continued: int = 0
+    """Of the prompt, the tokens at its end that are output of another replica, which broke off."""
     longest_neighbour: int | None = None
     """Longest sequence (in tokens) this one accepts in its batch; None: the engine's own cap."""
 

@@ -6,8 +6,6 @@ test, a step-time model in the simulator.
 
 from dataclasses import dataclass
 
-import msgspec
-
 from headgate.model.sequence import Sequence
 
 
@@ -56,34 +54,40 @@ class Drop:
 Move = Trim | Copy | Save | Load | Drop
 
 
-class Row(msgspec.Struct, frozen=True, gc=False, eq=False):
+class Row:
     """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guesses
-    at what comes next, to be verified in the same pass."""
+    at what comes next, to be verified in the same pass. Nobody changes it."""
 
-    # A Struct, not a dataclass: one is made for every sequence and step.
+    # No dataclass: one is made for every sequence and step, and where it is compiled its fields are read directly.
+    __slots__ = ("count", "draft", "samples", "sequence", "slot", "start")
 
-    sequence: Sequence
-    slot: int
-    start: int
-    count: int
-    samples: bool
-    """False for a prefill chunk that does not end the prompt: nothing is drawn."""
-    draft: tuple[int, ...] = ()
+    def __init__(
+        self, sequence: Sequence, slot: int, start: int, count: int, samples: bool, draft: tuple[int, ...] = ()
+    ) -> None:
+        self.sequence = sequence
+        self.slot = slot
+        self.start = start
+        self.count = count
+        self.samples = samples
+        """False for a prefill chunk that does not end the prompt: nothing is drawn."""
+        self.draft = draft
 
     @property
     def width(self) -> int:
         return self.count + len(self.draft)
 
 
-@dataclass(frozen=True, slots=True)
 class Step:
-    moves: tuple[Move, ...]
-    """To be carried out in this order before anything is computed."""
-    rows: tuple[Row, ...]
-    """In ascending slot order; each slot at most once. May be empty when there are only moves."""
-    repeat: int = 1
-    """This step and up to `repeat - 1` identical ones may follow with no decision in between, if nothing
-    arrives, is cancelled or stops early. A simulator runs them as one."""
+    __slots__ = ("moves", "repeat", "rows")
+
+    def __init__(self, moves: tuple[Move, ...], rows: tuple[Row, ...], repeat: int = 1) -> None:
+        self.moves = moves
+        """To be carried out in this order before anything is computed."""
+        self.rows = rows
+        """In ascending slot order; each slot at most once. May be empty when there are only moves."""
+        self.repeat = repeat
+        """This step and up to `repeat - 1` identical ones may follow with no decision in between, if nothing
+        arrives, is cancelled or stops early. A simulator runs them as one."""
 
     @property
     def tokens(self) -> int:

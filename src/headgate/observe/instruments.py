@@ -7,6 +7,7 @@ handed to everybody who wants them.
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.roster import Roster
@@ -29,6 +30,7 @@ from headgate.observe.page import Page
 from headgate.observe.pulse import Pulse
 from headgate.observe.snapshot import Sources
 from headgate.observe.traces import Traces
+from headgate.observe.usage import Usage
 from headgate.observe.webhook import Webhook
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
@@ -56,6 +58,8 @@ class Instruments:
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._turns = 0
+        self.rollouts: Callable[[], list[dict[str, Any]]] = list
+        """What there is to show of versions."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
         webhook = Webhook(observe.webhook, clock) if observe.webhook else None
@@ -70,10 +74,14 @@ class Instruments:
             pulse=self.pulse,
             observe=observe,
             watches=roster.watches,
+            fleet=lambda: roster.fleet,
+            rollouts=lambda: self.rollouts(),
             clock=clock,
             refresh=self.catch_up,
         )
         self.admin = Admin(sources, access)
+        self.usage = Usage(observe.labels, access, wall)
+        self._consumers.append(self.usage.take)
         self.live = Live(self.admin.snapshot, self.admin.history, clock)
         self._journal: Journal | None = None
         self._sender: OtlpSender | None = None
@@ -102,9 +110,14 @@ class Instruments:
         return {
             **Page().routes(),
             **self.admin.routes(),
+            **self.usage.routes(),
             ("GET", "/admin/live"): guard(self.live.watch),
             ("GET", "/metrics"): self._serve_metrics,
         }
+
+    def add(self, consumer: Consumer) -> None:
+        """One more who wants the records that have closed."""
+        self._consumers.append(consumer)
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -10,8 +10,13 @@ Each event is one JSON object with one key:
                          figures   ttft, tpot, e2e, queue: each p50, p90, p95, p99, p999 in seconds or null, over 60 s
                          promises  figure, percentile, within_s, state (ok | warning | critical)
                          little    l, lambda, w, residual
-              replicas   id, state (up | ramping | probation | ejected), usable (share of its room), requests, limit,
-                         tokens, kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why
+              replicas   id, kind or null, state (starting | warming | failed: its warm-up; then up | ramping |
+                         probation | ejected), usable (share of its room), requests, limit, tokens, kv_ratio or null,
+                         batch_size or null, version, model, gpu_type, since_s, why,
+                         lifecycle (see policy/lifecycle.py, in lower case) or null where nobody starts and stops them
+              fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
+                         reasons
+              rollouts   of each public name with versions: see gateway/rollouts.py, status
               alerts     name, lane, severity, message, since_s
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s

@@ -67,6 +67,7 @@ REPORTED: Final = {
     "batch_limit": Family("headgate_replica_batch_limit", "gauge", "Sequences its batch can have", "replica"),
     "kv_ratio": Family("headgate_replica_kv_ratio", "gauge", "Share of its KV memory in use", "replica"),
     "waiting": Family("headgate_replica_waiting", "gauge", "Requests in its own queue", "replica"),
+    "warm": Family("headgate_replica_warm", "gauge", "0: its warm-up failed, and it gets no requests", "replica"),
     "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),
     "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
 }

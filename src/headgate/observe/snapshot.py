@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from headgate import __version__
 from headgate.gateway.gateway import Gateway
+from headgate.gateway.roster import FleetView
 from headgate.gateway.watch import Watch
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.gateway_config import ObserveConfig
@@ -18,6 +19,7 @@ from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
 from headgate.policy.diagnose import Finding, View, findings
+from headgate.policy.health import Standing
 from headgate.policy.slo import promises
 
 WINDOW_S = 60
@@ -43,6 +45,10 @@ class Sources:
     observe: ObserveConfig
     watches: Mapping[ReplicaId, Watch] = field(default_factory=dict)
     """Who looks after each replica: what that says of itself."""
+    fleet: Callable[[], FleetView | None] = lambda: None
+    """Who starts and stops replicas, if anybody does."""
+    rollouts: Callable[[], list[dict[str, Any]]] = list
+    """Versions of models, and which of them is being tried out."""
     clock: Clock = monotonic
     wall: Clock = wall
     refresh: Callable[[], None] = lambda: None
@@ -58,13 +64,15 @@ class Snapshot:
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
         dispatcher = sources.gateway.dispatcher
-        state = sources.alarms.state()
+        state, fleet = sources.alarms.state(), sources.fleet()
         return {
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
             "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
             "replicas": [self._replica(load) for load in dispatcher.fleet.loads.values()],
+            "fleet": None if fleet is None else fleet.news(),
+            "rollouts": sources.rollouts(),
             "alerts": state["alerts"],
             "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
             "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
@@ -122,9 +130,13 @@ class Snapshot:
         replica, watch = load.replica, self._sources.watches.get(load.id)
         said = watch.load if watch is not None else {}
         standing = self._sources.gateway.dispatcher.health.standing(load.id)
+        fleet = self._sources.fleet()
+        lifecycle = None if fleet is None else fleet.lifecycle(load.id)
         return {
             "id": load.id,
-            "state": "ejected" if standing is None else standing.state.name.lower(),
+            "state": _state(standing, watch),
+            "kind": replica.kind if watch is None else watch.replica.kind,
+            "lifecycle": lifecycle,
             "usable": load.usable,
             "requests": load.requests,
             "limit": load.limit,
@@ -135,7 +147,7 @@ class Snapshot:
             "model": replica.model or ", ".join(sorted(replica.models)),
             "gpu_type": replica.tags.get("gpu_type", ""),
             "since_s": None if standing is None else self._sources.clock() - standing.since,
-            "why": "" if standing is None else standing.why,
+            "why": (watch.why if watch is not None else "") or ("" if standing is None else standing.why),
         }
 
     def _totals(self, now: float) -> dict[str, Any]:
@@ -152,6 +164,13 @@ class Snapshot:
             ),
             "refusals_per_s": rates.refused,
         }
+
+
+def _state(standing: Standing | None, watch: Watch | None) -> str:
+    """As the dispatcher sees it; before that, how far it has come with starting and warming up."""
+    if watch is not None and watch.phase != "ready":
+        return watch.phase
+    return "ejected" if standing is None else standing.state.name.lower()
 
 
 def _slow(told: Told, now: float) -> dict[str, Any]:

@@ -93,6 +93,10 @@ class Affinity:
         for link in self._seen.pop(replica_id, ()):
             self._drop(link, replica_id)
 
+    def links(self, replica_id: ReplicaId) -> int:
+        """How much of conversations would have to be computed again without it."""
+        return len(self._seen.get(replica_id, ()))
+
     def _joined(self, replica_id: ReplicaId) -> OrderedDict[bytes, None]:
         seen = self._seen[replica_id] = OrderedDict()
         for other_id, other in self._seen.items():  # everybody's share of the total has shrunk

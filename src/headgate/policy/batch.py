@@ -101,13 +101,20 @@ class Batcher:
         decodes: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running.values():
-            (decodes if sequence.decoding else prefilling).append(sequence)
-        rows = [self._decode_row(sequence, ()) for sequence in decodes]
+            if sequence.decoding:
+                decodes.append(sequence)
+            else:
+                prefilling.append(sequence)
         prefills = self._prefill_rows(decodes, prefilling, now) if prefilling else []
+        steady = not prefills and not admitted
         if decodes and not prefills and len(decodes) <= self.config.draft_batch:
             rows = self._drafted(decodes)
-        steady = not prefills and not admitted and not any(row.draft for row in rows)
-        moves, self._moves = tuple(self._moves), []
+            steady = steady and not any(row.draft for row in rows)
+        else:
+            rows = [self._decode_row(sequence, ()) for sequence in decodes]
+        moves = tuple(self._moves)
+        if moves:
+            self._moves = []
         rows += prefills
         if not rows and not moves:
             return None
@@ -119,10 +126,14 @@ class Batcher:
     ) -> list[Sequence]:
         """Book a step that took `took_s`. `stopped` names sequences that ended by what they said. A simulator that
         ran a repeated step reports all its tokens at once. Gives back the sequences that ended."""
-        drawn = {one.sequence_id: one.tokens for one in sampled}
+        drawn: dict[int, tuple[int, ...]] = {}
+        times = 1
+        for one in sampled:
+            drawn[one.sequence_id] = one.tokens
+            if len(one.tokens) > times:
+                times = len(one.tokens)
         if step.rows and not any(isinstance(move, Save | Load | Copy) for move in step.moves):
-            times = max((len(tokens) for tokens in drawn.values()), default=1) if step.repeat > 1 else 1
-            self.step_time.learn(shape_of(step), took_s / times)
+            self.step_time.learn(shape_of(step), took_s / times if step.repeat > 1 else took_s)
         self.counts.steps += 1
         booked: list[Sequence] = []
         size, generated = self.ledger.block_tokens, 0
@@ -130,18 +141,22 @@ class Batcher:
             sequence = row.sequence
             if sequence.finish is not None or sequence.slot != row.slot:
                 continue
-            tokens = drawn.get(sequence.id, ())
+            tokens = drawn.get(sequence.id)
             if tokens and row.count == 1 and not row.draft and sequence.first_token_at is not None:
                 # As nearly always: more of a running stream. Here and not in `_book`, because it is most of what a step
                 # costs.
-                sequence.computed = row.start + len(tokens)
-                sequence.tokens += tokens
+                count, said = len(tokens), sequence.tokens
+                sequence.computed = row.start + count
+                if count == 1:
+                    said.append(tokens[0])
+                else:
+                    said.extend(tokens)
                 sequence.last_token_at = now
-                generated += len(tokens)
-                if len(sequence.tokens) >= (len(sequence.chain) + 1) * size:
-                    extend_chain(sequence.chain, sequence.tokens, size, sequence.cache_salt)
+                generated += count
+                if len(said) >= (len(sequence.chain) + 1) * size:
+                    extend_chain(sequence.chain, said, size, sequence.cache_salt)
             else:
-                self._book(row, sequence, tokens, now)
+                self._book(row, sequence, tokens or (), now)
             booked.append(sequence)
         self.counts.generated += generated
         if step.repeat > 1:
@@ -319,15 +334,15 @@ class Batcher:
         """Nobody in a batch is longer than anyone else in it accepts. A sequence over the engine's own cap does not
         enjoy its protection, so long ones may share with each other."""
 
-        def accepts(one: Sequence, other: Sequence) -> bool:
-            cap = one.longest_neighbour
-            if cap is None:
-                cap = self.config.longest_shared
-                if cap is None or self._predicted_len(one) > cap:
-                    return True
-            return self._predicted_len(other) <= cap
+        return all(self._accepts(sequence, s) and self._accepts(s, sequence) for s in self.running.values())
 
-        return all(accepts(sequence, s) and accepts(s, sequence) for s in self.running.values())
+    def _accepts(self, one: Sequence, other: Sequence) -> bool:
+        cap = one.longest_neighbour
+        if cap is None:
+            cap = self.config.longest_shared
+            if cap is None or self._predicted_len(one) > cap:
+                return True
+        return self._predicted_len(other) <= cap
 
     def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
         """Somebody no less urgent is computing the very block this one needs next: wait and share it."""
@@ -335,11 +350,10 @@ class Batcher:
         if known >= len(sequence.chain):
             return False
         end = (known + 1) * self.ledger.block_tokens
-        mine = urgency(sequence, now, self.config)
         return any(
             other.computed < end <= other.prompt_len
             and other.chain[known] == sequence.chain[known]
-            and urgency(other, now, self.config) < mine
+            and urgency(other, now, self.config) < urgency(sequence, now, self.config)
             for other in self.running.values()
         )
 

@@ -14,11 +14,13 @@ reused in place, a busy one is copied, a blob is loaded. See docs/decisions/0002
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import heapify, heappop, heappush
 
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Load, Move, Save, Trim
+from headgate.policy.holders import Holders
 
 
 def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:
@@ -47,14 +49,23 @@ class Short:
     blocks: int
 
 
-@dataclass(slots=True)
 class _Place:
-    length: int = 0
-    blocks: int = 0
-    chain: list[bytes] = field(default_factory=list)
-    owner: int | None = None
-    pinned: bool = False
-    used_at: float = 0.0
+    __slots__ = ("blocks", "chain", "length", "owner", "pinned", "used_at")
+
+    def __init__(
+        self,
+        length: int = 0,
+        blocks: int = 0,
+        chain: list[bytes] | None = None,
+        owner: int | None = None,
+        used_at: float = 0.0,
+    ) -> None:
+        self.length = length
+        self.blocks = blocks
+        self.chain: list[bytes] = [] if chain is None else chain
+        self.owner = owner
+        self.pinned = False
+        self.used_at = used_at
 
 
 class Ledger:
@@ -76,7 +87,12 @@ class Ledger:
         self._slots = [_Place() for _ in range(slots)]
         self._blobs: dict[int, _Place] = {}
         self._next_blob = slots
-        self._index: dict[bytes, dict[int, None]] = {}
+        self._holders = Holders()
+        self._loose: list[tuple[float, int]] = []
+        """A heap: when each blob was used last that may be dropped for room. Whatever a blob does not say itself is out
+        of date."""
+        self._loose_blocks = 0
+        """Of those."""
 
     # -- questions ----------------------------------------------------------------------------------
 
@@ -90,14 +106,7 @@ class Ledger:
 
     def match(self, chain: list[bytes]) -> int:
         """How many leading blocks of `chain` are held somewhere?"""
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if chain[middle - 1] in self._index:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return self._holders.known(chain)
 
     # -- sequences come, grow and go ------------------------------------------------------------------
 
@@ -127,7 +136,7 @@ class Ledger:
         self.owned_blocks += place.blocks
         room = self._make_room(slot, tokens)
         assert not isinstance(room, Short)  # checked above
-        self._publish(slot, chain[:matched], length)
+        self._publish(slot, chain, length)
         return Placement(slot, length, (*moves, *room))
 
     def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
@@ -141,7 +150,7 @@ class Ledger:
 
     def commit(self, slot: int, length: int, chain: list[bytes]) -> None:
         """The slot now really holds `length` tokens, whose full blocks hash to `chain`."""
-        self._publish(slot, chain[: length // self.block_tokens], length)
+        self._publish(slot, chain, length)
 
     def commit_all(self, sequences: Iterable[Sequence]) -> None:
         """The same of all these, as far as they are computed."""
@@ -150,7 +159,7 @@ class Ledger:
             if sequence.slot is not None:
                 place, length = slots[sequence.slot], sequence.computed
                 if length < place.length or length // size > len(place.chain):
-                    self._publish(sequence.slot, sequence.chain[: length // size], length)
+                    self._publish(sequence.slot, sequence.chain, length)
                 else:  # within a block, as nearly always
                     place.length = length
 
@@ -193,8 +202,10 @@ class Ledger:
 
     def drop(self, blob: int) -> list[Move]:
         held = self._blobs.pop(blob)
-        self._unindex(blob, held.chain)
+        self._holders.remove(held.chain, 0, blob)
         self.host_used -= held.blocks
+        if held.owner is None and not held.pinned:
+            self._loose_blocks -= held.blocks
         return [Drop(blob)]
 
     def pin(self, slot: int, now: float) -> list[Move] | Short:
@@ -204,7 +215,9 @@ class Ledger:
         if isinstance(moves, Short):
             return moves
         blob = self._new_blob(place, owner=None, now=now)
-        self._blobs[blob].pinned = True
+        held = self._blobs[blob]
+        held.pinned = True
+        self._loose_blocks -= held.blocks
         return [*moves, Save(slot, blob, place.length)]
 
     def forget(self, slot: int) -> list[Move]:
@@ -215,7 +228,7 @@ class Ledger:
         else:
             self.owned_blocks -= place.blocks
             self.free_slots += 1
-        self._unindex(slot, place.chain)
+        self._holders.remove(place.chain, 0, slot)
         moves: list[Move] = [Trim(slot, 0)] if place.length else []
         self._slots[slot] = _Place()
         return moves
@@ -233,7 +246,8 @@ class Ledger:
             rank = 2 if held.owner is not None else 0 if self._worth_taking_over(place, length) else 1
             return (rank, held.length, place)
 
-        return min(self._index[deepest], key=cost)
+        places = self._holders.of(deepest)
+        return places[0] if len(places) == 1 else min(places, key=cost)
 
     def _worth_taking_over(self, slot: int, length: int) -> bool:
         """Taking a slot over trims what else it holds, so most of it should be what we came for."""
@@ -268,7 +282,7 @@ class Ledger:
     def _shorten(self, slot: int, length: int) -> None:
         place = self._slots[slot]
         kept = length // self.block_tokens
-        self._unindex(slot, place.chain[kept:])
+        self._holders.remove(place.chain, kept, slot)
         del place.chain[kept:]
         place.length = length
         blocks = self.blocks_for(length)
@@ -281,7 +295,7 @@ class Ledger:
         moves: list[Move] = []
         if place.length:
             self.evictions += 1
-        if place.length >= self.save_from and len(self._index[place.chain[-1]]) == 1:
+        if place.length >= self.save_from and self._holders.only_one(place.chain[-1]):
             room = self._host_room(self.blocks_for(place.length), spare)
             if not isinstance(room, Short):
                 moves = [
@@ -308,42 +322,62 @@ class Ledger:
 
     def _host_room(self, blocks: int, spare: int | None = None) -> list[Move] | Short:
         """Make room in host memory by dropping cached copies; never pinned ones or somebody's swapped KV."""
-        loose = [i for i, held in self._blobs.items() if held.owner is None and not held.pinned and i != spare]
-        most = self.host_blocks - self.host_used + sum(self._blobs[i].blocks for i in loose)
+        most = self.host_blocks - self.host_used + self._loose_blocks
+        spared = None if spare is None else self._blobs.get(spare)
+        if spared is not None and spared.owner is None and not spared.pinned:
+            most -= spared.blocks
         if blocks > most:
             return Short(blocks - most)
         moves: list[Move] = []
-        for blob in sorted(loose, key=lambda i: (self._blobs[i].used_at, i)):
-            if self.host_blocks - self.host_used >= blocks:
-                break
-            moves += self.drop(blob)
+        kept: tuple[float, int] | None = None
+        while self.host_blocks - self.host_used < blocks:
+            used_at, blob = entry = heappop(self._loose)
+            held = self._blobs.get(blob)
+            if held is None or held.pinned or held.used_at != used_at:
+                continue  # it was dropped, or used again
+            if blob == spare:
+                kept = entry
+            else:
+                moves += self.drop(blob)
+        if kept is not None:
+            heappush(self._loose, kept)
         return moves
 
     def _new_blob(self, place: _Place, owner: int | None, now: float) -> int:
         blob, self._next_blob = self._next_blob, self._next_blob + 1
         blocks = self.blocks_for(place.length)
-        self._blobs[blob] = _Place(place.length, blocks, list(place.chain), owner, False, now)
+        self._blobs[blob] = held = _Place(place.length, blocks, list(place.chain), owner, now)
         self.host_used += blocks
-        for digest in place.chain:
-            self._index.setdefault(digest, {})[blob] = None
+        if owner is None:
+            self._loose_blocks += blocks
+            self._loosen(blob, held)
+        self._holders.add(held.chain, 0, blob)
         return blob
 
+    def _loosen(self, blob: int, held: _Place) -> None:
+        """Say when it was used last."""
+        if len(self._loose) > 2 * len(self._blobs) + 64:
+            self._loose = [(one.used_at, name) for name, one in self._blobs.items() if one.owner is None]
+            heapify(self._loose)
+        heappush(self._loose, (held.used_at, blob))
+
     def _publish(self, slot: int, chain: list[bytes], length: int) -> None:
-        place = self._slots[slot]
-        if length < place.length:  # drafts that were refused, or a shorter prefix
-            self._unindex(slot, place.chain[len(chain) :])
-            del place.chain[len(chain) :]
-        for digest in chain[len(place.chain) :]:
-            self._index.setdefault(digest, {})[slot] = None
-            place.chain.append(digest)
+        """The slot holds so many tokens, whose full blocks are the first of `chain`."""
+        place, full = self._slots[slot], length // self.block_tokens
+        known = len(place.chain)
+        if length < place.length and full < known:  # drafts that were refused, or a shorter prefix
+            self._holders.remove(place.chain, full, slot)
+            del place.chain[full:]
+        elif full > known:
+            place.chain += chain[known:full]
+            self._holders.add(place.chain, known, slot)
         place.length = length
 
-    def _unindex(self, place: int, chain: list[bytes]) -> None:
-        for digest in chain:
-            holders = self._index[digest]
-            del holders[place]
-            if not holders:
-                del self._index[digest]
-
     def _touch(self, place: int, now: float) -> None:
-        (self._blobs[place] if place in self._blobs else self._slots[place]).used_at = now
+        held = self._blobs.get(place)
+        if held is None:
+            self._slots[place].used_at = now
+        else:
+            held.used_at = now
+            if held.owner is None and not held.pinned:
+                self._loosen(place, held)

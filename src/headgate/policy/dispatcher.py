@@ -9,7 +9,7 @@ ends in exactly one Refuse or is reported by exactly one Ended.
 """
 
 import random
-from math import inf
+from math import ceil, inf, sqrt
 from typing import Final
 
 from headgate.model.event import (
@@ -20,10 +20,13 @@ from headgate.model.event import (
     Ended,
     Event,
     FirstToken,
+    Leased,
     Probed,
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
+    ReplicaParked,
+    Shared,
 )
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
@@ -33,6 +36,7 @@ from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.admit import come_back_in
 from headgate.policy.affinity import Affinity
+from headgate.policy.allowance import room_of
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.gradient import GradientLimit
@@ -41,13 +45,18 @@ from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Tally
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
+from headgate.policy.shared_limits import SharedLimits
 
 UNKNOWN_SIZE: Final = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
 IMMATERIAL_S: Final = (0.05, 0.01)
 """Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
-LONG_SHARE: Final = 0.25
-"""Of a pool's room, what long prefills may have at once; at least one for each replica."""
+LONG_EACH: Final = 2
+"""Long prefills that a replica may have at once. More would end no sooner, and wait there with room that a short prompt
+could use; one would leave it without work until the next is sent."""
+HEADROOM: Final = 2.0
+"""Square roots of what a lane with a reserve has at work that lower lanes leave free for it, at most its reserve: by so
+much it may grow by chance before anybody's room comes back."""
 LOOK_AGAIN_S: Final = 0.1
 """When everybody who was asked is busy or failed: how soon to ask again."""
 
@@ -68,11 +77,14 @@ class Dispatcher:
         self.lanes = lanes
         self.tiers = tiers or TIERS
         self._reserved = any(tier.reserve > 0 for tier in self.tiers.values())
+        self._first = _first(lanes)
         self.tenants = tenants
         self.fleet = Fleet(ALGORITHMS[routing.algorithm].order)
         self.health = health
         self.affinity = Affinity()
-        self.limits = Limits()
+        self.limits: Limits = Limits()
+        self.part = (0.0, 1.0)
+        """From where to where each replica's room is ours; all of it, unless other gateways share it."""
         self.retries = retries or RetryBudget()
         self.passages: dict[str, Passage] = {}
         self.pools: dict[str | None, Pool] = {}
@@ -84,6 +96,10 @@ class Dispatcher:
         self._look_again_at = inf
         self._unseen: set[ReplicaId] = set()
         """Joined, and not heard of yet."""
+        self._parked: set[ReplicaId] = set()
+        """Known and watched, and given nothing."""
+        self.arrived_tokens = 0
+        """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
 
     def on(self, event: Event, now: float) -> list[Command]:
         # Not a match: where this is compiled, its patterns look every field up by name.
@@ -104,6 +120,14 @@ class Dispatcher:
             self._pump_all(now, commands)
         elif isinstance(event, ReplicaLeft):
             self._leave(event.replica_id)
+        elif isinstance(event, ReplicaParked):
+            self._park(event, now)
+            self._pump_all(now, commands)
+        elif isinstance(event, Leased):
+            self._lease(event, now)
+        elif isinstance(event, Shared):
+            self._share_with(event)
+            self._pump_all(now, commands)
         else:
             self._tick(now, commands)
         self._set_alarm()
@@ -125,6 +149,7 @@ class Dispatcher:
         self.lanes.update(lanes)
         self.tenants, self.tiers, self._routing = tenants, tiers, routing
         self._reserved = any(tier.reserve > 0 for tier in tiers.values())
+        self._first = _first(self.lanes)
         for pool in self.pools.values():
             for name, lane in self.lanes.items():
                 if (name, next(iter(tiers)), False) not in pool.lanes:
@@ -142,11 +167,12 @@ class Dispatcher:
             commands.append(Refuse(request.id, Outcome.OVER_LIMIT, message, granted.retry_after_s))
             return
         self.retries.earn(now)
+        self.arrived_tokens += request.tokens
         state = self._state(request)
         passage = self.passages[request.id] = Passage(request, granted, state)
         pool = state.pool
-        if not pool.waiting and not state.tally.running:
-            state.tally.served = max(state.tally.served, self._least_served(state))
+        if not len(state.queue):
+            state.tally.served = max(state.tally.served, pool.turn)  # what it has not used is not saved up
         if not pool.waiting and self._may_go(state, request) and self._place(passage, state, now, commands):
             return
         if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
@@ -362,12 +388,26 @@ class Dispatcher:
             return False
         if self._reserved and self._kept_for_others(state):
             return False
-        if lane.hold_above >= 1.0 and request.prompt_tokens <= LONG_PROMPT:
+        if lane.hold_above >= 1.0 and lane.priority <= self._first and request.prompt_tokens <= LONG_PROMPT:
             return True
         room, used = self.fleet.capacity(state.pool.model, lane.name)
-        if used >= lane.hold_above * room and state.running >= max(1, int(self._share(lane) * room)):
+        held = used >= lane.hold_above * room
+        if not held and lane.priority > self._first and 2 * used >= room:
+            held = room - used <= self._headroom(state, room)
+        if held and state.running >= max(1, int(self._share(lane) * room)):
             return False  # it has its share, and what is left is for others
-        return used == 0 or not self._too_long_for_now(state, request, room)
+        return used == 0 or not self._too_long_for_now(state, request)
+
+    def _headroom(self, state: LaneState, room: int) -> int:
+        """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""
+        most = 0
+        for lane in self.lanes.values():
+            if lane.reserve > 0 and lane.priority < state.lane.priority:
+                running = 0
+                for tier in self.tiers:
+                    running += state.pool.tallies[lane.name, tier].running
+                most = max(most, min(int(lane.reserve * room), ceil(HEADROOM * sqrt(running))))
+        return most
 
     def _kept_for_others(self, state: LaneState) -> bool:
         """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
@@ -383,12 +423,11 @@ class Dispatcher:
     def _share(self, lane: Lane) -> float:
         return lane.weight / sum(other.weight for other in self.lanes.values())
 
-    def _too_long_for_now(self, state: LaneState, request: Request, room: int) -> bool:
+    def _too_long_for_now(self, state: LaneState, request: Request) -> bool:
         """It has a long prompt, and enough of those are being prefilled already."""
         if request.prompt_tokens <= LONG_PROMPT:
             return False
-        most = max(self.fleet.usable(state.pool.model, state.lane.name), int(LONG_SHARE * room))
-        return state.pool.long_prefills >= most
+        return state.pool.long_prefills >= LONG_EACH * self.fleet.usable(state.pool.model, state.lane.name)
 
     def _place(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> bool:
         choice = route(passage.request, self.fleet, self.affinity, self._routing, now, self._rng, passage.tried)
@@ -406,6 +445,7 @@ class Dispatcher:
         if passage.long_prefill:
             state.pool.long_prefills += 1
         if passage.attempts == 1:
+            state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
         state.tally.running += 1
@@ -421,12 +461,6 @@ class Dispatcher:
             )
         )
         return True
-
-    def _least_served(self, state: LaneState) -> float:
-        """What the least served of the lanes at work has had: one that comes back from idling starts from there, and
-        can't spend what it saved."""
-        others = [tally.served for tally in state.pool.tallies.values() if tally is not state.tally and tally.running]
-        return min(others, default=0.0)
 
     def _state(self, request: Request) -> LaneState:
         """Requests for a model that some replica names wait for that model; all others for any replica."""
@@ -448,14 +482,29 @@ class Dispatcher:
     # -- replicas -----------------------------------------------------------------------------------------------
 
     def _join(self, replica: Replica, now: float) -> None:
+        known = self.fleet.get(replica.id)
+        if known is not None and known.replica.slots == replica.slots:
+            self._describe(known, replica, now)
+            return
         if replica.slots is not None:
-            limit = float(replica.slots)
+            limit = self._own_part(replica.slots)
         else:
             self._found[replica.id] = GradientLimit(*UNKNOWN_SIZE)
             limit = self._found[replica.id].limit
-        self.fleet.add(Load(replica, limit))
+        load = Load(replica, limit, usable=0.0 if replica.id in self._parked else 1.0)
+        self.fleet.add(load)
+        self._share_tokens(load)
         self._unseen.add(replica.id)
         self._apply(self.health.add(replica, now, State.PROBATION))
+
+    def _describe(self, load: Load, replica: Replica, now: float) -> None:
+        """It has other names now, or is known to be of some kind. What it is doing is still counted."""
+        standing = self.health.standing(replica.id)
+        in_use = standing is not None and standing.state in (State.UP, State.RAMPING)
+        load.replica = replica
+        self.fleet.add(load)
+        self._share_tokens(load)
+        self._apply(self.health.add(replica, now, standing.state if standing and in_use else State.PROBATION))
 
     def _probed(self, replica_id: ReplicaId, ok: bool, deep: bool, now: float) -> bool:
         """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
@@ -469,17 +518,33 @@ class Dispatcher:
         saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
         return self._apply(self.health.on(replica_id, saw, now))
 
+    def _park(self, event: ReplicaParked, now: float) -> None:
+        """What it holds is not forgotten: it is as warm when it comes back."""
+        load = self.fleet.get(event.replica_id)
+        if event.parked:
+            self._parked.add(event.replica_id)
+            share = 0.0
+        else:
+            self._parked.discard(event.replica_id)
+            if event.ramp and load is not None:
+                self.health.add(load.replica, now, State.RAMPING)
+            share = self.health.share(event.replica_id, now)
+        if load is not None and load.usable != share:
+            load.usable = share
+            self.fleet.changed(load)
+
     def _leave(self, replica_id: ReplicaId) -> None:
         self.fleet.remove(replica_id)
         self.affinity.forget(replica_id)
         self.health.remove(replica_id)
         self._unseen.discard(replica_id)
+        self._parked.discard(replica_id)
         self._found.pop(replica_id, None)
 
     def _apply(self, verdict: Verdict) -> bool:
         """Whether anything changed about how much of it may be used."""
         load = self.fleet.get(verdict.replica_id)
-        if load is None or verdict.usable == load.usable:
+        if load is None or verdict.usable == load.usable or verdict.replica_id in self._parked:
             return False
         if verdict.usable == 0.0:
             self.affinity.forget(verdict.replica_id)  # when it is back its cache is empty
@@ -487,6 +552,38 @@ class Dispatcher:
         load.usable = verdict.usable
         self.fleet.changed(load)
         return True
+
+    # -- other gateways -----------------------------------------------------------------------------------------
+
+    def _lease(self, event: Leased, now: float) -> None:
+        if isinstance(self.limits, SharedLimits):
+            self.limits.leased(
+                event.tenant, event.requests_s, event.tokens_s, event.requests_full_s, event.tokens_full_s, now
+            )
+
+    def _share_with(self, event: Shared) -> None:
+        """Replicas whose size is found by watching them are not divided: what others send there is part of what is
+        watched."""
+        if not isinstance(self.limits, SharedLimits):
+            self.limits = SharedLimits()
+        self.limits.share(event.gateways, event.connected)
+        if self.part == (event.low, event.high):
+            return
+        self.part = (event.low, event.high)
+        for load in self.fleet.loads.values():
+            if load.replica.slots is not None:
+                load.limit = self._own_part(load.replica.slots)
+            self._share_tokens(load)
+
+    def _own_part(self, limit: int) -> float:
+        low, high = self.part
+        return float(room_of(limit, low, high))
+
+    def _share_tokens(self, load: Load) -> None:
+        limit = load.replica.token_limit
+        if limit is not None:
+            self.fleet.seats[load.id].token_limit = int(self._own_part(limit))
+        self.fleet.changed(load)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -518,6 +615,11 @@ class Dispatcher:
             for state in pool.lanes.values() if pool.waiting else ():
                 wake_at = min(wake_at, state.queue.next_expiry)
         self.wake_at = wake_at
+
+
+def _first(lanes: dict[str, Lane]) -> float:
+    """The priority of the first lane with a reserve; inf: there is none."""
+    return min((float(lane.priority) for lane in lanes.values() if lane.reserve > 0), default=inf)
 
 
 def _ahead(queue: FairQueue) -> Ahead | None:

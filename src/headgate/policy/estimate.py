@@ -7,8 +7,6 @@ Coefficients are never negative, and fitted on relative error, so that a 10 ms d
 what is known about prefill, which is asked for at exactly the moment the hour ends.
 """
 
-from dataclasses import dataclass
-
 from headgate.model.step import Step
 
 MOST_NAMES = 256
@@ -18,14 +16,16 @@ MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
 
 
-@dataclass(frozen=True, slots=True)
 class StepShape:
-    """What the duration of a step depends on."""
+    """What the duration of a step depends on. Nobody changes it."""
 
-    prefill: int
-    decodes: int
-    context: int
-    """KV tokens that the step attends to, in thousands of token pairs: each row's width times its context."""
+    __slots__ = ("context", "decodes", "prefill")
+
+    def __init__(self, prefill: int, decodes: int, context: int) -> None:
+        self.prefill = prefill
+        self.decodes = decodes
+        self.context = context
+        """KV tokens that the step attends to, in thousands of token pairs: each row's width times its context."""
 
     @property
     def features(self) -> tuple[float, float, float, float]:

@@ -74,7 +74,8 @@ class Fleet:
 
     def add(self, load: Load) -> None:
         replica = load.replica
-        if replica.id in self.seats:
+        known = self.seats.get(replica.id)
+        if known is not None:
             self.remove(replica.id)
         names = replica.names
         pool = self._pools.get((names, replica.lanes))
@@ -83,9 +84,10 @@ class Fleet:
             self._look_again()
         pool.replicas += 1
         pool.ring.add(replica.id)
-        self._joined += 1
+        self._joined += known is None  # one that is only described anew keeps its place
+        number = self._joined if known is None else known.number
         self.loads[replica.id] = load
-        self.seats[replica.id] = Seat(replica.id, load, self._joined, pool, replica.token_limit, requests=load.requests)
+        self.seats[replica.id] = Seat(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
         self.changed(load)
 
     def remove(self, replica_id: ReplicaId) -> None:

@@ -5,8 +5,8 @@ state is the table `NEXT`, and nothing else changes a state.
 
 A replica that is out is judged by probes alone: whatever else comes in was sent before it went out, and a late success
 must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then grows from a tenth
-to the whole. The cooldown doubles with each relapse, but probes that see the replica down cut it short: they will see
-it come back too.
+to the whole; until then few requests are enough to judge it by. The cooldown doubles with each relapse, but probes that
+see the replica down cut it short: they will see it come back too.
 """
 
 from dataclasses import dataclass, field
@@ -204,6 +204,8 @@ class Health:
             return
         watch.record.took(ttft_s, prompt_tokens, tpot_s)
         watch.kin.look(now)
+        if watch.state is RAMPING:
+            watch.record.slow += watch.kin.is_slow(ttft_s, prompt_tokens)
 
     def success(
         self, replica_id: ReplicaId, ttft_s: float, prompt_tokens: int, tpot_s: float | None, now: float
@@ -256,7 +258,7 @@ class Health:
             return Sign.FAILURES, f"{saw.value}, the last of {self.config.failures}"
         # A probe tells nothing new about that: one that went well must not be what puts a replica out.
         ended = saw is Saw.SUCCESS or saw is Saw.FAILURE or saw is Saw.STALL
-        why = watch.kin.outlying(record) if ended else ""
+        why = watch.kin.outlying(record, ramping=watch.state is RAMPING) if ended else ""
         # Outliers may not take more than half: whoever is slow or fails now and then is better than nobody.
         if why and watch.group.out < watch.group.size // 2:
             return Sign.OUTLIER, why

@@ -29,6 +29,11 @@ class OutlierConfig:
     """This many times the median of its peers, to the first token or between tokens, makes it an outlier."""
     samples: int = 20
     """Requests before it is judged at all."""
+    ramp_samples: int = 5
+    """The same while its share still grows: it has little traffic then, and should do little harm."""
+    ramp_slow: float = 0.25
+    """Share of its requests that may be that much slower than its peers' while its share grows: its p95 is far off with
+    fewer, but of five requests one is chance."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,23 @@ class Mean:
         self.value += max(PACE, 1.0 / self.count) * (value - self.value)
 
 
+@dataclass(slots=True)
+class Typical:
+    """What most are like: each moves it by a tenth of itself at most, so that the few that are far off do not decide.
+    Some first tokens of a busy replica take a hundred times as long by chance: somebody's long prompt came before."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        if not self.value:
+            self.value = value
+            return
+        most = max(PACE, 1.0 / self.count) * self.value
+        self.value += max(-most, min(value - self.value, most))
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """What was seen of a replica in use. One that comes back starts with a clean record."""
@@ -54,17 +76,21 @@ class Record:
     recent: int = 0
     """The last requests as bits, 1: failed."""
     requests: int = 0
-    ttft_s: Mean = field(default_factory=Mean)
+    slow: int = 0
+    """Requests during its ramp whose first token was an outlier's."""
+    token_s: Typical = field(default_factory=Typical)
+    """Time to first token, for each token of the prompt."""
     tokens: Mean = field(default_factory=Mean)
-    tpot_s: Mean = field(default_factory=Mean)
+    tpot_s: Typical = field(default_factory=Typical)
 
     def ended(self, *, failed: bool) -> None:
         self.requests += 1
         self.recent = (self.recent << 1 | failed) & ((1 << RECENT) - 1)
 
     def took(self, ttft_s: float, prompt_tokens: int, tpot_s: float | None) -> None:
-        self.ttft_s.add(ttft_s)
-        self.tokens.add(prompt_tokens + OVERHEAD_TOKENS)
+        tokens = prompt_tokens + OVERHEAD_TOKENS
+        self.token_s.add(ttft_s / tokens)
+        self.tokens.add(tokens)
         if tpot_s is not None:
             self.tpot_s.add(tpot_s)
 
@@ -73,9 +99,9 @@ class Record:
         return self.recent.bit_count() / max(1, min(self.requests, RECENT))
 
     @property
-    def ttft_per_token_s(self) -> float:
-        """Of sums, not the mean of ratios, which the shortest prompts would decide."""
-        return self.ttft_s.value / max(1.0, self.tokens.value)
+    def ttft_s(self) -> float:
+        """Of a prompt of its usual length."""
+        return self.token_s.value * self.tokens.value
 
 
 @dataclass(slots=True, eq=False)
@@ -89,21 +115,32 @@ class Kin:
     ttft_per_token_s: float = inf
     tpot_s: float = inf
     """Medians; inf: too few to tell."""
+    known_ttft_per_token_s: float = inf
+    """The same where one is enough: for one that ramps up, the only other is its peer."""
 
     def look(self, now: float) -> None:
         if now - self.looked_at >= LOOK_S:
             self.looked_at = now
             enough, seen = self.config.samples, self.members.values()
-            self.ttft_per_token_s = _median([one.ttft_per_token_s for one in seen if one.ttft_s.count >= enough])
+            ttfts = [one.token_s.value for one in seen if one.token_s.count >= enough]
+            self.ttft_per_token_s = _median(ttfts)
+            self.known_ttft_per_token_s = _median(ttfts, least=1)
             self.tpot_s = _median([one.tpot_s.value for one in seen if one.tpot_s.count >= enough])
 
-    def outlying(self, record: Record) -> str:
+    def is_slow(self, ttft_s: float, prompt_tokens: int) -> bool:
+        """One request, against what its peers usually need for it."""
+        usual_s = self.known_ttft_per_token_s * (prompt_tokens + OVERHEAD_TOKENS)
+        return ttft_s > max(self.config.slower * usual_s, usual_s + TTFT_MARGIN_S)
+
+    def outlying(self, record: Record, *, ramping: bool = False) -> str:
         """Why it is an outlier; empty: it is not."""
-        enough, slower = self.config.samples, self.config.slower
+        enough, slower = self.config.ramp_samples if ramping else self.config.samples, self.config.slower
+        if ramping and record.requests >= enough and record.slow > self.config.ramp_slow * record.requests:
+            return "slow first tokens during its ramp"
         if record.requests >= enough and record.error_rate > self.config.error_rate:
             return "error rate"
         usual_s = self.ttft_per_token_s * record.tokens.value
-        if record.ttft_s.count >= enough and record.ttft_s.value > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
+        if record.token_s.count >= enough and record.ttft_s > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
             return "slow first tokens"
         if record.tpot_s.count >= enough and record.tpot_s.value > max(
             slower * self.tpot_s, self.tpot_s + TPOT_MARGIN_S
@@ -112,6 +149,6 @@ class Kin:
         return ""
 
 
-def _median(values: list[float]) -> float:
+def _median(values: list[float], least: int = 2) -> float:
     """The lower one of two, so that of two replicas the slow one stands out."""
-    return sorted(values)[(len(values) - 1) // 2] if len(values) >= 2 else inf
+    return sorted(values)[(len(values) - 1) // 2] if len(values) >= least else inf

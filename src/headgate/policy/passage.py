@@ -96,3 +96,5 @@ class Pool:
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
     long_prefills: int = 0
+    turn: float = 0.0
+    """What the lane that went last had been served before: whoever comes to an empty queue starts from there."""

@@ -11,70 +11,13 @@ The emulated engine waits as long as this says, the simulator jumps as far.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headgate.model.config import BatchConfig
-from headgate.model.step import Copy, Load, Row, Save, Step
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the duration of a step depends on."""
-
-    prefill: int = 0
-    """Prompt tokens, and drafted ones."""
-    decodes: int = 0
-    context: int = 0
-    """KV tokens that the decoding sequences read, together."""
-    pairs: int = 0
-    """Σ(2pc + c²): twice the token pairs that prefill attends to."""
-    saved: int = 0
-    """Tokens whose KV goes to host memory first."""
-    loaded: int = 0
-    copied: int = 0
-    """Within device memory."""
-
-    @property
-    def tokens(self) -> int:
-        return self.prefill + self.decodes
-
-    def later(self, steps: float) -> "Shape":
-        """The same sequences, that many decode steps on."""
-        return replace(self, context=round(self.context + steps * self.decodes))
-
-
-def is_decode(row: Row) -> bool:
-    """Otherwise it prefills. Made of what can't change any more, so it may be asked before a step or after it, unlike
-    `Sequence.decoding`."""
-    return row.samples and row.count == 1 and row.start >= row.sequence.prompt_len
-
-
-def shape(step: Step) -> Shape:
-    prefill = decodes = context = pairs = saved = loaded = copied = 0
-    for row in step.rows:
-        start, count = row.start, row.count
-        if is_decode(row):
-            drafted = len(row.draft)
-            decodes += 1
-            prefill += drafted
-            context += start + 1 + drafted
-        else:
-            prefill += count
-            pairs += count * (2 * start + count)
-    for move in step.moves:
-        match move:
-            case Save(length=length):
-                saved += length
-            case Load(length=length):
-                loaded += length
-            case Copy(length=length):
-                copied += length
-    return Shape(
-        prefill=prefill, decodes=decodes, context=context, pairs=pairs, saved=saved, loaded=loaded, copied=copied
-    )
+from headgate.policy.shape import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

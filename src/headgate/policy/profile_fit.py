@@ -12,7 +12,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from headgate.policy.profile import Profile, Residuals, Shape, StepCost
+from headgate.policy.profile import Profile, Residuals, StepCost
+from headgate.policy.shape import Shape
 
 FEWEST = 50
 """Steps below which a fit would be a guess."""

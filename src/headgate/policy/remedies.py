@@ -22,7 +22,10 @@ KV_HEADROOM = (
     "more KV memory or fewer sequences at once: replicas[].slots; our engine: --kv-tokens, --host-tokens, --slots; "
     "vLLM: --gpu-memory-utilization, --max-num-seqs"
 )
-WARM_UP = "warm replicas up before they join, and keep one warm; health.ramp_s sends them less at first"
+WARM_UP = (
+    "warm them up before they are used (warm.before_use, warm.system_prompts, warm.longest_tokens), and keep one warm; "
+    "health.ramp_s sends them less at first"
+)
 READERS = "look for a proxy that buffers; lanes.{lane}.slow_client and timeouts.slow_client_grace_s"
 CHUNKS = (
     "smaller prefill chunks (our engine: --step-limit-ms, --gap-target-ms; vLLM: --max-num-batched-tokens), or "

@@ -1,6 +1,8 @@
-"""What does an engine say about its own load? The few gauges of its /metrics that the gateway shows, by kind of engine.
+"""What does an engine say about its own load? The few gauges of its metrics that the gateway shows, by kind of engine.
 
-For people and figures, not for routing: a scrape lags behind a burst, so what a replica has to do is counted here.
+For people and figures, not for routing: a scrape lags behind a burst, so what a replica has to do is counted here. The
+names are looked for in the text one by one: a page of metrics can have thousands of lines, and streams must not wait
+until each has been parsed.
 """
 
 import re
@@ -8,9 +10,13 @@ from collections.abc import Iterator
 
 MOST_BYTES = 4 << 20
 """A longer text is not read to its end."""
+MOST_SAMPLES = 256
+"""Of one name."""
 
-# Of one kind: our name for it → the names it has had, the newest first. A label in braces has to match.
-GAUGES: dict[str, dict[str, tuple[str, ...]]] = {
+Names = dict[str, tuple[str, ...]]
+"""Our name for it → the names it has had, the newest first. A label in braces has to match."""
+
+GAUGES: dict[str, Names] = {
     "headgate": {
         "waiting": ("headgate_engine_sequences_waiting",),
         "batch_size": ("headgate_engine_sequences_running",),
@@ -33,6 +39,7 @@ GAUGES: dict[str, dict[str, tuple[str, ...]]] = {
         "waiting": ("sglang:num_queue_reqs",),
         "batch_size": ("sglang:num_running_reqs",),
         "kv_ratio": ("sglang:token_usage",),
+        "preemptions": ("sglang:num_retracted_requests_total",),
     },
     "tgi": {
         "waiting": ("tgi_queue_size",),
@@ -41,46 +48,69 @@ GAUGES: dict[str, dict[str, tuple[str, ...]]] = {
     "tensorrt_llm": {
         "waiting": ("trtllm_num_requests_waiting",),
         "batch_size": ("trtllm_num_requests_running",),
+        "batch_limit": ("trtllm_max_num_active_requests",),
         "kv_ratio": ("trtllm_kv_cache_utilization",),
     },
     "triton": {
         "waiting": ('nv_trt_llm_request_metrics{request_type="waiting"}',),
         "batch_size": ('nv_trt_llm_request_metrics{request_type="scheduled"}',),
+        "batch_limit": ('nv_trt_llm_request_metrics{request_type="max"}',),
         "kv_ratio": ('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',),
     },
     "llama_cpp": {
         "waiting": ("llamacpp:requests_deferred",),
         "batch_size": ("llamacpp:requests_processing",),
+        "kv_ratio": ("llamacpp:kv_cache_usage_ratio",),
     },
 }
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(\{[^}]*\})? +(\S+)", re.MULTILINE)
+SHARES = frozenset(("kv_ratio",))
+"""Of several samples the largest counts, not their sum: the engine whose memory is full is the one that will evict."""
+
+_RANK = re.compile(r'(?:^|,)(?:tp|pp|moe_ep)_rank="[^"]*"')
+"""Ranks that work on the same requests, and may each say so."""
+_PART = re.compile(r'(?:^|,)priority="[^"]')
+"""SGLang with priorities: the total has an empty one, and a part of it for each priority stands beside it."""
 
 
-def read_gauges(kind: str, text: str) -> dict[str, float]:
-    """What is there of the gauges of this kind; several samples of one (by model, by type) are added up."""
-    wanted = GAUGES.get(kind)
-    if not wanted:
-        return {}
-    samples: dict[str, list[tuple[str, float]]] = {}
-    for name, labels, value in _samples(text[:MOST_BYTES]):
-        samples.setdefault(name, []).append((labels, value))
+def read_gauges(kind: str | None, text: str) -> dict[str, float]:
+    """What is there of the gauges of this kind; several samples of one (by model, by engine) are added up."""
     found: dict[str, float] = {}
-    for ours, theirs in wanted.items():
+    text = text[:MOST_BYTES]
+    for ours, theirs in GAUGES.get(kind or "", {}).items():
         for name in theirs:
-            bare, _, label = name.rstrip("}").partition("{")
-            values = [value for labels, value in samples.get(bare, ()) if label in labels]
+            bare, _, wanted = name.rstrip("}").partition("{")
+            values: dict[str, float] = {}
+            for labels, value in _samples(text, bare):
+                if wanted in labels and not _PART.search(labels):
+                    who = _RANK.sub("", labels)
+                    values[who] = max(value, values.get(who, value))
             if values:
-                found[ours] = sum(values)
+                found[ours] = (max if ours in SHARES else sum)(values.values())
                 break
     return found
 
 
-def _samples(text: str) -> Iterator[tuple[str, str, float]]:
-    for match in _SAMPLE.finditer(text):
-        try:
-            value = float(match[3])
-        except ValueError:
-            continue
-        if value == value:  # not NaN: some say so before the first request
-            yield match[1], match[2] or "", value
+def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
+    """Labels and value of each line that is about this name and no longer one."""
+    at, seen = text.find(name), 0
+    while at >= 0 and seen < MOST_SAMPLES:
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        rest = text[at + len(name) : end]
+        if (at == 0 or text[at - 1] == "\n") and rest[:1] in ("{", " "):
+            labels, _, value = rest.partition(" # ")[0].rpartition("}")
+            number = _number(value.split())
+            if number is not None:
+                seen += 1
+                yield labels[1:], number
+        at = text.find(name, end)
+
+
+def _number(words: list[str]) -> float | None:
+    """None: it is none, or not yet: some say NaN before the first request."""
+    try:
+        value = float(words[0]) if words else float("nan")
+    except ValueError:
+        return None
+    return value if value == value else None

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 STOP_S = 12.0
 LONGEST_PAUSE_S = 5.0
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Callable[[], bool]) -> None:
@@ -35,27 +37,46 @@ async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Cal
         pause_s = min(LONGEST_PAUSE_S, 2.0 * pause_s)
 
 
-async def _run(flags: Sequence[str], socket: Path) -> int:
-    process = await asyncio.create_subprocess_exec(
+async def spawn(flags: Sequence[str], socket: Path) -> Process:
+    """A `headgate engine` that does not outlive this process, however that ends."""
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "headgate", "engine", "--uds", str(socket), "--no-banner", *flags,
-        preexec_fn=_die_with_parent,
+        preexec_fn=_dying_with(os.getpid()),
         start_new_session=True,  # Ctrl-C is for the gateway, which then stops it in order
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
+
+
+async def end(process: Process, grace_s: float = STOP_S) -> None:
+    """Ask it to stop; insist after `grace_s`. Returns once it has ended."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(grace_s):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _run(flags: Sequence[str], socket: Path) -> int:
+    process = await spawn(flags, socket)
     try:
         return await process.wait()
     finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        await end(process)
 
 
-def _die_with_parent() -> None:
-    """Between fork and exec: if the gateway is killed, so is its engine."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _dying_with(parent: int) -> Callable[[], None]:
+    """For between fork and exec: if the gateway is killed, so is its engine. Not just told to stop: whoever it worked
+    for is gone, and one that hangs would stay for good."""
+
+    def prepare() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it went before it could be told
+            os._exit(1)
+
+    return prepare

@@ -1,9 +1,7 @@
 """`headgate simulate`, `plan` and `replay`: from options to tables, files and an exit code."""
 
-import gc
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from headgate.garbage import rarely_collected
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
@@ -103,7 +102,7 @@ class PlanOptions:
 def run_simulate(options: SimulateOptions, out: Console | None = None, err: Console | None = None) -> int:
     """The exit code. Raises StartupError, one line, for what can't be begun."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
-    _check_folders(options.json, options.html, options.events)
+    check_folders(options.json, options.html, options.events)
     found = [_simulated(options, err)]
     if options.what_if is not None or options.what_if_profile is not None or options.what_if_replicas is not None:
         other = replace(
@@ -140,7 +139,7 @@ def _simulated(options: SimulateOptions, err: Console) -> Results:
     workload, seed = options.load.made(), options.load.seed
     log = None if options.events is None else EventLog(options.events, options.config, seed)
     title = options.title or "simulation"
-    with _quick(), err.status(title) as status:
+    with rarely_collected(), err.status(title) as status:
 
         def progress(number: int, at_s: float) -> None:
             status.update(f"{title}: {number} requests, {at_s:.0f} s")
@@ -199,11 +198,11 @@ def failure(text: str) -> Failure:
 def run_plan(options: PlanOptions, out: Console | None = None, err: Console | None = None) -> int:
     """0: there is a plan. 1: no number of replicas would do, and it says why."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
-    _check_folders(options.json, options.html)
+    check_folders(options.json, options.html)
     slos = parse(options.slos, options.config)
     workload, seed = options.load.made(), options.load.seed
     draws = [list(workload.arrivals(seed + number)) for number in range(max(1, options.draws))]
-    with _quick(), err.status("planning") as status:
+    with rarely_collected(), err.status("planning") as status:
         answer = plan(
             options.config,
             draws,
@@ -217,11 +216,11 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
     if isinstance(answer, Impossible):
         out.print(Text(str(answer), style="bold red"), soft_wrap=True)
         if options.json is not None:
-            _write_json(options.json, {"impossible": str(answer)}, err)
+            write_json(options.json, {"impossible": str(answer)}, err)
         return 1
     out.print(plan_report.render(answer))
     if options.json is not None:
-        _write_json(options.json, plan_report.as_dict(answer), err)
+        write_json(options.json, plan_report.as_dict(answer), err)
     if options.html is not None:
         results = replace(answer.case.simulated.results, title=f"{answer.replicas} × {answer.profile}")
         more = [("Plan", plan_report.section(answer)), ("Latency against load", plan_report.plot(answer.curve))]
@@ -241,7 +240,7 @@ def _saying(err: Console, update: Callable[[str], None]) -> Callable[[str], None
     return say
 
 
-def _write_json(path: Path, data: object, err: Console) -> None:
+def write_json(path: Path, data: object, err: Console) -> None:
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
     except OSError as error:
@@ -255,7 +254,7 @@ def _write_json(path: Path, data: object, err: Console) -> None:
 def run_replay(path: Path, out: Console | None = None) -> int:
     """0: every decision was the same. 1: it shows the first that was not."""
     out = out or Console(highlight=False)
-    with _quick():
+    with rarely_collected():
         found = replay(path)
     if isinstance(found, Difference):
         out.print(Text("not the same:", style="bold red"))
@@ -272,21 +271,7 @@ def run_replay(path: Path, out: Console | None = None) -> int:
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def _check_folders(*paths: Path | None) -> None:
+def check_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise StartupError(f"{path} can't be written: there is no folder {path.absolute().parent}")
-
-
-@contextmanager
-def _quick() -> Iterator[None]:
-    """Requests leave no cycles behind: looking for some all the time would take a tenth of a simulation."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -29,10 +29,13 @@ from headgate.model.event import (
     Ended,
     Event,
     FirstToken,
+    Leased,
     Probed,
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
+    ReplicaParked,
+    Shared,
     Tick,
 )
 from headgate.model.gateway_config import (
@@ -55,6 +58,9 @@ EVENTS: Final[dict[str, type]] = {
     "probed": Probed,
     "replica_joined": ReplicaJoined,
     "replica_left": ReplicaLeft,
+    "replica_parked": ReplicaParked,
+    "leased": Leased,
+    "shared": Shared,
     "tick": Tick,
 }
 COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse}

@@ -7,7 +7,8 @@ from math import ceil, isfinite
 import numpy as np
 from msgspec.structs import replace
 
-from headgate.policy.profile import Profile, Shape
+from headgate.policy.profile import Profile
+from headgate.policy.shape import Shape
 from headgate.report.results import Results, Target
 from headgate.report.words import count, ms, percent
 from headgate.sim.slo import Judged, name, worst

@@ -9,10 +9,11 @@ from math import sqrt
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
-from headgate.model.sampling import Sampled
+from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Step
-from headgate.policy.profile import Noise, Profile, Shape, shape
+from headgate.policy.profile import Noise, Profile
+from headgate.policy.shape import Shape, shape
 from headgate.sim.chains import chain_of
 from headgate.sim.fleet import Delays, Member
 from headgate.sim.gateway import Gateway, Ticket
@@ -21,6 +22,8 @@ from headgate.sim.world import World
 
 SPIN_S = 0.001
 """How soon an engine looks again that has somebody waiting and can do nothing."""
+_SAMPLING = Sampling()
+"""Of everybody: there is no text."""
 
 
 class Run:
@@ -124,6 +127,11 @@ class SteppedReplica:
         """The number of the event that ends the run; any other is out of date."""
         self._forget()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of prefixes that it knows."""
+        return self.batcher.ledger.cached_blocks * self.batcher.ledger.block_tokens
+
     def _forget(self) -> None:
         self.batcher = self._profile.batcher(self._config)
         self._inbox: list[Sequence] = []
@@ -197,6 +205,7 @@ class SteppedReplica:
             priority=request.priority,
             first_token_by=now + lane.ttft_target_s,
             gap_target_s=lane.gap_target_s,
+            sampling=_SAMPLING,
             chain=chain_of(arrival, ticket.number, self._profile.block_tokens, ticket.output),
             longest_neighbour=None if neighbour is None else max(neighbour, self.batcher.ledger.longest // 4),
         )

@@ -61,7 +61,7 @@ class Simulated:
         return self.busy_s / (self.replicas * self.span_s) if self.replicas and self.span_s else 0.0
 
 
-class _Books:
+class Books:
     """Closes passages into rows."""
 
     def __init__(self, by_stream: bool) -> None:
@@ -129,7 +129,7 @@ def run(
     """`by_stream`: rows are named as the workload names them, not by the lane they were given. `progress` is told how
     many have arrived and what time it is, every thousand."""
     world = World()
-    books = _Books(by_stream)
+    books = Books(by_stream)
     dispatcher = dispatcher_for(config, random.Random(seed))
     gateway = Gateway(world, dispatcher, Intake(config), fleet.delays, books.close, log)
     stand_ins = []

@@ -78,6 +78,11 @@ class ServiceReplica:
         """The number of the event that ends the run; any other is out of date."""
         self._forget()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of prompts that it knows the beginning of."""
+        return len(self._known) * BLOCK_TOKENS
+
     def _forget(self) -> None:
         self._open: dict[int, Ticket] = {}
         self._waiting: list[tuple[int, float, int, Ticket]] = []

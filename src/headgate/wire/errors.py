@@ -14,6 +14,7 @@ Headers = tuple[tuple[str, str], ...]
 
 STATUS: dict[Outcome, int] = {
     Outcome.COMPLETED: 200,
+    Outcome.TIME_CAP: 200,
     Outcome.CANCELLED: 499,  # nginx's word for a client that left; only logs see it
     Outcome.SLOW_CLIENT: 499,
     Outcome.INVALID: 400,

@@ -45,8 +45,9 @@ def run_emulated(
     listen: ListenConfig,
     progress: Progress,
     step_log: Path | None = None,
+    cold_start_s: float = 0.0,
 ) -> None:
-    """The same around a runner that computes nothing and takes a GPU's time."""
+    """The same around a runner that computes nothing and takes a GPU's time, and `cold_start_s` to load nothing."""
 
     def load(server: EngineServer) -> tuple[Engine, Intake]:
         with progress.phase("emulated", f"{profile.name}, {config.slots} slots × {config.context} tokens"):
@@ -55,7 +56,7 @@ def run_emulated(
                 profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=rng, dilation=dilation
             )
 
-    _run(load, config, listen, progress, step_log, Emulation(profile.name, dilation))
+    _run(load, config, listen, progress, step_log, Emulation(profile.name, dilation, cold_start_s))
 
 
 def _run(
@@ -121,6 +122,10 @@ async def _run_engine(
     progress: Progress,
 ) -> None:
     loop = asyncio.get_running_loop()
+    if server.emulation is not None and server.emulation.cold_start_s > 0:
+        with progress.phase("weights", "none: a modelled start"):
+            await asyncio.sleep(server.emulation.cold_start_s)
+        server.record_phase("weights", server.emulation.cold_start_s)
     engine, intake = await loop.run_in_executor(None, load, server)
     server.adopt(engine, intake)
     engine.start()
@@ -161,7 +166,12 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     loaded = clock()
     with progress.phase("KV cache", f"{config.slots} slots × {config.context} tokens"):
         runner = LlamaRunner(
-            model, slots=config.slots, slot_tokens=config.context, threads=config.threads, loras=config.loras
+            model,
+            slots=config.slots,
+            slot_tokens=config.context,
+            threads=config.threads,
+            loras=config.loras,
+            chat_template=_chat_template(config.chat_template),
         )
     server.record_phase("weights", loaded - began)
     server.record_phase("KV", clock() - loaded)
@@ -175,6 +185,13 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
     rng = random.Random(os.urandom(16))
     return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng)
+
+
+def _chat_template(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"--chat-template: can't read {path}; give a file with a Jinja template") from error
 
 
 async def _until(stop: asyncio.Event, engine: Engine) -> None:

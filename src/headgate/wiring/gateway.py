@@ -8,7 +8,6 @@ import resource
 import signal
 import ssl
 import tempfile
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,11 +17,10 @@ from headgate.config_file import is_loopback
 from headgate.gateway.accept import Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.identity import Identities
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
-from headgate.gateway.watch import Watch
+from headgate.gateway.warmup import Warmup
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.config import ListenConfig
 from headgate.model.errors import StartupError
@@ -30,18 +28,22 @@ from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
 from headgate.observe.access import Access
 from headgate.observe.instruments import Instruments
-from headgate.policy.compose import capped, classifier, dispatcher_for, reconfigure
+from headgate.policy.compose import classifier, dispatcher_for
+from headgate.policy.output import Output
 from headgate.progress import Progress
 from headgate.replica.http import Pool, PoolLimits
 from headgate.replica.local import keep_engine_running
 from headgate.sim.event_log import EventLog
 from headgate.wire.limits import Limits
 from headgate.wire.server import HttpServer
+from headgate.wiring.change import Change, Reload, identities
 from headgate.wiring.common import listen_on, process_age_s, wait
+from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
+from headgate.wiring.rollout import RolloutWiring
+from headgate.wiring.shared import share
 
 NOTICE_S = 0.5
 """Readiness drops, and whoever routes here has this long to notice before connections are refused."""
-Reload = Callable[[], GatewayConfig]
 
 
 def run_gateway(
@@ -50,13 +52,14 @@ def run_gateway(
     batching: list[str],
     reload: Reload | None = None,
     event_log: Path | None = None,
+    watched: Path | None = None,
 ) -> None:
-    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP it takes
-    what `reload` gives, as far as that is possible without a restart."""
+    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and when
+    the `watched` file changes, it takes what `reload` gives, as far as that is possible without a restart."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_serve_gateway(config, progress, batching, reload, event_log, monotonic))
+    uvloop.run(_serve_gateway(config, progress, batching, reload, event_log, watched, monotonic))
 
 
 async def _serve_gateway(
@@ -65,6 +68,7 @@ async def _serve_gateway(
     batching: list[str],
     reload: Reload | None,
     event_log: Path | None,
+    watched: Path | None,
     clock: Clock,
 ) -> None:
     stop = asyncio.Event()
@@ -85,28 +89,49 @@ async def _serve_gateway(
             lambda replica: Pool(replica.url, clock=clock, limits=limits),
             config.health.probe_interval_s,
             config.health.deep_interval_s,
+            Warmup(config.warm, config.classify, clock),
+            progress.say,
         )
         stack.push_async_callback(roster.close)
         access = Access(config.admin_keys, loopback_only=is_loopback(config.listen.host))
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
-        surface = Surface(gateway, roster.catalog, instruments.routes())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+        fleet = None
+        if config.fleet.kind != "fixed":
+            fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, batching, clock)
+            roster.fleet = fleet.controller
+        rescale = None if fleet is None else fleet.rescale
+        change = Change(
+            config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
+        )
+        admin = fleet_admin(access, change, roster, fleet)
+        versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
+        change.versions = versions.reconfigure
+        surface = Surface(gateway, roster.catalog, {**instruments.routes(), **admin.routes(), **versions.routes()})
         http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
         embedded = config.embedded or EmbeddedConfig()
-        socket_path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-"))) / "engine.sock"
+        socket_path = folder / "engine.sock"
         own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)
-        watches = [roster.join(replica) for replica in config.replicas or (own,)]
-        if not config.replicas:
-            flags, ready = [*engine_flags(embedded), *batching], watches[0].joined.is_set
-            background.append(loop.create_task(keep_engine_running(flags, socket_path, ready)))
+        alone = fleet is None and not config.replicas
+        ready = [roster.join(replica).joined for replica in ((own,) if alone else config.replicas)]
+        if alone:
+            flags = [*engine_flags(embedded), *batching]
+            background.append(loop.create_task(keep_engine_running(flags, socket_path, ready[0].is_set)))
+        if fleet is not None:
+            background += fleet.start(stack)
+            ready.append(fleet.controller.was_ready)
+        if config.shared is not None:
+            background.append(await share(config.shared, gateway, stack, clock))
         if reload is not None:
-            change = Change(config, gateway, roster, access, events, clock)
-            loop.add_signal_handler(signal.SIGHUP, change.take, reload, progress)
+            loop.add_signal_handler(signal.SIGHUP, change.on_signal)
+        if watched is not None:
+            background.append(loop.create_task(change.watch(watched)))
         instruments.start()
         stack.push_async_callback(instruments.close)
-        announcing = loop.create_task(_announce(watches, where, progress, clock))
+        announcing = loop.create_task(_announce(ready, roster, where, progress, clock))
         try:
             await _first_of(stop, background)
             progress.say("draining: running requests may finish")
@@ -122,55 +147,6 @@ async def _serve_gateway(
             await asyncio.gather(announcing, *background, return_exceptions=True)
 
 
-class Change:
-    """A new config for a gateway that runs. All of it is taken that can be; what needs a restart is named."""
-
-    def __init__(
-        self,
-        config: GatewayConfig,
-        gateway: Gateway,
-        roster: Roster,
-        access: Access,
-        events: EventLog | None,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._events = events
-        self._clock = clock
-        self._gateway = gateway
-        self._roster = roster
-        self._access = access
-
-    def take(self, reload: Reload, progress: Progress) -> None:
-        try:
-            new = reload()
-            self._apply(new)
-        except (StartupError, ValueError) as error:
-            progress.say(f"config not taken, the old one stays: {error}")
-            return
-        old, self._config = self._config, new
-        fixed = ("listen", "limits", "timeouts", "relay", "health", "retry", "embedded", "observe", "record")
-        kept = [name for name in fixed if getattr(old, name) != getattr(new, name)]
-        left = f"; {', '.join(kept)} only with a restart" if kept else ""
-        progress.say(f"config taken{left}")
-
-    def _apply(self, new: GatewayConfig) -> None:
-        if bool(new.replicas) != bool(self._config.replicas):
-            raise StartupError("replicas: from running engines to the embedded one, or back, needs a restart")
-        reconfigure(self._gateway.dispatcher, new)
-        self._gateway.acceptor.reconfigure(classifier(new), _identities(new))
-        if self._events is not None:
-            self._events.reconfigured(new, self._clock())
-        self._access.change(new.admin_keys)
-        before = {replica.id: replica for replica in self._config.replicas}
-        after = {replica.id: replica for replica in new.replicas}
-        for replica_id in [name for name in before if after.get(name) != before[name]]:
-            self._roster.leave(replica_id)
-        for replica in after.values():
-            if before.get(replica.id) != replica:
-                self._roster.join(replica)
-
-
 async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]]) -> None:
     """Until asked to stop, or until something in the background fails, which is then raised."""
     stopping = asyncio.get_running_loop().create_task(wait(stop))
@@ -181,12 +157,12 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
             await task
 
 
-async def _announce(watches: list[Watch], where: str, progress: Progress, clock: Clock) -> None:
+async def _announce(ready: list[asyncio.Event], roster: Roster, where: str, progress: Progress, clock: Clock) -> None:
     """Say when the first replica is usable: from then on requests are served."""
     began = clock() - process_age_s()
-    waiting = [asyncio.ensure_future(watch.joined.wait()) for watch in watches]
+    waiting = [asyncio.ensure_future(event.wait()) for event in ready]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    models = [name for watch in watches for name in watch.models]
+    models = roster.catalog.names
     gc.collect()
     gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
     gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; looking for them took 5 % of the time
@@ -196,7 +172,8 @@ async def _announce(watches: list[Watch], where: str, progress: Progress, clock:
 
 def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     dispatcher = dispatcher_for(config, random.Random(seed))
-    acceptor = Acceptor(dispatcher.lanes, classifier(config), _identities(config), _wire_limits(config))
+    output = Output(config.output)
+    acceptor = Acceptor(dispatcher.lanes, classifier(config), identities(config), _wire_limits(config), output)
     relay = RelayLimits(
         events=config.relay.events,
         unsent_bytes=config.relay.bytes,
@@ -206,11 +183,6 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
         first_token_s=config.timeouts.first_token_s,
     )
     return Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
-
-
-def _identities(config: GatewayConfig) -> Identities:
-    known = tuple(capped(tenant, config) for tenant in config.tenants)
-    return Identities(known, capped(config.anonymous, config))
 
 
 def _wire_limits(config: GatewayConfig) -> Limits:
@@ -223,6 +195,7 @@ def _wire_limits(config: GatewayConfig) -> Limits:
         max_connections=limits.connections,
         header_timeout_s=timeouts.header_s,
         body_timeout_s=timeouts.body_s,
+        idle_timeout_s=timeouts.idle_s,
     )
 
 
@@ -236,22 +209,3 @@ async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
             raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
     where = await listen_on(http, ListenConfig(host=listen.host, port=listen.port), tls)
     return where.replace("http:", "https:", 1) if tls else where
-
-
-def engine_flags(embedded: EmbeddedConfig) -> list[str]:
-    """The command line of the engine that a gateway starts for itself."""
-    values: dict[str, object] = {
-        "--model": embedded.model,
-        "--model-name": embedded.model_name,
-        "--slots": embedded.slots,
-        "--context": embedded.context,
-        "--threads": embedded.threads,
-        "--kv-tokens": embedded.kv_tokens,
-        "--host-tokens": embedded.host_tokens,
-        "--max-tokens": embedded.default_max_tokens,
-    }
-    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    flags += ["--truncate"] if embedded.truncate else []
-    flags += [part for path in embedded.loras for part in ("--lora", str(path))]
-    flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
-    return flags

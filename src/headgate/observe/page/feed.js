@@ -32,6 +32,13 @@ export async function ask(path) {
   return answer.json();
 }
 
+// The same for something to be done.
+export async function post(path) {
+  const answer = await fetch(`admin/${path}`, { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: "{}" });
+  if (!answer.ok) throw new Error(await messageOf(answer));
+  return answer.json();
+}
+
 export class Feed {
   #onEvent;
   #onState;

@@ -4,6 +4,8 @@ import { byId, el, keyed, say, set, show, style } from "./dom.js";
 import { count, NONE, share, span } from "./format.js";
 
 const BADNESS = { ejected: 3, probation: 2, ramping: 1, up: 0 };
+// States of its life, where the gateway starts and stops replicas by itself, that say more than its health does.
+const APART = new Set(["starting", "warming", "ready", "draining", "parked", "stopped", "failed"]);
 const MAP_FROM = 9;
 
 const fullness = (r) => (r.limit > 0 ? r.requests / r.limit : 0);
@@ -28,6 +30,8 @@ let wanted = "";
 const heads = new Map();
 
 export function setUp() {
+  byId("replica-map").before(el("p", { id: "fleet-wanted", class: "muted", hidden: "" }));
+  byId("replica-box").after(el("ol", { id: "fleet-notes", class: "notes", "aria-label": "What the fleet decided, the latest first", hidden: "" }));
   const row = el("tr");
   for (const column of COLUMNS) {
     const button = el("button", { type: "button", onclick: () => sortBy(column) }, column.name);
@@ -51,9 +55,23 @@ function sortBy(column) {
   redraw();
 }
 
-export function takeReplicas(news) {
-  replicas = news;
+export function takeReplicas(news, fleet = null) {
+  replicas = news.map((r) => (APART.has(r.lifecycle) ? { ...r, state: r.lifecycle } : r));
   redraw();
+  takeFleet(fleet);
+}
+
+// How many there should be, and what was decided for which reasons.
+function takeFleet(fleet) {
+  show(byId("fleet-wanted"), fleet !== null);
+  show(byId("fleet-notes"), fleet !== null && fleet.notes.length > 0);
+  if (fleet === null) return;
+  const { serving, parked } = fleet.wanted;
+  say(byId("fleet-wanted"), `Wanted: ${count(serving)} serving, ${count(parked)} parked. ${fleet.reasons[0] ?? ""}`);
+  keyed(byId("fleet-notes"), fleet.notes, (n) => `${n.wall} ${n.text}`, (n) => {
+    const at = new Date(n.wall * 1000);
+    return el("li", {}, el("time", { datetime: at.toISOString() }, at.toLocaleTimeString()), " ", el("b", {}, n.text), " ", el("small", {}, n.reasons.join(" ")));
+  }, () => {});
 }
 
 function redraw() {
@@ -82,7 +100,7 @@ function matches(replica) {
 
 function summarise(found) {
   const parts = [`${count(replicas.length)} ${replicas.length === 1 ? "replica" : "replicas"}`];
-  for (const state of ["up", "ramping", "probation", "ejected"]) {
+  for (const state of ["up", "ramping", "probation", "ejected", "draining", "parked", "starting", "warming", "failed", "ready"]) {
     const n = replicas.filter((r) => r.state === state).length;
     if (n) parts.push(`${n} ${state}`);
   }

@@ -6,6 +6,7 @@ import * as fleet from "./fleet.js";
 import { span } from "./format.js";
 import { anyHistory, chooseFigure, chooseView, redraw, takeHistory, takeLanes } from "./lanes.js";
 import { takeAlerts, takeFindings, takeQueues, takeVitals } from "./news.js";
+import * as rollout from "./rollout.js";
 import * as slow from "./slow.js";
 
 let latest = null;
@@ -34,7 +35,8 @@ function draw() {
   takeFindings(snapshot.findings);
   takeLanes(snapshot);
   takeQueues(snapshot.lanes);
-  fleet.takeReplicas(snapshot.replicas);
+  fleet.takeReplicas(snapshot.replicas, snapshot.fleet ?? null);
+  rollout.takeRollouts(snapshot.rollouts);
   slow.takeSlowest(snapshot.slowest);
   welcome(snapshot);
   show(byId("loading"), false);
@@ -128,6 +130,7 @@ async function copyCommand() {
 const feed = new Feed(take, linked);
 
 fleet.setUp();
+rollout.setUp();
 slow.setUp();
 choices("figure", chooseFigure);
 choices("view", chooseView);

@@ -1,0 +1,204 @@
+"""What is run live and simulated beside it? A fleet of emulated replicas, and our own engine with a real model.
+
+Both sides get the same config file, the same arrivals, and `completions` with exactly the tokens that an arrival says:
+a chat template would add some that the workload does not know of.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit import free_port
+from benchmarks.local_fleet import Program, engines, gateway
+
+from headgate import config_file
+from headgate.engine.profile_file import dump, fitted, load
+from headgate.model.gateway_config import GatewayConfig
+from headgate.policy.profile import PROFILES
+from headgate.report import json_file
+from headgate.report.results import Results
+from headgate.sim.fleet import Fleet, Member, dilated
+from headgate.sim.run import Simulated, run
+from headgate.workload.arrival import Arrival
+from headgate.workload.load import Workload
+
+SEED, CALIBRATION_SEED = 11, 12
+CROWD = 3000
+"""Requests at once, to find what a fleet can do."""
+FOR_EVER_S = 1e5
+CALIBRATION_S = 90
+
+
+class TooSlow(Exception):
+    """The client or the machine could not keep up, so that the run says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    name: str
+    title: str
+    mix: str
+    requests: int
+    percentiles: tuple[float, ...]
+    replicas: int
+    slots: int
+    """Requests that the gateway gives each at once."""
+    engine: tuple[object, ...]
+    """Its command line."""
+    stretched: float = 1.0
+    """What the lanes promise is stretched by it, as the replicas are."""
+    profile: str | None = None
+    """None: fitted from the engine's own step log."""
+    calibration: str = ""
+    """The load for that."""
+    draws: int = 1
+    """How often it is simulated, each time with other chance; the median counts."""
+
+
+FLEET = Case(
+    name="fleet",
+    title="4 emulated H100",
+    mix="chat=poisson:rate=9,prompt=40-300,output=6-18;docs=gamma:cv=2,rate=1,prompt=600-2500,output=10-30",
+    requests=20_000,
+    percentiles=(0.5, 0.9, 0.99),
+    replicas=4,
+    slots=32,
+    engine=("--emulate", "h100-llama3-8b", "--dilate", 2.0),
+    stretched=2.0,
+    profile="h100-llama3-8b",
+)
+ENGINE = Case(
+    name="engine",
+    title="the embedded engine",
+    mix="chat=poisson:rate=6,prompt=4-16,output=8-24;docs=poisson:rate=1,prompt=30-60,output=8-24",
+    requests=120,
+    percentiles=(0.5, 0.9),
+    replicas=1,
+    slots=8,
+    # One thread, so that gateway and client have a core; no drafts: whether one is right depends on the text.
+    engine=("--slots", 8, "--context", 1024, "--threads", 1, "--draft-batch", 0),
+    stretched=8.0,
+    calibration="chat=gamma:cv=3,rate=1.2,prompt=4-16,output=8-24;docs=gamma:cv=2,rate=0.2,prompt=30-60,output=8-24",
+    draws=7,
+)
+CASES = {case.name: case for case in (FLEET, ENGINE)}
+
+
+class Bench:
+    """One case, with what is known of it so far in a folder."""
+
+    def __init__(self, case: Case, folder: Path, where: Path, say: Any) -> None:
+        self.case, self.folder, self.where, self.say = case, folder, where, say
+        folder.mkdir(parents=True, exist_ok=True)
+        self._settings = folder / f"{case.name}.yaml"
+
+    # -- what it is ------------------------------------------------------------------------------------------
+
+    def config(self, ports: list[int]) -> GatewayConfig:
+        """As the gateway reads it."""
+        times = self.case.stretched
+        lanes = {
+            lane.name: {
+                "ttft_target_s": lane.ttft_target_s * times,
+                "gap_target_s": lane.gap_target_s * times,
+                "wait_bound_s": lane.wait_bound_s * times,
+            }
+            for lane in GatewayConfig().lanes
+        }
+        replicas = [{"url": f"http://127.0.0.1:{port}", "kind": "headgate", "slots": self.case.slots} for port in ports]
+        self._settings.write_text(json.dumps({"lanes": lanes, "replicas": replicas}))  # JSON is YAML
+        return config_file.load(self._settings)
+
+    @property
+    def profile_path(self) -> Path:
+        return self.folder / f"{self.case.name}-profile.json"
+
+    def member(self) -> Member:
+        case = self.case
+        if case.profile is not None:
+            made = dilated(PROFILES[case.profile], case.stretched)
+        else:
+            made = Member(profile=load(self.profile_path))
+        return replace(made, count=case.replicas, slots=case.slots)
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second with all slots taken all the time; found once, by simulating a crowd."""
+        known = self.folder / f"{self.case.name}-capacity.json"
+        if not known.is_file():
+            config = self.config([1 + number for number in range(self.case.replicas)])
+            lanes = tuple(replace(lane, wait_bound_s=FOR_EVER_S, queue_limit=10 * CROWD) for lane in config.lanes)
+            crowd = Workload(self.case.mix, rate=CROWD, requests=CROWD).arrivals(CALIBRATION_SEED)
+            found = run(replace(config, lanes=lanes), crowd, Fleet(members=(self.member(),)), SEED)
+            known.write_text(json.dumps(len(found.results) / found.span_s))
+        return float(json.loads(known.read_text()))
+
+    def arrivals(self, level: float) -> Iterator[Arrival]:
+        return Workload(self.case.mix, rate=self.rate(level), requests=self.case.requests).arrivals(SEED)
+
+    def rate(self, level: float) -> float:
+        return round(level * self.capacity, 3)
+
+    # -- simulated ---------------------------------------------------------------------------------------------
+
+    def simulated(self, level: float) -> list[Simulated]:
+        config = self.config([1 + number for number in range(self.case.replicas)])
+        fleet = Fleet(members=(self.member(),))
+        return [
+            run(config, self.arrivals(level), fleet, seed, by_stream=True) for seed in range(1, self.case.draws + 1)
+        ]
+
+    # -- live --------------------------------------------------------------------------------------------------
+
+    def kept(self, level: float, number: int) -> Path:
+        return self.folder / f"{self.case.name}-{round(100 * level)}-{number}.json"
+
+    def live(self, level: float, number: int) -> None:
+        out = self.kept(level, number)
+        steps = None if self.case.profile is not None else out.with_suffix(".steps.jsonl")
+        self._play(self.case.mix, self.rate(level), self.case.requests, SEED, out, steps)
+
+    def calibrate(self) -> None:
+        log = self.folder / f"{self.case.name}-steps.jsonl"
+        self._play(self.case.calibration, None, None, CALIBRATION_SEED, self.folder / "calibration.json", log)
+        dump(fitted(log, self.case.name), self.profile_path)
+
+    def _play(
+        self, mix: str, rate: float | None, requests: int | None, seed: int, out: Path, step_log: Path | None
+    ) -> None:
+        """Fresh engines each time: what one run leaves in a prefix cache, the next would find."""
+        ports, port = [free_port() for _ in range(self.case.replicas)], free_port()
+        self.config(ports)
+        arguments = [*self.case.engine, "--no-banner"] + ([] if step_log is None else ["--step-log", step_log])
+        asked: list[object] = ["--load", mix, "--seed", seed, "--json", out.with_suffix(".part"), "--no-progress"]
+        asked += ["--endpoint", "completions", "--ignore-eos"]
+        if requests is None:  # only its steps are looked at
+            asked += ["--duration", CALIBRATION_S, "--allow-lag"]
+        else:
+            asked += ["--rate", rate, "--requests", requests]
+        with ExitStack() as stack:
+            made = stack.enter_context(engines(ports, arguments, self.where))
+            served = stack.enter_context(gateway(port, ("--config", self._settings), self.where))
+            began, before = time.monotonic(), [program.cpu_s() for program in (*made, served)]
+            client = Program("bench", f"http://127.0.0.1:{port}", *asked, where=self.where)
+            stack.callback(client.stop)
+            said = client.finished(1200)
+            took = time.monotonic() - began
+            spent = [program.cpu_s() - was for program, was in zip((*made, served), before, strict=True)]
+        if client.process.returncode != 0:
+            raise TooSlow(said[-1500:])
+        out.with_suffix(".part").rename(out)
+        shares = ", ".join(f"{one / took:.0%}" for one in spent)
+        self.say(f"  {out.stem}: {took:.0f} s; engines and gateway took {shares} of a core")
+
+    def results(self, level: float, number: int) -> Results:
+        return json_file.read(self.kept(level, number))
+
+
+if __name__ == "__main__":
+    sys.exit("this is a part of benchmarks/fidelity.py")

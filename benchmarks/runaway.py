@@ -1,0 +1,285 @@
+"""Does the runaway detector end what has run away, and nothing else? And what does it cost?
+
+Ordinary texts (`tests/ordinary/`, made from a seed and shipped with Python) must pass. What has run away is said by the
+bundled model itself: greedy, and not allowed to end, a small model soon repeats itself. An answer counts as a loop if
+its end is one unit said four times or more (the numbers of a list may count on); it is caught in time if it is ended
+before the unit has been said a fifth time, that is within three repetitions.
+"""
+
+import argparse
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machine, verdict_grid  # noqa: E402
+from tests.ordinary.corpus import ordinary  # noqa: E402
+
+from headgate.gateway.output import text_of  # noqa: E402
+from headgate.policy.runaway import PATTERNS, PHRASES, SENTENCES, STAMMER, Detector, Kind, kind_of  # noqa: E402
+
+TITLE = "The runaway detector: what it ends, what it leaves alone, what it costs"
+RESULTS = ROOT / "benchmarks" / "results" / "runaway.json"
+SEEDS = 3
+"""Of ordinary texts: the shipped ones are the same in all."""
+MOST_TOKENS, SLOTS, CONTEXT = 480, 8, 1024
+IN_TIME = 3
+"""Repetitions."""
+TOPICS = (
+    "the sea|tea|volcanoes|the history of bread|sorting algorithms|a lighthouse|the Roman Empire|photosynthesis|chess|"
+    "a lost dog|bicycles|the moon landing|prime numbers|a storm|honey bees|databases|the violin|glaciers|"
+    "public libraries|a haunted house"
+)
+ASKED = (
+    "Tell me about {}.|Write a short story about {}.|Give me a list of facts about {}.|Explain {} to a child.|"
+    "Write a poem about {}.|Write Python code about {}.|What are the advantages and disadvantages of {}?|"
+    "Write a table in Markdown about {}.|Write an essay about {} in five paragraphs.|Make a JSON list about {}."
+)
+BEGUN = ("The {} is", "Once upon a time there was {},", "1. {}\n2.", "def make():\n    # {}\n", "Chapter 1: {}\n\n")
+KINDS: dict[str, Kind] = {"sentences": SENTENCES, "phrases": PHRASES, "stammer": STAMMER, "patterns": PATTERNS}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    number: int
+    prompt: str
+    pieces: list[str]
+
+
+# -- what the model says ----------------------------------------------------------------------------------------
+
+
+def prompts() -> list[tuple[bool, str]]:
+    """(is a chat, text)"""
+    topics = TOPICS.split("|")
+    chats = [(True, ask.format(topic)) for ask in ASKED.split("|") for topic in topics]
+    return chats + [(False, begun.format(topic)) for begun in BEGUN for topic in topics[:10]]
+
+
+def generate(numbers: list[int], threads: int) -> Iterator[Said]:
+    """Greedy, without an end: the same everywhere up to the last bits of the arithmetic."""
+    from benchmarks.peers import bundled_model
+
+    from headgate.engine import engine as engines
+    from headgate.engine.llama import Model
+    from headgate.engine.llama_runner import LlamaRunner
+    from headgate.model.clock import monotonic
+    from headgate.model.sampling import Sampling
+    from headgate.model.sequence import Sequence
+    from headgate.policy.compose import batcher_for
+
+    runner = LlamaRunner(Model(bundled_model()), slots=SLOTS, slot_tokens=CONTEXT, threads=threads)
+    pieces: dict[int, list[str]] = {number: [] for number in numbers}
+    left, done = set(numbers), threading.Event()
+
+    def hear(said: list[engines.Said]) -> None:
+        for one in said:
+            pieces[one.sequence_id] += [one.text] if one.text else []
+            if one.finish is not None or one.error is not None:
+                left.discard(one.sequence_id)
+        if not left:
+            done.set()
+
+    batcher = batcher_for(slots=SLOTS, slot_tokens=CONTEXT)
+    engine = engines.Engine(runner, runner.tokenizer, batcher, monotonic, hear)
+    engine.start()
+    for number in numbers:
+        chat, text = prompts()[number]
+        encode = runner.tokenizer.encode
+        tokens = runner.tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else encode(text)
+        sequence = Sequence(
+            id=number, tokens=tokens, prompt_len=len(tokens), max_output=MOST_TOKENS, arrived=monotonic(), lane="batch",
+            priority=3, first_token_by=monotonic() + 300, gap_target_s=1.0,
+            sampling=Sampling(temperature=0.0, ignore_eos=True),
+        )  # fmt: skip
+        engine.submit(engines.Ask(sequence))
+    done.wait()
+    engine.stop()
+    yield from (Said(number, prompts()[number][1], pieces[number]) for number in numbers)
+
+
+def said(kept: Path | None, threads: int, count: int) -> list[Said]:
+    """What was said before, and the rest anew."""
+    known: dict[int, Said] = {}
+    if kept is not None and kept.is_file():
+        for line in kept.read_text().splitlines():
+            one = Said(**json.loads(line))
+            known[one.number] = one
+    missing = [number for number in range(count) if number not in known]
+    for one in generate(missing, threads) if missing else ():
+        known[one.number] = one
+    if kept is not None:
+        lines = [json.dumps({"number": s.number, "prompt": s.prompt, "pieces": s.pieces}) for s in known.values()]
+        kept.write_text("\n".join(lines) + "\n")
+    return [known[number] for number in sorted(known)]
+
+
+# -- what is found ----------------------------------------------------------------------------------------------
+
+
+def loop(text: str) -> tuple[int, int] | None:
+    """Period, and where the first unit begins, if the end is one unit said four times or more."""
+    key, end = text[-40:], len(text)
+    at = text.rfind(key, 0, end - 1)
+    while at >= 0:
+        period, same = end - len(key) - at, 0
+        while same < end - period and text[end - 1 - same] == text[end - 1 - same - period]:
+            same += 1
+        if same >= IN_TIME * period:
+            return period, end - same - period
+        at = text.rfind(key, 0, at + len(key) - 1)
+    return None
+
+
+def ended_at(pieces: list[bytes]) -> int | None:
+    """How many pieces it takes; None: it is never ended."""
+    detector = Detector()
+    return next((count for count, piece in enumerate(pieces, 1) if detector.hear(piece)), None)
+
+
+def alike(text: str) -> str:
+    """With the numbers of lists all the same."""
+    return re.sub(r"(?<=\n)([ *#-]*)(\d+)(?=[.)])", lambda found: found[1] + "0" * len(found[2]), text)
+
+
+def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
+    found = []
+    for answer in answers:
+        text = "".join(answer.pieces)
+        taken = ended_at([piece.encode() for piece in answer.pieces])
+        ended = None if taken is None else len("".join(answer.pieces[:taken]))
+        if (looped := loop(alike(text))) is None:
+            continue
+        period, start = looped
+        kind = next(name for name, kind in KINDS.items() if kind is kind_of(text[-period:]))
+        repeated = None if ended is None else (ended - start - period) / period
+        samples.setdefault(f"{kind}.in_time", []).append(float(repeated is not None and repeated <= IN_TIME))
+        samples.setdefault(f"{kind}.caught", []).append(float(ended is not None))
+        samples.setdefault(f"{kind}.period", []).append(float(period))
+        if ended is not None:
+            samples.setdefault(f"{kind}.repetitions", []).append(max(0.0, repeated or 0.0))
+        found.append({"prompt": answer.prompt, "kind": kind, "period": period, "start": start, "ended": ended})
+    return found
+
+
+def judge_ordinary(samples: Samples) -> list[str]:
+    """Those that were ended, by kind and number."""
+    ended, count = [], 0
+    for seed in range(SEEDS):
+        for text in ordinary(seed):
+            if seed and text.kind in ("manual", "source"):
+                continue
+            count += 1
+            data = text.text.encode("utf-8", "replace")
+            if ended_at([data[at : at + 4] for at in range(0, len(data), 4)]) is not None:
+                ended.append(f"{text.kind} {text.number}, seed {seed}")
+    samples["ordinary.texts"], samples["ordinary.false_share"] = [float(count)], [len(ended) / count]
+    return ended
+
+
+def cost_us(events: list[bytes], watched: bool) -> float:
+    """Per token: of finding the text of an event, and of looking at it."""
+    detector, began = Detector(), process_time()
+    for event in events:
+        text = text_of(event)
+        if watched:
+            detector.hear(text)
+    return (process_time() - began) / len(events) * 1e6
+
+
+def measure_cost(samples: Samples) -> None:
+    head = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+    for name, kinds in (("prose", {"essay", "email", "recipe"}), ("tables", {"varied_table", "records", "csv"})):
+        words = [piece for text in ordinary() if text.kind in kinds for piece in re.findall(r"\s*\S{1,5}", text.text)]
+        events = [f'{head}{{"content":{json.dumps(word)}}},"finish_reason":null}}]}}'.encode() for word in words]
+        for _ in range(5):
+            samples.setdefault(f"{name}.read_us", []).append(cost_us(events, False))
+            samples.setdefault(f"{name}.watched_us", []).append(cost_us(events, True))
+
+
+# -- the run ------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--said", type=Path, help="keep there what the model says, and take from there what it has said"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=len(prompts()), help="ask the first so many; 0: only what --said has"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="where to keep the result; else results/runaway.json")
+    args = parser.parse_args()
+    console, samples, before = Console(highlight=False), Samples(), CpuTime.now()
+    measure_cost(samples)
+    false = judge_ordinary(samples)
+    answers = said(args.said, args.threads, args.prompts)
+    loops = judge_loops(answers, samples)
+    in_time = samples.get("sentences.in_time", [])
+    samples["sentences.in_time_share"] = [sum(in_time) / max(1, len(in_time))]
+    every = [value for name in KINDS for value in samples.get(f"{name}.in_time", [])]
+    samples["all.in_time_share"] = [sum(every) / max(1, len(every))]
+    samples["sentences.loops"] = [float(len(in_time))]
+    rows = [
+        Row("ordinary texts", "ordinary.texts", None, "≥", 2000),
+        Row("of them ended, share", "ordinary.false_share", None, "≤", 0.001, 0.0),
+        Row("loops of sentences", "sentences.loops", None, "≥", 100),
+        Row("of them ended within three repetitions, share", "sentences.in_time_share", None, "≥", 0.95),
+        Row("of all loops, whatever repeats, share", "all.in_time_share", None, "≥", 0.95),
+    ]
+    verdicts = [judge(row, samples) for row in rows]
+    grid = Grid(
+        ("what repeats", "loops", "ended", "within 3 repetitions", "median period", "median repetitions until ended"),
+        tuple(loop_row(name, samples) for name in KINDS),
+    )
+    costs = Grid(
+        ("text", "finding it in an event, µs", "and watching it, µs"),
+        tuple(
+            (name, f"{min(samples[f'{name}.read_us']):.2f}", f"{min(samples[f'{name}.watched_us']):.2f}")
+            for name in ("prose", "tables")
+        ),
+    )
+    console.print(grid.table("Loops the model made"), costs.table("Per token, interpreted"))
+    console.print(verdict_grid(verdicts).table("Enough?"))
+    console.print(*false, sep="\n")
+    facts = {
+        **machine(),
+        "prompts": str(len(answers)),
+        "tokens each": str(MOST_TOKENS),
+        "others' share of the CPU time spent": f"{before.others_of_busy(CpuTime.now()):.0%}",
+    }
+    out: Path | None = args.out or (RESULTS if args.prompts == len(prompts()) else None)
+    if out is not None:
+        Report(TITLE, "benchmarks/runaway.py", facts, verdicts, samples, (grid, costs)).keep(out)
+        out.with_suffix(".loops.json").write_text(json.dumps(loops, indent=1) + "\n")
+        console.print(f"wrote {out}")
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def loop_row(name: str, samples: Samples) -> tuple[str, ...]:
+    count = len(samples.get(f"{name}.in_time", []))
+    if not count:
+        return (name, "0", "", "", "", "")
+
+    def share(what: str) -> str:
+        return f"{sum(samples[f'{name}.{what}']) / count:.0%}"
+
+    def median(what: str) -> str:
+        values = sorted(samples.get(f"{name}.{what}", []))
+        return f"{values[len(values) // 2]:.1f}" if values else "–"
+
+    return (name, str(count), share("caught"), share("in_time"), median("period"), median("repetitions"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What do the points say? Percentiles per lane, what was in time, and whether that is enough."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from benchmarks.report import Grid, Row, Samples, Verdict, judge, number
+from benchmarks.tail_load import Point
+from benchmarks.tail_mix import INTERACTIVE, LANES, Setup
+from benchmarks.tail_site import NAMES
+
+from headgate.report.results import Floats
+from headgate.report.statistics import estimate
+
+LEVELS = (0.5, 0.95, 0.99)
+OURS = "headgate"
+SPARE_LEAST = 0.25
+"""Of the machine: with less, what is measured may be the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFigures:
+    requests: int
+    refused: int
+    failed: int
+    cut: int
+    ttft_s: tuple[float, ...]
+    """At LEVELS, of what was not refused. Whoever was cut off before its first token counts with what it had waited."""
+    interval_s: tuple[float, float]
+    """Of the last of these: 95 %."""
+    at_least: bool
+    """Whether the last would have been higher, had nobody been cut off."""
+    good: int
+    """Ended well, with first token and pace in time."""
+    good_tokens: int
+
+    @property
+    def refused_share(self) -> float:
+        return self.refused / max(1, self.requests)
+
+
+def lane_figures(point: Point, lane: str, ttft_within_s: float, tpot_within_s: float | None) -> LaneFigures:
+    mine = [index for index, name in enumerate(point.lane) if name == lane]
+    kinds = [point.kind[index] for index in mine]
+    values, bounds = [], []
+    good = good_tokens = 0
+    for index, kind in zip(mine, kinds, strict=True):
+        ttft_s, tpot_s = point.ttft_s[index], point.tpot_s[index]
+        if ttft_s is not None and kind != "refused":
+            values.append(ttft_s)
+            slow = tpot_within_s is not None and tpot_s is not None and tpot_s > tpot_within_s
+            if kind == "ok" and ttft_s <= ttft_within_s and not slow:
+                good += 1
+                good_tokens += point.prompt[index] + point.output[index]
+        elif kind == "cut":
+            bounds.append(point.took_s[index])
+    seen: Floats = np.array([*values, *bounds])
+    found = estimate(seen, LEVELS, np.random.default_rng(0)) if len(seen) else []
+    levels = tuple(one.value for one in found)
+    last = found[-1] if found else None
+    return LaneFigures(
+        requests=len(mine),
+        refused=kinds.count("refused"),
+        failed=kinds.count("failed"),
+        cut=kinds.count("cut"),
+        ttft_s=levels,
+        interval_s=(0.0, 0.0) if last is None else (last.low or last.value, last.high or last.value),
+        at_least=bool(bounds) and bool(levels) and min(bounds) <= levels[-1],
+        good=good,
+        good_tokens=good_tokens,
+    )
+
+
+def figures(setup: Setup, points: Sequence[Point]) -> Samples:
+    """Everything by `gateway.load.lane.figure` or `gateway.load.figure`."""
+    samples: Samples = {}
+    for point in points:
+        where = f"{point.gateway}.{point.load:g}"
+        lanes = {lane: lane_figures(point, lane, ttft_s, tpot_s) for lane, ttft_s, tpot_s in setup.good}
+        for lane, found in lanes.items():
+            for level, value in zip(LEVELS, found.ttft_s, strict=False):
+                samples[f"{where}.{lane}.ttft_p{level * 100:g}"] = [value]
+            samples[f"{where}.{lane}.ttft_p99_interval"] = list(found.interval_s)
+            counts = {"requests": found.requests, "refused": found.refused, "failed": found.failed, "cut": found.cut}
+            counts |= {"good": found.good, "at_least": int(found.at_least)}
+            samples |= {f"{where}.{lane}.{name}": [float(count)] for name, count in counts.items()}
+        samples[f"{where}.goodput"] = [sum(found.good for found in lanes.values()) / point.seconds]
+        samples[f"{where}.good_tokens"] = [sum(found.good_tokens for found in lanes.values()) / point.seconds]
+        samples[f"{where}.tokens"] = [point.prompt_per_s + point.output_per_s]
+        samples[f"{where}.output"] = [point.output_per_s]
+        samples[f"{where}.idle"] = [point.idle]
+        samples[f"{where}.spare"] = [point.spare]
+        samples[f"{where}.behind"] = [point.behind_s]
+        samples[f"{where}.lag_p99"] = [point.lag_p99_s]
+    return samples
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[Verdict], Samples]:
+    """Also the figures made of several points that were judged."""
+    samples = figures(setup, points)
+    loads = sorted({point.load for point in points})
+    peers = [gateway for gateway in dict.fromkeys(point.gateway for point in points) if gateway != OURS]
+    made: Samples = {"share": [share]}
+
+    def ours(load: float, figure: str) -> float | None:
+        return samples.get(f"{OURS}.{load:g}.{figure}", [None])[0]
+
+    def p99(gateway: str, load: float) -> float | None:
+        return samples.get(f"{gateway}.{load:g}.{INTERACTIVE}.ttft_p99", [None])[0]
+
+    worst = [value for load in loads if (value := p99(OURS, load)) is not None]
+    if worst:
+        made["worst_p99"] = [max(worst)]
+    for load in (0.8, 1.5, 2.0):
+        if (value := p99(OURS, load)) is not None:
+            made[f"p99_{load:g}"] = [value]
+    refused, asked = ours(2.0, f"{INTERACTIVE}.refused"), ours(2.0, f"{INTERACTIVE}.requests")
+    if refused is not None and asked:
+        made["refused_2"] = [refused / asked]
+    for name in ("goodput", "good_tokens"):
+        peak = [value for load in loads if (value := ours(load, name)) is not None]
+        if peak:
+            made[f"{name}_peak"] = [max(peak)]
+        for load in (2.0, 3.0):
+            if (value := ours(load, name)) is not None:
+                made[f"{name}_{load:g}"] = [value]
+    best = [value for peer in peers if (value := p99(peer, 1.5)) is not None]
+    if best:
+        made["best_p99_1.5"] = [min(best)]
+    for name, gateways in (("tokens", [OURS]), ("best_tokens", peers)):
+        most = [samples[key][0] for key in samples if key.endswith(".tokens") and key.split(".")[0] in gateways]
+        if most:
+            made[name] = [max(most)]
+    made["spare"] = [min(point.spare for point in points)]
+    return [judge(row, made) for row in rows(setup)], made
+
+
+def rows(setup: Setup) -> list[Row]:
+    within, aim = setup.slo_s, setup.target_s
+    return [
+        Row("interactive share of the tokens offered", "share", None, "≤", 0.4),
+        Row("interactive p99 TTFT at the worst load, s", "worst_p99", None, "≤", within, aim),
+        Row("interactive p99 TTFT at 2×, over that at 0.8×", "p99_2", "p99_0.8", "≤", 1.5, 1.2),
+        Row("interactive refused at 2×, share", "refused_2", None, "≤", 0.01),
+        Row("goodput at 2× over its peak, requests/s", "goodput_2", "goodput_peak", "≥", 0.9, 0.95),
+        Row("goodput at 3× over its peak, requests/s", "goodput_3", "goodput_peak", "≥", 0.9, 0.95),
+        Row("goodput at 2× over its peak, tokens/s", "good_tokens_2", "good_tokens_peak", "≥", 0.9, 0.95),
+        Row("goodput at 3× over its peak, tokens/s", "good_tokens_3", "good_tokens_peak", "≥", 0.9, 0.95),
+        Row("best peer's interactive p99 TTFT at 1.5×, over ours", "best_p99_1.5", "p99_1.5", "≥", 5, 10),
+        Row("tokens/s at saturation, over the best peer's", "tokens", "best_tokens", "≥", 0.95),
+        Row("CPU that engines, gateway and client left at the busiest point", "spare", None, "≥", SPARE_LEAST),
+    ]
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def grids(setup: Setup, points: Sequence[Point]) -> tuple[Grid, ...]:
+    samples = figures(setup, points)
+    loads = sorted({point.load for point in points})
+    gateways = list(dict.fromkeys(point.gateway for point in points))
+    heads = tuple(NAMES[gateway] for gateway in gateways)
+
+    def one(key: str) -> float | None:
+        return samples.get(key, [None])[0]
+
+    def lane_cell(gateway: str, load: float, lane: str) -> str:
+        where = f"{gateway}.{load:g}.{lane}"
+        levels = [one(f"{where}.ttft_p{level * 100:g}") for level in LEVELS]
+        if None in levels:
+            return ""
+        times = " / ".join(_seconds(level or 0.0) for level in levels)
+        least = "≥ " if one(f"{where}.at_least") else ""
+        asked = one(f"{where}.requests") or 1.0
+        lost = ", ".join(
+            f"{name} {share:.1%}"
+            for name in ("refused", "failed", "cut")
+            if (share := (one(f"{where}.{name}") or 0.0) / asked) > 0
+        )
+        return f"{times.rpartition(' ')[0]} {least}{times.rpartition(' ')[2]}" + (f"; {lost}" if lost else "")
+
+    made = []
+    for lane in LANES:
+        title = f"{lane}: TTFT p50 / p95 / p99, s"
+        cells = [(f"{load:g}×", *(lane_cell(gateway, load, lane) for gateway in gateways)) for load in loads]
+        made.append(Grid((title, *heads), tuple(cells)))
+    plain = {
+        "goodput": "goodput, requests/s",
+        "good_tokens": "goodput, tokens/s",
+        "tokens": "tokens/s computed",
+        "output": "of these generated",
+        "spare": "CPU left by engines, gateway and client, share",
+        "idle": "idle CPU, share",
+        "behind": "engines behind their model, s",
+        "lag_p99": "client's lateness at p99, s",
+    }
+    for figure, title in plain.items():
+        cells = [
+            (f"{load:g}×", *(number(one(f"{gateway}.{load:g}.{figure}")) for gateway in gateways)) for load in loads
+        ]
+        made.append(Grid((title, *heads), tuple(cells)))
+    return tuple(made)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"

@@ -1,0 +1,85 @@
+"""What is offered, and to which fleet? Four kinds of traffic at multiples of what the fleet can do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headgate.workload.arrival import Arrival
+from headgate.workload.load import Workload
+
+INTERACTIVE = "fast"
+LANES = ("fast", "slow", "long", "batch")
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A fleet, a mix of traffic, and how much of that mix the fleet can do."""
+
+    name: str
+    engine: tuple[str, ...]
+    """What each of its engines is told."""
+    says: str
+    """The same for people."""
+    replicas: int
+    slots: int
+    """Sequences that an engine runs at once. Only Headgate is told: nobody else has a limit to be set."""
+    mix: str
+    capacity_per_s: float
+    """Requests a second of this mix that it just keeps up with."""
+    good: tuple[tuple[str, float, float | None], ...]
+    """For each lane, within how many seconds the first token is good, and how many each further one may take."""
+    slo_s: float
+    """The interactive lane's promise for the first token, at p99 …"""
+    target_s: float
+    """… and at p95."""
+
+    def workload(self, load: float, seconds: float) -> Workload:
+        return Workload(self.mix, rate=load * self.capacity_per_s, duration_s=seconds)
+
+
+CHAT = "chat=poisson:rate={},prompt=100-400,output=8-40,lane=fast"
+CODE = "code=azure-code:rate={},time_scale=4,start=1800,max_prompt=7000,max_output=400,lane=slow"
+DOCS = "docs=poisson:rate={},prompt=4000-12000,output=100-300,lane=long"
+BATCH = "batch=poisson:rate={},prompt=500-2500,output=80-240,lane=batch"
+
+EMULATED = Setup(
+    name="emulated",
+    engine=("--emulate", "h100-llama3-8b", "--dilate", "2", "--slots", "32"),
+    says="emulated H100 with Llama 3 8B, at half its speed, 32 sequences at once",
+    replicas=4,
+    slots=32,
+    mix="; ".join((CHAT.format(20), CODE.format(4.1), DOCS.format(0.9), BATCH.format(6.4))),
+    capacity_per_s=45.0,
+    good=(("fast", 0.5, 0.08), ("slow", 2.0, 0.08), ("long", 10.0, None), ("batch", 300.0, None)),
+    slo_s=2.0,
+    target_s=0.5,
+)
+"""Code is the Azure trace at four times its speed, with its own lengths: half of the seconds it is silent, in others it
+has nine times its mean rate."""
+
+REAL = Setup(
+    name="real",
+    engine=("--slots", "8"),
+    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once",
+    replicas=1,
+    slots=8,
+    mix=(
+        "chat=poisson:rate=20,prompt=16-60,output=8-24,lane=fast; "
+        "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow; "
+        "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long; "
+        "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
+    ),
+    capacity_per_s=2.5,
+    good=(("fast", 0.5, 0.2), ("slow", 2.0, 0.2), ("long", 10.0, None), ("batch", 300.0, None)),
+    slo_s=2.0,
+    target_s=0.5,
+)
+SETUPS = {setup.name: setup for setup in (EMULATED, REAL)}
+
+
+def shares(arrivals: Iterable[Arrival]) -> dict[str, float]:
+    """Of all tokens, prompts and answers, each lane's part."""
+    tokens: dict[str, int] = dict.fromkeys(LANES, 0)
+    for arrival in arrivals:
+        tokens[arrival.label] += arrival.tokens
+    return {lane: count / max(1, sum(tokens.values())) for lane, count in tokens.items()}

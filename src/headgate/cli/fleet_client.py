@@ -1,0 +1,185 @@
+"""Changing a running gateway from the command line."""
+
+import json
+import sys
+from http.client import HTTPException
+from pathlib import Path
+from statistics import median
+from threading import Event
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headgate.cli.client import MOST_BYTES, TIMEOUT_S, Gateway, _message, duration
+from headgate.model.clock import monotonic
+from headgate.model.errors import StartupError
+from headgate.policy.explanation import seconds
+
+LOOK_EVERY_S = 0.1
+STOPPED_WITHIN_S = 120.0
+NOTES = 10
+
+
+class Changer(Gateway):
+    """Also sends."""
+
+    def send(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        status, raw = self.raw(method, path, body, headers)
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            answer = {}
+        if status >= 400:
+            said = _message(answer if isinstance(answer, dict) else {}, status)
+            raise StartupError(f"{said}; give an admin key with --key" if status == 401 else said)
+        return answer if isinstance(answer, dict) else {}
+
+    def raw(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(
+            self.url + path,
+            data,
+            {"content-type": "application/json", **self._headers, **(headers or {})},
+            method=method,
+        )
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                return answer.status, answer.read(MOST_BYTES)
+        except HTTPError as error:
+            with error:
+                return error.code, error.read(MOST_BYTES)
+        except (URLError, OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            hint = "is `headgate serve` running there? Its address is given with --url"
+            raise StartupError(f"can't reach {self.url}: {reason}; {hint}") from error
+
+
+def show(url: str, key: str | None = None, console: Console | None = None) -> None:
+    state = Gateway(url, key).ask("/admin/fleet")
+    console = console or Console(highlight=False)
+    console.print(_replicas(state))
+    if state["kind"] == "fixed":
+        console.print(Text("This gateway starts no replicas of its own.", "dim"))
+        return
+    wanted = state["wanted"]
+    console.print(
+        Text(
+            f"Wanted: {wanted['serving']} serving, {wanted['parked']} parked. "
+            f"A start takes {seconds(state['start_s'])}."
+        )
+    )
+    for start in state["cold_starts"][-3:]:
+        parts = ", ".join(f"{name} {seconds(took)}" for name, took in start["phases"].items())
+        console.print(
+            Text(f"Cold start of {start['replica']}: {seconds(start['took_s'])}{f' ({parts})' if parts else ''}", "dim")
+        )
+    if state.get("baseline"):
+        told = ", ".join(f"{name} {value}" for name, value in state["baseline"].items())
+        console.print(Text(f"Start from zero, as measured: {told}", "dim"))
+    for note in state["notes"][:NOTES]:
+        console.print(Text.assemble((f"· {note['text']}", "bold"), "  ", (" ".join(note["reasons"]), "dim")))
+
+
+def _replicas(state: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("replica", "state", "for", "requests", "address"):
+        table.add_column(name, overflow="fold")
+    own = {replica["id"]: replica for replica in state.get("replicas", ())}
+    for replica in own.values():
+        table.add_row(
+            replica["id"], replica["state"], seconds(replica["since_s"]), str(replica["requests"]), replica["url"]
+        )
+    for replica in state["known"]:
+        if replica["id"] not in own:
+            table.add_row(replica["id"], "", "", "", replica["url"])
+    return table
+
+
+def add(url: str, replica: str, key: str | None = None) -> None:
+    _say(Changer(url, key).send("POST", "/admin/replicas", {"url": replica}))
+
+
+def act(url: str, replica: str, action: str, key: str | None = None) -> None:
+    _say(Changer(url, key).send("POST", f"/admin/replicas/{quote(replica, safe='')}/{action}", {}))
+
+
+def remove(url: str, replica: str, key: str | None = None) -> None:
+    _say(Changer(url, key).send("DELETE", f"/admin/replicas/{quote(replica, safe='')}"))
+
+
+def reload(url: str, key: str | None = None) -> None:
+    _say(Changer(url, key).send("POST", "/admin/reload", {}))
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(answer.get("said", "done"))
+
+
+def usage(url: str, last: str, form: str, out: Path | None, key: str | None = None) -> None:
+    status, body = Changer(url, key).raw("GET", f"/admin/usage?last={duration(last):g}&format={form}")
+    if status >= 400:
+        raise StartupError(_message(json.loads(body), status))
+    if out is None:
+        sys.stdout.write(body.decode())
+    else:
+        out.write_bytes(body)
+
+
+# -- to zero and back --------------------------------------------------------------------------------------------
+
+
+def zero(url: str, key: str | None, api_key: str | None, requests: int, patience_s: float) -> dict[str, Any]:
+    """What it costs to start from nothing. Gives the figures, and has the gateway keep them."""
+    gateway = Changer(url, key)
+    warm_s = [_first_token_s(gateway, api_key, patience_s) for _ in range(requests)]
+    print(f"warm: first token after {seconds(median(warm_s))} (median of {requests}), {seconds(max(warm_s))} at worst")
+    stopping = gateway.send("POST", "/admin/fleet/zero", {})["stopping"]
+    print(f"stopping {stopping}")
+    _until_none_is_left(gateway)
+    cold_s = _first_token_s(gateway, api_key, patience_s)
+    print(f"from zero: first token after {seconds(cold_s)}, {cold_s / max(1e-9, median(warm_s)):.0f} times as long")
+    start = gateway.ask("/admin/fleet")["cold_starts"][-1:]
+    phases = {f"{name}_s": round(took, 3) for one in start for name, took in one["phases"].items()}
+    figures = {
+        "warm_ttft_s": round(median(warm_s), 4),
+        "cold_ttft_s": round(cold_s, 3),
+        "stopped": stopping,
+        **phases,
+    }
+    gateway.send("POST", "/admin/fleet/baseline", figures)
+    return figures
+
+
+def _until_none_is_left(gateway: Changer) -> None:
+    ends, pause = monotonic() + STOPPED_WITHIN_S, Event()
+    while gateway.ask("/admin/fleet")["replicas"]:
+        if monotonic() > ends:
+            raise StartupError(f"replicas are still there after {STOPPED_WITHIN_S:g} s: is the gateway in use?")
+        pause.wait(LOOK_EVERY_S)
+
+
+def _first_token_s(gateway: Changer, api_key: str | None, patience_s: float) -> float:
+    """Until a token is there: one that is told to come back does."""
+    began, pause = monotonic(), Event()
+    body = {"model": "default", "prompt": "Hello", "max_tokens": 1, "stream": False}
+    while True:
+        status, answer = gateway.raw("POST", "/v1/completions", body, _bearer(api_key))
+        took_s = monotonic() - began
+        if status == 200:
+            return took_s
+        if status not in (429, 503, 504) or took_s > patience_s:
+            raise StartupError(f"no token after {took_s:.1f} s: {_message(json.loads(answer), status)}")
+        pause.wait(LOOK_EVERY_S)
+
+
+def _bearer(api_key: str | None) -> dict[str, str]:
+    return {} if api_key is None else {"authorization": f"Bearer {api_key}"}

@@ -1,0 +1,328 @@
+"""Does anything between here and the gateway hold tokens back, or hide that a client has left? It is tried out.
+
+One short answer is streamed through the address that clients use, and the times at which its events arrive are held
+against those at which the gateway sent them, which its own record of the request tells. A second one is left in the
+middle, and the gateway is asked whether it has noticed.
+"""
+
+import json
+import ssl
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from socket import SHUT_RDWR
+from threading import Event
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from headgate.model.clock import Clock, monotonic
+from headgate.policy.explanation import seconds
+
+Look = Callable[[str], tuple[int, dict[str, Any]]]
+"""A GET to the gateway itself: status and JSON. Raises what client.Gateway raises."""
+NOTICED_S = 1.0
+"""A client that left must be known to have left after this."""
+TOO_QUICK_S = 0.05
+"""An answer sent within this says nothing about what is in between."""
+HELD_SHARE = 0.5
+"""Events that arrive within this share of the time over which they were sent were held back."""
+LUMP_S = 0.25
+"""A gap that is this much longer here than at the gateway."""
+LEAST_EVENTS = 8
+PAUSE_S = 0.01
+"""Between two questions about the same."""
+TIMEOUT_S = 60.0
+_ERRORS = (OSError, HTTPException, ValueError)
+_EXPORTS = {"nginx": "nginx", "openresty": "nginx", "envoy": "envoy", "cloudflare": "cloudflare", "awselb": "alb"}
+
+Finding = dict[str, Any]
+"""As /admin/doctor tells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What is asked."""
+
+    streamed: str = "Count from one to fifty in words, one number on each line."
+    streamed_tokens: int = 64
+    left: str = "Tell a very long story about a lighthouse keeper and the sea."
+    left_tokens: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    passed: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """What could not be tried, and why."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """An answer as it came in here."""
+
+    sent_at: float
+    headers: dict[str, str]
+    at: list[float]
+    """When each event had arrived."""
+
+    @property
+    def over_s(self) -> float:
+        return self.at[-1] - self.at[0] if self.at else 0.0
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in zip(self.at, self.at[1:], strict=False)), default=0.0)
+
+
+class Untried(Exception):
+    """It could not be tried; the message says why."""
+
+
+def probe(url: str, api_key: str | None, look: Look, tries: Tries | None = None, clock: Clock = monotonic) -> Probed:
+    """Try it. `url` is what clients use; `look` asks the gateway itself."""
+    tries, found = tries or Tries(), Probed()
+    client = Client(url, api_key, clock)
+    try:
+        model = client.model()
+        _judge_tokens(client, model, look, tries, found)
+        _judge_leaving(client, model, look, tries, found)
+    except Untried as why:
+        found.skipped.append(str(why))
+    return found
+
+
+# -- tokens -----------------------------------------------------------------------------------------------
+
+
+def _judge_tokens(client: "Client", model: str, look: Look, tries: Tries, found: Probed) -> None:
+    request_id = _new_id()
+    seen = client.stream(_body(model, tries.streamed, tries.streamed_tokens, True), request_id)
+    status, answer = look(f"/admin/requests/{quote(request_id)}")
+    count = len(seen.at)
+    if count < LEAST_EVENTS:
+        found.skipped.append(f"whether tokens are held back: the answer had only {count} events")
+    elif status != 200:
+        _judge_alone(seen, found, status)
+    elif answer["record"]["stream_s"] < TOO_QUICK_S:
+        found.skipped.append("whether tokens are held back: the answer was too quick to tell")
+    else:
+        _compare(seen, answer["record"], found)
+
+
+def _compare(seen: Arrival, record: dict[str, Any], found: Probed) -> None:
+    sent_s, count = record["stream_s"], len(seen.at)
+    held = seen.over_s < HELD_SHARE * sent_s
+    lumps = seen.longest_gap_s > record["max_gap_s"] + LUMP_S
+    if not held and not lumps:
+        found.passed.append(f"tokens arrive one by one: {count} events over {seconds(seen.over_s)}")
+        return
+    late_s = seen.at[0] - seen.sent_at - (record["ttft_s"] or 0.0)
+    found.findings.append(
+        {
+            "severity": "critical",
+            "figure": "tokens",
+            "cause": "something between here and the gateway holds tokens back"
+            + (f": {_proxy(seen.headers)}, by what it says" if _proxy(seen.headers) else ""),
+            "evidence": {
+                "events": count,
+                "sent_over_s": sent_s,
+                "arrived_over_s": seen.over_s,
+                "first_held_for_s": max(0.0, late_s),
+                "longest_gap_here_s": seen.longest_gap_s,
+            },
+            "knob": _knob(seen.headers, "turn off response buffering, caching and compression for /v1/"),
+        }
+    )
+
+
+def _judge_alone(seen: Arrival, found: Probed, status: int) -> None:
+    """Without the gateway's own record: an answer that took its time, and then was all there at once."""
+    if seen.at[0] - seen.sent_at > 4 * LUMP_S and seen.over_s < TOO_QUICK_S:
+        found.findings.append(
+            {
+                "severity": "warning",
+                "figure": "tokens",
+                "cause": "something between here and the gateway probably holds tokens back",
+                "evidence": {
+                    "events": len(seen.at),
+                    "first_after_s": seen.at[0] - seen.sent_at,
+                    "arrived_over_s": seen.over_s,
+                },
+                "knob": _knob(seen.headers, "turn off response buffering, caching and compression for /v1/"),
+            }
+        )
+        return
+    found.skipped.append(
+        f"whether tokens are held back: the gateway's record of the answer is not shown ({_hint(status)})"
+    )
+
+
+# -- leaving ----------------------------------------------------------------------------------------------
+
+
+def _judge_leaving(client: "Client", model: str, look: Look, tries: Tries, found: Probed) -> None:
+    """With an answer that is not streamed: where nothing is written, only a proxy that looks notices."""
+    request_id = _new_id()
+    path, clock = f"/admin/requests/{quote(request_id)}", client.clock
+    with client.asking(_body(model, tries.left, tries.left_tokens, False), request_id) as connection:
+        status, answer = _until(clock, lambda: look(path), lambda it: it[0] != 404, 5 * NOTICED_S)
+        if status != 200:
+            found.skipped.append(f"whether a client's leaving is noticed: {_hint(status)}")
+            return
+        left_at = clock()
+        _leave(connection)
+        _, answer = _until(clock, lambda: look(path), lambda it: not it[1].get("running"), NOTICED_S)
+    after_s, outcome = clock() - left_at, answer.get("record", {}).get("outcome")
+    if answer.get("running"):
+        found.findings.append(
+            {
+                "severity": "critical",
+                "figure": "disconnects",
+                "cause": "something between here and the gateway hides that a client has left, so the engine works on "
+                "for nobody",
+                "evidence": {"left_for_s": after_s, "request": request_id},
+                "knob": _knob({}, "pass disconnects on (nginx: proxy_ignore_client_abort off)"),
+            }
+        )
+    elif outcome == "cancelled":
+        found.passed.append(f"a client that leaves is noticed: after {seconds(after_s)}")
+    else:
+        found.skipped.append(f"whether a client's leaving is noticed: the answer ended by itself ({outcome})")
+
+
+def _until(
+    clock: Clock,
+    ask: Callable[[], tuple[int, dict[str, Any]]],
+    enough: Callable[[tuple[int, dict[str, Any]]], bool],
+    within_s: float,
+) -> tuple[int, dict[str, Any]]:
+    ends, nothing = clock() + within_s, Event()
+    while not enough(answer := ask()) and clock() < ends:
+        nothing.wait(PAUSE_S)
+    return answer
+
+
+def _leave(connection: HTTPConnection) -> None:
+    """At once, as a process that is killed does: also a response that nobody has asked for keeps no socket open."""
+    if connection.sock is not None:
+        with suppress(OSError):
+            connection.sock.shutdown(SHUT_RDWR)
+    connection.close()
+
+
+# -- asking -----------------------------------------------------------------------------------------------
+
+
+class Client:
+    """What a client of the OpenAI API would send, with a stopwatch."""
+
+    def __init__(self, url: str, api_key: str | None, clock: Clock) -> None:
+        self.clock = clock
+        parts = urlsplit(url)
+        self._base, self._netloc, self._tls = parts.path.rstrip("/"), parts.netloc, parts.scheme == "https"
+        self._headers = {"content-type": "application/json", "accept-encoding": "gzip"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    def model(self) -> str:
+        with self._connected() as connection:
+            plain = {name: value for name, value in self._headers.items() if name == "authorization"}
+            connection.request("GET", f"{self._base}/v1/models", headers=plain)
+            answer = self._answer(connection)
+            try:
+                return str(json.loads(answer.read(1 << 20))["data"][0]["id"])
+            except (LookupError, TypeError, ValueError):
+                return "default"
+
+    def stream(self, body: bytes, request_id: str) -> Arrival:
+        with self._connected() as connection:
+            sent_at = self.clock()
+            self._send(connection, body, request_id)
+            answer = self._answer(connection)
+            seen = Arrival(sent_at, {name.lower(): value for name, value in answer.getheaders()}, [])
+            plain = _decoder(seen.headers.get("content-encoding", ""))
+            rest = b""
+            while data := answer.read1(1 << 16):
+                *lines, rest = (rest + plain(data)).split(b"\n")
+                seen.at += [self.clock()] * sum(line.startswith(b"data: {") for line in lines)
+            return seen
+
+    @contextmanager
+    def asking(self, body: bytes, request_id: str) -> Iterator[HTTPConnection]:
+        """One that has been sent, and whose answer nobody reads."""
+        with self._connected() as connection:
+            self._send(connection, body, request_id)
+            yield connection
+
+    def _send(self, connection: HTTPConnection, body: bytes, request_id: str) -> None:
+        headers = {**self._headers, "x-request-id": request_id}
+        connection.request("POST", f"{self._base}/v1/chat/completions", body, headers)
+
+    def _answer(self, connection: HTTPConnection) -> HTTPResponse:
+        answer = connection.getresponse()
+        if answer.status in (401, 403):
+            raise Untried(
+                "tokens and disconnects: a tenant's key is needed to ask for an answer, give one with --api-key"
+            )
+        if answer.status != 200:
+            said = answer.read(500).decode(errors="replace").strip()
+            raise Untried(f"tokens and disconnects: a request was answered {answer.status}: {said[:200]}")
+        return answer
+
+    @contextmanager
+    def _connected(self) -> Iterator[HTTPConnection]:
+        connection = (
+            HTTPSConnection(self._netloc, timeout=TIMEOUT_S, context=ssl.create_default_context())
+            if self._tls
+            else HTTPConnection(self._netloc, timeout=TIMEOUT_S)
+        )
+        try:
+            yield connection
+        except _ERRORS as error:
+            raise Untried(f"tokens and disconnects: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+
+def _decoder(encoding: str) -> Callable[[bytes], bytes]:
+    """Whatever compresses a stream may also collect it, so it is accepted, as the official clients do."""
+    if encoding not in ("", "gzip"):
+        raise Untried(f"whether tokens are held back: the stream comes back as {encoding}, which nobody asked for")
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress if encoding else lambda data: data
+
+
+def _body(model: str, prompt: str, tokens: int, stream: bool) -> bytes:
+    body = {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": stream, "max_tokens": tokens}
+    return json.dumps(body).encode()
+
+
+def _new_id() -> str:
+    return f"doctor-{uuid.uuid4().hex}"
+
+
+# -- words ------------------------------------------------------------------------------------------------
+
+
+def _hint(status: int) -> str:
+    if status in (401, 403):
+        return "give an admin key with --key, or the gateway's own address with --gateway"
+    if status == 404:
+        return "the request's x-request-id does not get through to this gateway"
+    return f"it answered {status}"
+
+
+def _proxy(headers: dict[str, str]) -> str | None:
+    """Who it is, as far as it says."""
+    told = f"{headers.get('server', '')} {headers.get('via', '')}".lower()
+    told += " cloudflare" if "cf-ray" in headers else ""
+    return next((name for name in _EXPORTS if name in told), None)
+
+
+def _knob(headers: dict[str, str], what: str) -> str:
+    proxy = _proxy(headers)
+    which = _EXPORTS[proxy] if proxy else "nginx (or envoy, alb, cloudflare)"
+    return f"{what}; `headgate export {which}` prints settings that do"

@@ -1,0 +1,112 @@
+"""Envoy in front of the gateway, as a v3 bootstrap with one listener and one cluster.
+
+Envoy does not buffer and resets the upstream stream when a client leaves. What has to be said: no limit on how long an
+answer takes (15 s by default), a longer patience with a silent stream, small buffers so that a slow client is felt by
+the gateway, and room for more than the 1024 requests a cluster may have by default.
+"""
+
+from typing import Any
+
+import yaml
+
+from headgate.export.proxy import Facing
+
+BUFFER_BYTES = 32 * 1024
+"""Per connection, each way: a client that does not read is noticed by the gateway after this much."""
+_TYPES = "type.googleapis.com/envoy"
+_MANAGER = f"{_TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+_ROUTER = f"{_TYPES}.extensions.filters.http.router.v3.Router"
+_PROTOCOL = f"{_TYPES}.extensions.upstreams.http.v3.HttpProtocolOptions"
+_TLS = f"{_TYPES}.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+
+Part = dict[str, Any]
+
+
+def envoy(facing: Facing, listen: int = 8080) -> str:
+    """The whole file; `envoy -c` takes it."""
+    bootstrap = {"static_resources": {"listeners": [_listener(facing, listen)], "clusters": [_cluster(facing)]}}
+    text = yaml.safe_dump(bootstrap, sort_keys=False, width=120)
+    return f"# Made by `headgate export envoy`: change the config, not this file.\n{text}"
+
+
+def _listener(facing: Facing, port: int) -> Part:
+    manager = {
+        "@type": _MANAGER,
+        "stat_prefix": "headgate",
+        "codec_type": "AUTO",
+        "use_remote_address": True,  # sets x-forwarded-for, by which the admin API knows who is not on its machine
+        "preserve_external_request_id": True,
+        "max_request_headers_kb": max(1, facing.header_bytes // 1024),
+        "common_http_protocol_options": {"idle_timeout": "3600s"},
+        "request_headers_timeout": f"{facing.header_s}s",
+        "request_timeout": f"{facing.header_s + facing.body_s}s",
+        "stream_idle_timeout": f"{facing.quiet_s}s",
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
+        "http_filters": [{"name": "envoy.filters.http.router", "typed_config": {"@type": _ROUTER}}],
+        "route_config": {
+            "name": "headgate",
+            "virtual_hosts": [{"name": "headgate", "domains": ["*"], "routes": [_route(facing)]}],
+        },
+    }
+    return {
+        "name": "headgate",
+        "address": _socket("0.0.0.0", port),
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+
+
+def _route(facing: Facing) -> Part:
+    """0 s: an answer takes as long as it takes. Without a retry policy nothing is sent twice."""
+    return {
+        "match": {"prefix": "/"},
+        "route": {"cluster": "headgate", "timeout": "0s", "idle_timeout": f"{facing.quiet_s}s"},
+    }
+
+
+def _cluster(facing: Facing) -> Part:
+    room = facing.connections
+    cluster: Part = {
+        "name": "headgate",
+        "type": "STRICT_DNS",
+        "lb_policy": "LEAST_REQUEST",
+        "connect_timeout": f"{facing.connect_s}s",
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": _PROTOCOL,
+                "explicit_http_config": {"http_protocol_options": {}},
+                "common_http_protocol_options": {"idle_timeout": f"{facing.kept_s}s"},
+            }
+        },
+        "circuit_breakers": {
+            "thresholds": [{"max_connections": room, "max_pending_requests": room, "max_requests": room}]
+        },
+        "health_checks": [
+            {
+                "timeout": "1s",
+                "interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health/ready"},
+            }
+        ],
+        "load_assignment": {
+            "cluster_name": "headgate",
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": {"address": _socket(g.host, g.port)}} for g in facing.gateways]}
+            ],
+        },
+    }
+    if facing.tls:
+        cluster["transport_socket"] = {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {"@type": _TLS, "sni": facing.gateways[0].host},
+        }
+    return cluster
+
+
+def _socket(host: str, port: int) -> Part:
+    return {"socket_address": {"address": host, "port_value": port}}

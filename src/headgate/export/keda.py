@@ -1,0 +1,80 @@
+"""A KEDA ScaledObject: the engines are scaled on the gateways' own queue depth, and on how full the engines are.
+
+Two figures, because one is not enough: a queue is empty as long as engines have room, also where they are nearly full,
+so by itself it would take away engines until people wait. KEDA makes a HorizontalPodAutoscaler of it, which wants the
+larger of the two. An interactive pool never goes to zero: the first to come would wait for a cold start.
+"""
+
+import math
+from typing import Any
+
+from headgate.export.kubernetes import Manifest, Parts, dump
+from headgate.model.gateway_config import GatewayConfig
+
+PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
+POLL_S = 5
+INTERACTIVE_S = 60.0
+"""A lane that promises its first token sooner than this has somebody waiting in front of it."""
+
+
+def keda(config: GatewayConfig, parts: Parts, prometheus: str = PROMETHEUS) -> str:
+    head = "# Made by `headgate export keda`: change the config, not this file.\n"
+    if config.fleet.kubernetes.scaled_here:
+        head += "# Set fleet.kubernetes.scaled_here to false: the gateway must not scale the same engines.\n"
+    return head + dump(scaled_object(config, parts, prometheus))
+
+
+def scaled_object(config: GatewayConfig, parts: Parts, prometheus: Any = PROMETHEUS) -> Manifest:
+    scale = config.fleet.scale
+    least = min(scale.min, scale.max) if not interactive(config) else max(1, scale.min)
+    queue = _trigger("queue", "sum(headgate_waiting_per_replica)", scale.queue_per_replica, prometheus)
+    use = _trigger("use", "sum(headgate_utilisation)", scale.utilisation_target, prometheus)
+    meta = {"name": parts.engine_name} | ({"namespace": parts.namespace} if parts.namespace is not None else {})
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": meta,
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": parts.engine_name},
+            "minReplicaCount": least + scale.warm,
+            "maxReplicaCount": scale.max,
+            "pollingInterval": POLL_S,
+            "cooldownPeriod": math.ceil(scale.idle_s),
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(config)}},
+            "triggers": [queue, use],
+        },
+    }
+
+
+def interactive(config: GatewayConfig) -> bool:
+    return any(lane.ttft_target_s < INTERACTIVE_S for lane in config.lanes)
+
+
+def _behavior(config: GatewayConfig) -> Manifest:
+    """Up at once and by half again at most, down slowly: as policy/scale.py does."""
+    scale = config.fleet.scale
+    up_s, down_s = (min(1800, max(1, math.ceil(s))) for s in (scale.up_cooldown_s, scale.down_cooldown_s))
+    more = [
+        {"type": "Percent", "value": 100, "periodSeconds": up_s},
+        {"type": "Pods", "value": 2, "periodSeconds": up_s},
+    ]
+    fewer = [{"type": "Percent", "value": max(1, round(100 * scale.down_share)), "periodSeconds": down_s}]
+    return {
+        "scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "policies": more},
+        "scaleDown": {
+            "stabilizationWindowSeconds": min(3600, math.ceil(scale.down_cooldown_s)),
+            "selectPolicy": "Max",
+            "policies": fewer,
+        },
+    }
+
+
+def _trigger(name: str, query: str, threshold: float, prometheus: Any) -> Manifest:
+    """Value, not AverageValue: both figures are for each replica already. Without figures nothing is changed."""
+    metadata = {
+        "serverAddress": prometheus,
+        "query": query,
+        "threshold": f"{threshold:g}",
+        "ignoreNullValues": "false",
+    }
+    return {"type": "prometheus", "name": name, "metricType": "Value", "metadata": metadata}

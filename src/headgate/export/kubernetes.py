@@ -1,0 +1,350 @@
+"""Manifests for a gateway and its engines on Kubernetes, from the one config.
+
+What scales the engines is one of two, never both: the gateway itself, through the engines' scale (then there is one
+gateway: two would pull at it from both sides), or KEDA, on the gateways' queue depth (then there may be several).
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from headgate import __version__
+from headgate.export.cluster_file import in_cluster
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import GatewayConfig, did_you_mean
+from headgate.replica.dialects import DIALECTS
+
+Manifest = dict[str, Any]
+
+NOTICE_S = 5
+"""A pod that goes is still in a Service's list for about as long: it keeps serving meanwhile."""
+USER = 10001
+"""As in the Containerfile."""
+MOUNT = "/etc/headgate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What differs between one cluster and the next. In a Helm chart each is a template's expression."""
+
+    name: str = "headgate"
+    namespace: str | None = None
+    image: str = f"headgate:{__version__}"
+    engine_image: str | None = None
+    """None: the same image."""
+    gateways: Any = 1
+    engines: Any = None
+    """None: as many as fleet.scale says at least. Left out where something scales them."""
+    gpus: int = 0
+    keda: bool = False
+    gateway_resources: Any = field(
+        default_factory=lambda: {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}}
+    )
+    engine_resources: Any = None
+    engine_kind: str = "headgate"
+    """As in replica/dialects.py. Another one has an image of its own, which is started as its maker meant it."""
+    engine_args: Any = None
+    """The engine's command line; None: as `headgate engine` wants it, and none for another kind."""
+    engine_flags: tuple[str, ...] = ()
+    """What `headgate engine` is told on top."""
+    config: str | None = None
+    """The gateway's file as it is mounted; None: made here."""
+
+    @property
+    def scaled_here(self) -> bool:
+        return not self.keda and self.gateways == 1
+
+    @property
+    def engine_name(self) -> str:
+        return f"{self.name}-engine"
+
+
+def kubernetes(config: GatewayConfig, parts: Parts, text: str = "") -> str:
+    """All of it for `kubectl apply -f -`. `text` is the config file itself."""
+    made = [it for group in manifests(config, parts, text).values() for it in group]
+    return notes(config, parts) + "---\n".join(dump(it) for it in made)
+
+
+def manifests(config: GatewayConfig, parts: Parts, text: str = "") -> dict[str, list[Manifest]]:
+    """By what they are about. Order matters only to people."""
+    groups = {
+        "config": [_config(config, parts, text)],
+        "access": _access(parts),
+        "gateway": [_gateway(config, parts), _service(config, parts), _budget(parts, "gateway")],
+        "engine": [_engine(config, parts), _budget(parts, "engine"), _policy(config, parts)],
+    }
+    if parts.namespace is not None:
+        for it in (it for group in groups.values() for it in group):
+            it["metadata"]["namespace"] = parts.namespace
+    return groups
+
+
+def notes(config: GatewayConfig, parts: Parts) -> str:
+    lines = ["Made by `headgate export kubernetes`: change the config, not this file."]
+    if not config.has_keys:
+        lines.append("No tenant has a key, so whoever reaches the Service is served (--insecure).")
+    if not parts.scaled_here and not parts.keda:
+        lines += [
+            f"With {parts.gateways} gateways none of them scales the engines: apply `headgate export keda` too, or say",
+            "how many with `kubectl scale`.",
+        ]
+    if parts.gateways != 1:
+        lines.append("Without a shared Redis each gateway keeps the tenants' limits for itself.")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def dump(manifest: Manifest) -> str:
+    return yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines as people write it, and nothing as an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def checked(parts: Parts) -> Parts:
+    """The same, if Kubernetes takes its names and there is such an engine."""
+    if parts.engine_kind not in DIALECTS:
+        hint = did_you_mean(parts.engine_kind, sorted(DIALECTS))
+        raise StartupError(f"--engine: no engine is called {parts.engine_kind!r}; {hint}")
+    if parts.engine_kind != "headgate" and parts.engine_image is None:
+        raise StartupError(f"--engine {parts.engine_kind}: say which image it is in, with --engine-image")
+    for flag, name in (("--name", parts.engine_name), ("--namespace", parts.namespace)):
+        if name is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+            given = name.removesuffix("-engine")
+            raise StartupError(f"{flag}: expected lowercase letters, digits and '-', at most 56, got {given!r}")
+    return parts
+
+
+# -- config and access ------------------------------------------------------------------------------------
+
+
+def cluster_text(config: GatewayConfig, parts: Parts, text: str = "") -> str:
+    """The gateway's file as it is mounted."""
+    return in_cluster(text, parts.engine_name, config.listen.port, config.fleet.kubernetes.port, parts.scaled_here)
+
+
+def _config(config: GatewayConfig, parts: Parts, text: str) -> Manifest:
+    """A Secret, because hashes of keys and headers for collectors are in it."""
+    data = parts.config if parts.config is not None else cluster_text(config, parts, text)
+    return {
+        **_head("v1", "Secret", parts.name, parts, "gateway"),
+        "type": "Opaque",
+        "stringData": {"headgate.yaml": data},
+    }
+
+
+def _access(parts: Parts) -> list[Manifest]:
+    """What fleet/kubernetes_fleet.py does with the API, and nothing else."""
+    group = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    ]
+    if parts.scaled_here:
+        scales = ["deployments/scale", "statefulsets/scale"]
+        rules += [
+            {"apiGroups": ["apps"], "resources": scales, "verbs": ["get", "patch"]},
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch", "delete"]},
+        ]
+    subject = {"kind": "ServiceAccount", "name": parts.name}
+    if parts.namespace is not None:
+        subject["namespace"] = parts.namespace
+    return [
+        _head("v1", "ServiceAccount", parts.name, parts, "gateway"),
+        {**_head(f"{group}/v1", "Role", parts.name, parts, "gateway"), "rules": rules},
+        {
+            **_head(f"{group}/v1", "RoleBinding", parts.name, parts, "gateway"),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": parts.name},
+            "subjects": [subject],
+        },
+    ]
+
+
+# -- the gateway ------------------------------------------------------------------------------------------
+
+
+def _gateway(config: GatewayConfig, parts: Parts) -> Manifest:
+    args = ["serve", "--config", f"{MOUNT}/headgate.yaml", *([] if config.has_keys else ["--insecure"])]
+    container = {
+        "name": "gateway",
+        "image": parts.image,
+        "args": args,
+        "ports": [{"name": "http", "containerPort": _port(config)}],
+        "resources": parts.gateway_resources,
+        **_probes(config.listen.tls is not None, 1),
+        "lifecycle": _linger(NOTICE_S),
+        "securityContext": _confined(),
+        "volumeMounts": [
+            {"name": "config", "mountPath": MOUNT, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    pod = {
+        "serviceAccountName": parts.name,
+        "terminationGracePeriodSeconds": math.ceil(config.listen.drain_s) + NOTICE_S + 10,
+        "securityContext": _nobody(),
+        "containers": [container],
+        "volumes": [{"name": "config", "secret": {"secretName": parts.name}}, {"name": "tmp", "emptyDir": {}}],
+    }
+    scraped = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(_port(config)),
+        "prometheus.io/path": "/metrics",
+    }
+    return _deployment(parts, "gateway", parts.name, parts.gateways, pod, scraped)
+
+
+def _service(config: GatewayConfig, parts: Parts) -> Manifest:
+    port = 443 if config.listen.tls is not None else 80
+    return {
+        **_head("v1", "Service", parts.name, parts, "gateway"),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": _labels(parts, "gateway"),
+            "ports": [{"name": "http", "port": port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+# -- engines ----------------------------------------------------------------------------------------------
+
+
+def _engine(config: GatewayConfig, parts: Parts) -> Manifest:
+    linger_s, own = max(NOTICE_S, math.ceil(config.fleet.drain_s)), parts.engine_kind == "headgate"
+    health = DIALECTS[parts.engine_kind].health[0]
+    args = engine_args(config, parts)
+    container = {
+        "name": "engine",
+        "image": parts.engine_image or parts.image,
+        **({"args": args} if args else {}),
+        "ports": [{"name": "http", "containerPort": config.fleet.kubernetes.port}],
+        "resources": parts.engine_resources or _engine_resources(parts.gpus),
+        **_probes(False, math.ceil(config.fleet.start_limit_s / 5), "/health/live" if own else health, health),
+        # The gateway sends no more as soon as the pod is to go; what it has is given this long before SIGTERM.
+        "lifecycle": _linger(linger_s),
+        **({"securityContext": _confined()} if own else {}),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": linger_s + 15,
+        **({"securityContext": _nobody()} if own else {}),
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    scale = config.fleet.scale
+    count = parts.engines if parts.engines is not None else scale.least + scale.warm
+    # Where something scales them, applying this once more must not undo what it has done.
+    fixed = None if parts.keda or parts.scaled_here else count
+    return _deployment(parts, "engine", parts.engine_name, fixed, pod, {})
+
+
+def engine_args(config: GatewayConfig, parts: Parts) -> list[str]:
+    if parts.engine_args is not None:
+        return list(parts.engine_args)
+    own = ["engine", "--host", "0.0.0.0", "--port", str(config.fleet.kubernetes.port), *parts.engine_flags]
+    return own if parts.engine_kind == "headgate" else []
+
+
+def _engine_resources(gpus: int) -> Manifest:
+    resources: dict[str, dict[str, str]] = {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "8Gi"}}
+    if gpus:
+        resources["limits"]["nvidia.com/gpu"] = str(gpus)
+    return resources
+
+
+def _policy(config: GatewayConfig, parts: Parts) -> Manifest:
+    """Engines ask nobody for a key, so only gateways may ask them."""
+    gateways = {"podSelector": {"matchLabels": _labels(parts, "gateway")}}
+    return {
+        **_head("networking.k8s.io/v1", "NetworkPolicy", parts.engine_name, parts, "engine"),
+        "spec": {
+            "podSelector": {"matchLabels": _labels(parts, "engine")},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [gateways], "ports": [{"port": config.fleet.kubernetes.port, "protocol": "TCP"}]}],
+        },
+    }
+
+
+# -- what both have ---------------------------------------------------------------------------------------
+
+
+def _deployment(
+    parts: Parts, component: str, name: str, replicas: Any, pod: Manifest, annotations: Manifest
+) -> Manifest:
+    labels = _labels(parts, component)
+    meta: Manifest = {"labels": labels} | ({"annotations": annotations} if annotations else {})
+    # One more before one less: capacity never drops while a new version comes.
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    spec = {
+        **({} if replicas is None else {"replicas": replicas}),
+        "selector": {"matchLabels": labels},
+        "strategy": strategy,
+        "template": {"metadata": meta, "spec": pod},
+    }
+    return {**_head("apps/v1", "Deployment", name, parts, component), "spec": spec}
+
+
+def _budget(parts: Parts, component: str) -> Manifest:
+    name = parts.name if component == "gateway" else parts.engine_name
+    return {
+        **_head("policy/v1", "PodDisruptionBudget", name, parts, component),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(parts, component)}},
+    }
+
+
+def _probes(tls: bool, starts: int, live: str = "/health/live", ready: str = "/health/ready") -> Manifest:
+    """`starts`: times five seconds that a start may take before it is given up."""
+
+    def get(path: str, **more: int) -> Manifest:
+        request = {"path": path, "port": "http"} | ({"scheme": "HTTPS"} if tls else {})
+        return {"httpGet": request, "timeoutSeconds": 2, **more}
+
+    return {
+        "startupProbe": get(live, periodSeconds=5, failureThreshold=max(12, starts)),
+        "readinessProbe": get(ready, periodSeconds=2, failureThreshold=2),
+        # Late rather than early: a busy engine is slow to answer, and killing it makes that worse.
+        "livenessProbe": get(live, periodSeconds=10, failureThreshold=6),
+    }
+
+
+def _linger(seconds: int) -> Manifest:
+    return {"preStop": {"exec": {"command": ["sleep", str(seconds)]}}}
+
+
+def _confined() -> Manifest:
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def _nobody() -> Manifest:
+    return {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _head(api: str, kind: str, name: str, parts: Parts, component: str) -> Manifest:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": _labels(parts, component)}}
+
+
+def _labels(parts: Parts, component: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "headgate",
+        "app.kubernetes.io/instance": parts.name,
+        "app.kubernetes.io/component": component,
+    }
+
+
+def _port(config: GatewayConfig) -> int:
+    if config.listen.port == 0:
+        raise StartupError("listen.port is 0: give the gateway a port of its own, such as 8000")
+    return config.listen.port

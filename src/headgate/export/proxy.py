@@ -1,0 +1,98 @@
+"""What must a proxy in front of the gateway know? The figures that nginx, Envoy, an ALB and Cloudflare are told.
+
+One rule is behind all of them: whoever gives up first should be the gateway, because it knows why and says so. A proxy
+with a shorter patience turns a request that is waiting its turn into a bare 504; one that keeps connections longer than
+the gateway does sends requests into connections that are being closed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from headgate.model.errors import StartupError
+from headgate.model.gateway_config import GatewayConfig
+
+CLIENTS_WAIT_S = 600.0
+"""What the official clients wait for a whole answer that is not streamed. All that time nothing may be sent."""
+KEPT_SHARE = 0.8
+"""Of the time that the gateway keeps an unused connection, that for which a proxy may keep it."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Facing:
+    """The gateway as a proxy sees it."""
+
+    gateways: tuple[Address, ...]
+    tls: bool
+    """Whether the gateways themselves speak TLS."""
+    quiet_s: int
+    """The longest the gateway may say nothing and still be well."""
+    kept_s: int
+    """How long an unused connection to a gateway may be kept."""
+    connect_s: int
+    drain_s: int
+    header_s: int
+    body_s: int
+    header_bytes: int
+    body_bytes: int
+    connections: int
+
+
+def facing(config: GatewayConfig, gateways: Sequence[str] = ()) -> Facing:
+    """`gateways` are host:port; none: this machine, on the configured port."""
+    limits, timeouts = config.limits, config.timeouts
+    return Facing(
+        gateways=tuple(map(address, gateways)) or (_own(config),),
+        tls=config.listen.tls is not None,
+        quiet_s=_up(max(CLIENTS_WAIT_S, first_byte_s(config), timeouts.stall_s)),
+        kept_s=max(1, int(KEPT_SHARE * timeouts.idle_s)),
+        connect_s=_up(timeouts.connect_s),
+        drain_s=_up(config.listen.drain_s),
+        header_s=_up(timeouts.header_s),
+        body_s=_up(timeouts.body_s),
+        header_bytes=limits.header_bytes,
+        body_bytes=limits.body_bytes,
+        connections=limits.connections,
+    )
+
+
+def first_byte_s(config: GatewayConfig) -> float:
+    """The longest a request may wait for its first byte: in the queue, for a replica, and on each that is tried."""
+    timeouts = config.timeouts
+    waiting = max((lane.wait_bound_s for lane in config.lanes), default=0.0) + timeouts.no_replica_wait_s
+    return waiting + timeouts.first_token_s * config.retry.attempts
+
+
+def address(text: str) -> Address:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.path or parts.username or any(c in text for c in " \t\r\n;{}\"'"):
+        raise StartupError(f"--gateway: expected host:port, such as 10.0.0.7:8000; got {text!r}")
+    return Address(host, port)
+
+
+def _own(config: GatewayConfig) -> Address:
+    listen = config.listen
+    if listen.port == 0:
+        raise StartupError(
+            "listen.port is 0, so the port is known only once it runs; say where with --gateway HOST:PORT"
+        )
+    return Address(_EVERYWHERE.get(listen.host, listen.host), listen.port)
+
+
+def _up(value: float) -> int:
+    return max(1, math.ceil(value))

@@ -1,0 +1,80 @@
+"""Which answers have to be read along, because they may have to be ended early?
+
+Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
+are watched. Our own engine is told the bounds instead, and keeps them itself.
+"""
+
+from typing import Any
+
+from headgate.gateway.accept import Accepted
+from headgate.gateway.gather import Gather
+from headgate.gateway.output import REPETITION, text_of
+from headgate.gateway.relay import Relay
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.model.lane import Lane
+from headgate.policy.output import Allowance
+from headgate.policy.runaway import Detector
+from headgate.replica.http import Call
+
+
+def bounded(
+    accepted: Accepted, allowance: Allowance, lane: Lane, relay: Relay, clock: Clock
+) -> "Gather | Bounded | None":
+    """None: the Relay itself does."""
+    request = accepted.request
+    watched = allowance.runaway != "off" and (accepted.body.get("n") or 1) == 1
+    if request.stream:
+        return Bounded(relay, Detector(allowance.runaway)) if watched else None
+    if watched or may_outlast(allowance.tokens, lane):
+        detector = Detector(allowance.runaway) if watched else None
+        return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
+    return None
+
+
+def may_outlast(tokens: int | None, lane: Lane) -> bool:
+    """Whether so much can take longer than the lane allows even if every token comes as soon as promised."""
+    if lane.generation_s is None:
+        return False
+    return tokens is None or tokens * lane.gap_target_s > lane.generation_s
+
+
+class Bounded:
+    """Between a replica and its Relay: reads along, and ends what only repeats itself. A Listener."""
+
+    __slots__ = ("_detector", "_relay")
+
+    def __init__(self, relay: Relay, detector: Detector) -> None:
+        self._relay = relay
+        self._detector = detector
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def start(self, call: Call) -> None:
+        self._relay.start(call)
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._relay.on_head(status, headers, is_stream)
+
+    def on_events(self, events: list[bytes]) -> None:
+        relay, detector = self._relay, self._detector
+        for index, event in enumerate(events):
+            if detector.hear(text_of(event)):
+                relay.on_events(events[: index + 1])
+                if not relay.over:
+                    relay.cut(REPETITION, "stop")
+                return
+        relay.on_events(events)
+
+    def on_body(self, body: bytes) -> None:
+        self._relay.on_body(body)
+
+    def on_done(self) -> None:
+        self._relay.on_done()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._relay.on_failed(error, sent)
+
+    def on_late(self) -> None:
+        self._relay.on_late()

@@ -1,0 +1,71 @@
+"""One stream from two replicas: what the second says is told as if the first had gone on.
+
+Only streams that broke off come here; nobody else's events are decoded.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from headgate.replica.dialects import continued
+
+_HEAD: Final = ("id", "object", "created", "model", "system_fingerprint")
+"""What is the same in all events of a stream."""
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+def can_go_on(path: str, body: dict[str, Any]) -> bool:
+    """Whether some replica could go on with its stream. Which ones can, is known when one is chosen."""
+    return continued("headgate", path, body, "", 0) is not None
+
+
+def text_said(said: bytearray) -> str | None:
+    """From its spelling in JSON, as it was passed on. None: it breaks off within a character."""
+    try:
+        text = msgspec.json.decode(b'"%b"' % bytes(said), type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return None if "\N{REPLACEMENT CHARACTER}" in text[-1:] else text
+
+
+class Continuation:
+    __slots__ = ("_before", "_head")
+
+    def __init__(self, first: bytes, before: int) -> None:
+        """`first` is the stream's first event, `before` how many tokens have been passed on so far."""
+        try:
+            began = _decode(first)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            began = {}
+        self._head = {name: began[name] for name in _HEAD if name in began} if isinstance(began, dict) else {}
+        self._before = before
+
+    def told(self, event: bytes) -> bytes | None:
+        """As the first replica would have said it. None: nothing the client has not heard."""
+        try:
+            said = _decode(event)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return event  # [DONE], or whatever it is
+        if not isinstance(said, dict) or "error" in said:
+            return event
+        usage = said.get("usage")
+        speaks = isinstance(usage, dict)
+        if isinstance(usage, dict):
+            self._add_up(usage, said.get("timings"))
+        for choice in said.get("choices") or ():
+            delta = choice.get("delta")
+            if isinstance(delta, dict):
+                delta.pop("role", None)
+                speaks = speaks or any(delta.values())
+            speaks = speaks or bool(choice.get("text")) or choice.get("finish_reason") is not None
+        return _encode({**said, **self._head}) if speaks else None
+
+    def _add_up(self, usage: dict[str, Any], timings: object) -> None:
+        """The second replica took what was said for a part of its prompt."""
+        before = self._before
+        if isinstance(timings, dict) and isinstance(timings.get("continued_tokens"), int):
+            before = timings["continued_tokens"]  # our own engine knows; events may be of several tokens
+        for name, more in (("prompt_tokens", -before), ("completion_tokens", before)):
+            if isinstance(usage.get(name), int):
+                usage[name] = max(0, usage[name] + more)

@@ -1,0 +1,201 @@
+"""How is an answer in one piece ended early? It is asked for as a stream, and put together here.
+
+A replica gives nothing of an answer in one piece before all of it is there. So where it may have to be ended with what
+there is, the replica is asked to stream it; the client gets one piece all the same, and its Relay sees one.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from headgate.gateway.output import DONE, REPETITION, TIME, text_of
+from headgate.gateway.relay import Relay
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.policy.runaway import Detector
+from headgate.replica.http import Call
+from headgate.replica.openai import read_error
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""Of events for one answer; no lane's ceiling comes near."""
+_AFTER_DONE_S: Final = 1.0
+_GROWING: Final = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"})
+"""Fields of which each event brings a part. Of the rest the last one counts."""
+_STREAMED: Final = {"chat.completion.chunk": "chat.completion"}
+
+
+class Whole:
+    """An answer as it grows."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        """That said something."""
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add(self, event: bytes) -> None:
+        """Raises msgspec.DecodeError, TypeError or LookupError for what is no event of a completion."""
+        said = msgspec.json.decode(event)
+        choices = said.pop("choices")
+        first = {name: value for name, value in said.items() if value is not None}
+        # Who it is does not change; usage and whatever engines add comes last.
+        self._head = {**first, **self._head, **({"usage": first["usage"]} if "usage" in first else {})}
+        for choice in choices:
+            _grow(self._choices.setdefault(choice.get("index", 0), {}), choice)
+            self.events += 1
+
+    def body(self, stop: str, finish: str, prompt_tokens: int) -> bytes:
+        """`stop` and `finish`: for choices that the replica has not ended; empty if it has ended all."""
+        head = dict(self._head)
+        head["object"] = kind = _STREAMED.get(head.get("object", ""), head.get("object", "chat.completion"))
+        choices = []
+        for index in sorted(self._choices):
+            choice = {"index": index, **self._choices[index]}
+            delta = choice.pop("delta", None)
+            if kind == "chat.completion":
+                choice["message"] = _message(delta or {})
+            if stop and choice.get("finish_reason") is None:
+                choice |= {"finish_reason": finish, "headgate_stop": stop}
+            choices.append(choice)
+        if "usage" not in head:
+            output = self.events
+            counts = {"prompt_tokens": prompt_tokens, "completion_tokens": output}
+            head |= {"usage": {**counts, "total_tokens": prompt_tokens + output}, "headgate_usage": "estimated"}
+        return msgspec.json.encode({**head, "choices": choices})
+
+
+def _grow(known: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        old = known.get(name)
+        if value is None or name == "index":
+            known.setdefault(name, value)
+        elif name in _GROWING and isinstance(value, str) and isinstance(old, str):
+            known[name] = old + value
+        elif name == "tool_calls":
+            calls = known[name] = old or {}
+            for call in value:
+                _grow(calls.setdefault(call.get("index", 0), {}), call)
+        elif isinstance(value, dict):
+            inner = known[name] = old if isinstance(old, dict) else {}
+            _grow(inner, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            old.extend(value)
+        else:
+            known[name] = value
+
+
+def _message(delta: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, **delta}
+    calls = message.pop("tool_calls", None)
+    if calls:
+        order = sorted(calls)
+        message["tool_calls"] = [{name: value for name, value in calls[at].items() if name != "index"} for at in order]
+    elif message["content"] is None:
+        message["content"] = ""
+    return message
+
+
+class Gather:
+    """Between a replica that streams and a Relay that wants one piece. A Listener."""
+
+    def __init__(
+        self, relay: Relay, limit_s: float | None, detector: Detector | None, prompt_tokens: int, clock: Clock
+    ) -> None:
+        self._relay = relay
+        self._limit_s = limit_s
+        self._detector = detector
+        self._prompt_tokens = prompt_tokens
+        self._clock = clock
+        self._call: Call | None = None
+        self._whole = Whole()
+        self._headers: dict[str, str] = {}
+        self._streams = False
+        self._said_done = False
+        self._bytes = 0
+        self._ends_at: float | None = None
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the replica is asked instead."""
+        return {**body, "stream": True, "stream_options": {"include_usage": True}}
+
+    def start(self, call: Call) -> None:
+        self._call = call
+        self._relay.start(call)
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._streams, self._headers = is_stream, headers
+        if not is_stream:  # a refusal, or an engine that does as it likes
+            self._relay.on_head(status, headers, False)
+
+    def on_events(self, events: list[bytes]) -> None:
+        call = self._call
+        if self._said_done or call is None:
+            return
+        if self._ends_at is None and self._limit_s is not None:
+            self._ends_at = self._clock() + self._limit_s
+            call.late_at = min(call.late_at, self._ends_at)
+        for event in events:
+            if event == DONE:
+                self._said_done = True
+                call.late_at = self._clock() + _AFTER_DONE_S
+                return
+            self._bytes += len(event)
+            if event.startswith(b'{"error"'):
+                self._refuse(event)
+                return
+            try:
+                self._whole.add(event)
+            except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+                self._give_up(ReplicaFailed("the replica's stream is no completion"))
+                return
+            if self._bytes > MOST_BYTES:
+                self._give_up(ReplicaFailed(f"the replica's answer is longer than {MOST_BYTES} bytes"))
+                return
+            if self._detector is not None and self._detector.hear(text_of(event)):
+                self._answer(REPETITION, "stop")
+                return
+
+    def on_body(self, body: bytes) -> None:
+        self._relay.on_body(body)
+
+    def on_done(self) -> None:
+        if not self._streams:
+            self._relay.on_done()
+        elif self._said_done:
+            self._answer("", "")
+        else:
+            self._give_up(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        if self._said_done:
+            self._answer("", "")
+        else:
+            self._relay.on_failed(error, sent)
+
+    def on_late(self) -> None:
+        call = self._call
+        if self._said_done:
+            self._answer("", "")
+        elif self._ends_at is not None and self._clock() >= self._ends_at:
+            self._answer(TIME, "length")
+        else:
+            self._relay.on_late()
+            if call is not None and self._ends_at is not None:
+                call.late_at = min(call.late_at, self._ends_at)
+
+    def _answer(self, stop: str, finish: str) -> None:
+        relay, self._call = self._relay, None
+        relay.stop = stop
+        relay.on_head(200, self._headers, False)
+        relay.on_body(self._whole.body(stop, finish, self._prompt_tokens))
+        relay.on_done()
+
+    def _refuse(self, event: bytes) -> None:
+        self._call = None
+        self._relay.on_head(read_error(event).status or 500, self._headers, False)
+        self._relay.on_body(event)
+        self._relay.on_done()
+
+    def _give_up(self, error: ReplicaFailed) -> None:
+        self._call = None
+        self._relay.on_failed(error, True)

@@ -1,0 +1,95 @@
+"""What does a stream say, and how is one ended that the replica would go on with?
+
+For those requests only whose text is watched, and for those that reach the end of their time. Nothing here is on the
+path of any other.
+"""
+
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from headgate.gateway.accept import Accepted
+from headgate.model.lane import Lane
+from headgate.policy.output import Allowance
+
+REPETITION: Final = "repetition"
+TIME: Final = "time"
+DONE: Final = b"[DONE]"
+GRACE_S: Final = 1.0
+"""What our own engine has beyond its limit to end an answer itself."""
+_CONTENT: Final = b'content":"'
+"""The end of a name, so that it is `reasoning_content` too."""
+_TEXT: Final = b'"text":"'
+
+
+def text_of(event: bytes) -> bytes:
+    """What an event adds to the text, as it is written in JSON: repeated text is repeated JSON."""
+    start = event.find(_CONTENT)
+    if start >= 0:
+        start += 10
+    else:
+        start = event.find(_TEXT)
+        if start < 0:
+            return _decoded_text(event)
+        start += 8
+    end = event.find(b'"', start)
+    while end > 0 and event[end - 1] == 92 and _escaped(event, start, end):
+        end = event.find(b'"', end + 1)
+    return event[start:end] if end > 0 else b""
+
+
+def _escaped(event: bytes, start: int, at: int) -> bool:
+    """Whether the character at `at` has an odd number of backslashes before it."""
+    first = at
+    while first > start and event[first - 1] == 92:
+        first -= 1
+    return (at - first) % 2 == 1
+
+
+def _decoded_text(event: bytes) -> bytes:
+    """For whoever writes JSON with spaces."""
+    if b'": "' not in event:
+        return b""
+    try:
+        choices = msgspec.json.decode(event)["choices"]
+        delta = choices[0].get("delta") or choices[0]
+        text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
+        return msgspec.json.encode(text)[1:-1]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+        return b""
+
+
+def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int]) -> list[bytes]:
+    """The events that end a stream of one choice in the replica's place. `first` is any of its own: who it is, is the
+    same in all. `usage` is what the gateway knows, since the replica is not asked any more."""
+    try:
+        began: dict[str, Any] = msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        began = {}
+    head = {name: began[name] for name in ("id", "object", "created", "model") if name in began}
+    last: dict[str, Any] = {"text": ""} if began.get("object") == "text_completion" else {"delta": {}}
+    choice = {"index": 0, **last, "logprobs": None, "finish_reason": finish, "headgate_stop": stop}
+    prompt, output = usage
+    counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return [
+        msgspec.json.encode({**head, "choices": [choice]}),
+        msgspec.json.encode({**head, "choices": [], "usage": counts, "headgate_usage": "estimated"}),
+        DONE,
+    ]
+
+
+def generation_s(accepted: Accepted, lane: Lane, own: bool) -> float:
+    """How long a stream may go on before the gateway ends it. Our own engine does so itself, knows its own counts, and
+    so comes first. Of several choices at once some may have ended, and which is not known without looking at all."""
+    if lane.generation_s is None or (accepted.body.get("n") or 1) != 1:
+        return inf
+    return lane.generation_s + (GRACE_S if own else 0.0)
+
+
+def bounds_told(allowance: Allowance, lane: Lane) -> dict[str, Any]:
+    """What our own engine keeps by itself."""
+    told: dict[str, Any] = {"runaway": allowance.runaway}
+    if lane.generation_s is not None:
+        told["generation_limit_ms"] = lane.generation_s * 1e3
+    return told

@@ -1,0 +1,189 @@
+"""Copies of requests for a version that nobody waits for. Its answers are measured and thrown away.
+
+A copy is made after its request is on its way, goes straight to a replica of the shadowed version, and is never
+waited for, retried or accounted for: no tenant's limits, no queue and no record know of it. There are so many at once
+and no more; further requests are simply not copied.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.model.replica import Load, Replica, ReplicaId
+from headgate.policy.fleet import Fleet
+from headgate.policy.verdict import Sample
+from headgate.replica.http import Call, Pool, request_head
+from headgate.replica.openai import read_usage
+
+MOST_BYTES: Final = 256 * 1024
+"""A longer request is not copied: writing it again would hold up everybody's tokens."""
+PATIENCE_S: Final = 120.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Tally:
+    allowed: int = 0
+    under_way: int = 0
+    copied: int = 0
+    left_out: int = 0
+    """There was no room: at the limit, too long, or no replica usable."""
+    failed: int = 0
+
+
+class Place(Protocol):
+    """A replica and the connections to it."""
+
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def pool(self) -> Pool: ...
+
+
+class Shadows:
+    def __init__(
+        self,
+        fleet: Fleet,
+        places: Mapping[ReplicaId, Place],
+        clock: Clock,
+    ) -> None:
+        self.told: Callable[[str, Sample], None] = lambda name, sample: None
+        """Hears how each went."""
+        self._fleet = fleet
+        self._places = places
+        self._clock = clock
+        self._tallies: dict[str, Tally] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def allow(self, name: str, concurrency: int) -> None:
+        self._tallies.setdefault(name, Tally()).allowed = concurrency
+
+    def counts(self, name: str) -> dict[str, int]:
+        tally = self._tallies.get(name, Tally())
+        return {
+            "under_way": tally.under_way,
+            "copied": tally.copied,
+            "left_out": tally.left_out,
+            "failed": tally.failed,
+        }
+
+    def copy(self, name: str, model: str, path: str, body: dict[str, Any], prompt_bytes: int) -> None:
+        """Later, when the request itself is on its way."""
+        tally = self._tallies.setdefault(name, Tally())
+        if tally.under_way >= tally.allowed or prompt_bytes > MOST_BYTES:
+            tally.left_out += 1
+            return
+        tally.under_way += 1
+        self._loop.call_soon(self._send, name, tally, model, path, body)
+
+    def _send(self, name: str, tally: Tally, model: str, path: str, body: dict[str, Any]) -> None:
+        load = self._replica(model)
+        if load is None:
+            tally.under_way -= 1
+            tally.left_out += 1
+            return
+        place = self._places[load.id]
+        pool = place.pool
+        tally.copied += 1
+
+        def over(sample: Sample) -> None:
+            tally.under_way -= 1
+            tally.failed += sample.failed is True
+            self.told(name, sample)
+
+        copy = Copy(self._clock, bool(body.get("stream")), over)
+        asked = {**body, "model": place.replica.served_as or model}
+        copy.call = pool.send(request_head(path, pool.host), _encode(asked), copy)
+        copy.call.late_at = self._clock() + PATIENCE_S
+
+    def _replica(self, model: str) -> Load | None:
+        usable = [
+            load
+            for load in self._fleet.loads.values()
+            if load.usable > 0 and load.room > 0 and model in load.replica.names and load.id in self._places
+        ]
+        return min(usable, key=lambda load: _busy(self._places[load.id].pool), default=None)
+
+
+def _busy(pool: Pool) -> int:
+    return pool.connections - pool.idle
+
+
+class Copy:
+    """The Listener of one copy. Over exactly once."""
+
+    __slots__ = (
+        "_clock",
+        "_events",
+        "_first_at",
+        "_last_at",
+        "_over",
+        "_sent_at",
+        "_status",
+        "_stream",
+        "_tokens",
+        "call",
+    )
+
+    def __init__(self, clock: Clock, stream: bool, over: Callable[[Sample], None]) -> None:
+        self._clock = clock
+        self._stream = stream
+        self._over: Callable[[Sample], None] | None = over
+        self._sent_at = clock()
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._events = 0
+        self._tokens: int | None = None
+        self._status = 0
+        self.call: Call | None = None
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+
+    def on_events(self, events: list[bytes]) -> None:
+        now = self._clock()
+        if self._first_at is None:
+            self._first_at = now
+        self._last_at = now
+        self._events += len(events)
+        for event in events:
+            if event.find(b'"usage"') >= 0:
+                self._read(event)
+
+    def on_body(self, body: bytes) -> None:
+        self._first_at = self._last_at = self._clock()
+        self._read(body)
+
+    def on_done(self) -> None:
+        self._end(failed=not 200 <= self._status < 300 or self._first_at is None)
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._end(failed=True)
+
+    def on_late(self) -> None:
+        self._end(failed=True)
+
+    def _read(self, data: bytes) -> None:
+        usage, _ = read_usage(data)
+        if usage is not None:
+            self._tokens = usage.output
+
+    def _end(self, failed: bool) -> None:
+        over, self._over = self._over, None
+        if over is None:
+            return
+        call, self.call = self.call, None
+        if call is not None:
+            call.cancel()
+        first, last, tokens = self._first_at, self._last_at, self._tokens or self._events
+        if failed or first is None or last is None:
+            over(Sample(True, failed=True))
+            return
+        tpot = (last - first) / (tokens - 1) if self._stream and tokens > 1 else None
+        over(Sample(True, first - self._sent_at, tpot, last - self._sent_at, None, tokens or None, False))

@@ -1,0 +1,152 @@
+"""Where gateways keep what they share: tenants' buckets, and who is there. In Redis, by its clock."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from headgate.model.errors import StartupError
+from headgate.policy.allowance import Ask
+
+ANSWER_S: Final = 0.25
+"""For any answer of the store; then it counts as gone."""
+ALIVE_S: Final = 3.0
+"""A gateway that has not been heard of for so long is gone."""
+
+# A bucket is two moments at which it will be full again, as in policy/limits.py. A lease is a charge like any other: of
+# a gateway that dies with one, it wears off by itself. A bucket that is full is forgotten.
+LEASE: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local out = {}
+for i, key in ipairs(KEYS) do
+  local a = (i - 1) * 9
+  local burst = tonumber(ARGV[a + 1])
+  local had = redis.call('HMGET', key, 'requests', 'tokens')
+  local full, room, least, enough = {}, {}, {}, true
+  for j = 1, 2 do
+    local charge, floor = tonumber(ARGV[a + 1 + j]), tonumber(ARGV[a + 7 + j])
+    least[j] = tonumber(ARGV[a + 3 + j])
+    local at = math.max(had[j] and tonumber(had[j]) or 0, now + floor)
+    if charge > 0 then
+      at = math.min(at + charge, math.max(at, now + 2 * burst))
+    else
+      at = at + charge
+    end
+    full[j] = math.max(at, now)
+    room[j] = burst - (full[j] - now)
+    if room[j] + 1e-6 < math.min(least[j], burst) then enough = false end
+  end
+  for j = 1, 2 do
+    local give = 0
+    if enough then give = math.max(least[j], math.min(tonumber(ARGV[a + 5 + j]), room[j])) end
+    full[j] = full[j] + give
+    out[#out + 1] = string.format('%.6f', give)
+    out[#out + 1] = string.format('%.6f', full[j] - now)
+  end
+  local left = math.max(full[1], full[2]) - now
+  if left > 0 then
+    redis.call('HSET', key, 'requests', string.format('%.6f', full[1]), 'tokens', string.format('%.6f', full[2]))
+    redis.call('PEXPIRE', key, math.ceil(left * 1000))
+  else
+    redis.call('DEL', key)
+  end
+end
+return out
+"""
+
+BEAT: Final = """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+if ARGV[2] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  return {}
+end
+local new = redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f %s', now + tonumber(ARGV[3]), ARGV[2]))
+redis.call('EXPIRE', KEYS[1], 60)
+local all, out = redis.call('HGETALL', KEYS[1]), {new}
+for i = 1, #all, 2 do
+  local until_, demand = string.match(all[i + 1], '^(%S+) (%S+)$')
+  if not until_ or tonumber(until_) <= now then
+    redis.call('HDEL', KEYS[1], all[i])
+  else
+    out[#out + 1] = all[i]
+    out[#out + 1] = demand
+  end
+end
+return out
+"""
+
+
+class StoreGone(Exception):
+    """It does not answer, or not as it should; says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    tenant: str
+    requests_s: float
+    requests_full_s: float
+    tokens_s: float
+    tokens_full_s: float
+
+
+class Store(Protocol):
+    """All raise StoreGone."""
+
+    async def lease(self, asks: list[Ask]) -> list[Lease]: ...
+    async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
+        """Tell of oneself, or, with None, take leave. Gives everybody's demand, and whether oneself was new to it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RedisStore:
+    def __init__(self, url: str, prefix: str) -> None:
+        try:
+            from redis.asyncio import Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+            from redis.exceptions import RedisError
+        except ImportError as error:
+            raise StartupError(
+                f"shared: needs the Redis client, which is not here ({error}): pip install 'headgate[redis]'"
+            ) from error
+        try:
+            self._redis: Any = Redis.from_url(
+                url,
+                socket_timeout=ANSWER_S,
+                socket_connect_timeout=ANSWER_S,
+                retry=Retry(NoBackoff(), 0),  # whoever asks knows what to do instead
+                decode_responses=True,
+            )
+        except ValueError as error:
+            raise StartupError(f"shared.redis: {error}") from error
+        # The braces keep all keys on one node of a cluster.
+        self._prefix = "{" + prefix + "}"
+        self._failures = (RedisError, OSError, TimeoutError, ValueError)
+
+    async def lease(self, asks: list[Ask]) -> list[Lease]:
+        keys = [f"{self._prefix}:tenant:{ask.tenant}" for ask in asks]
+        given = [str(n) for ask in asks for n in (ask.burst_s, *ask.charge, *ask.least, *ask.most, *ask.floor)]
+        numbers = [float(n) for n in await self._call(LEASE, keys, given)]
+        if len(numbers) != 4 * len(asks):
+            raise StoreGone(f"{len(numbers)} numbers came for {len(asks)} buckets")
+        return [Lease(ask.tenant, *numbers[4 * i : 4 * i + 4]) for i, ask in enumerate(asks)]
+
+    async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
+        said = "" if demand is None else f"{demand:.3f}"
+        told = await self._call(BEAT, [f"{self._prefix}:gateways"], [gateway, said, str(ALIVE_S)])
+        demands = {str(told[i]): float(told[i + 1]) for i in range(1, len(told) - 1, 2)}
+        return demands, bool(told and int(told[0]))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _call(self, script: str, keys: list[str], given: list[str]) -> list[Any]:
+        try:
+            async with asyncio.timeout(2 * ANSWER_S):
+                answer: list[Any] = await self._redis.eval(script, len(keys), *keys, *given)
+        except self._failures as error:
+            raise StoreGone(f"{type(error).__name__}: {error}".rstrip(": ")) from error
+        return answer

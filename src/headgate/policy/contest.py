@@ -1,0 +1,262 @@
+"""Which of two has more of the slow ones? Evidence that grows with every block of requests, looked at any time.
+
+Requests of both versions are taken in blocks, in the order in which they ended, so that what happened to both at once
+(a burst, an hour of the day) is the same for both. In each block those are counted that took longer than, say, 99 % of
+the baseline's did before: if the versions are alike, as many of them are the canary's as its share of the block says,
+whatever the distribution is (Mood's quantile test, block by block). To ask "more than r times as slow?" the canary's
+line is r times as far out.
+
+Two kinds of evidence are kept of the same counts:
+
+    Harm   that there are too many: a likelihood ratio against "no more than its share", which grows only if that is
+           wrong. However often one looks, it passes 1/α by chance in at most α of the cases (Ville 1939): a canary may
+           be watched for days, and rolled back the moment it is sure.
+    Fine   that there are too few, so it is not r times as slow: a sum that must pass a line which a sum without drift
+           passes in at most α of the cases before a given end (the reflection principle). Less patient, but it needs
+           half the requests: for promotion, which has a limit.
+
+Slow requests come in clumps: one stall delays all that a replica has. So the variance is measured from block to block,
+and where it is larger than chance alone makes it, both count for less.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import exp, log, sqrt
+from typing import Final
+
+from headgate.model.quantile import GRID, Sketch
+
+BLOCK: Final = 400
+"""Requests in a block: long enough for most clumps to be within one."""
+TILTS: Final = (1.3, 1.8, 3.0, 8.0)
+"""How many times its share the canary may have of the slow ones: each is bet on equally."""
+_LOGS: Final = tuple(log(tilt) for tilt in TILTS)
+SETTLED: Final = 5.0
+"""Variance that must have been seen before its measured excess is believed by half."""
+
+
+class Spread:
+    """How much larger is the variance from block to block than that of independent draws? At least as large."""
+
+    __slots__ = ("products", "scores", "squares", "variance", "variances")
+
+    def __init__(self) -> None:
+        self.scores = 0.0
+        self.variance = 0.0
+        self.squares = 0.0
+        self.products = 0.0
+        self.variances = 0.0
+
+    def take(self, score: float, variance: float) -> None:
+        self.scores += score
+        self.variance += variance
+        self.squares += score * score
+        self.products += score * variance
+        self.variances += variance * variance
+
+    @property
+    def factor(self) -> float:
+        if not self.variance:
+            return 1.0
+        drift = self.scores / self.variance  # a real difference is no noise
+        noise = self.squares - 2 * drift * self.products + drift * drift * self.variances
+        return max(1.0, (SETTLED + noise) / (SETTLED + self.variance))
+
+
+class Harm:
+    """That the canary has more than its share."""
+
+    __slots__ = ("_bets", "_spread")
+
+    def __init__(self) -> None:
+        self._bets = [0.0] * len(TILTS)
+        self._spread = Spread()
+
+    def take(self, hers: float, of: float, share: float, variance: float) -> None:
+        """`of` requests were conspicuous, `hers` of them the canary's, which had `share` of all."""
+        weight = 1.0 / self._spread.factor  # of the blocks before: a bet is placed before the draw
+        for index, tilt in enumerate(TILTS):
+            self._bets[index] += weight * (hers * _LOGS[index] - of * log(1.0 + share * (tilt - 1.0)))
+        self._spread.take(hers - of * share, variance)
+
+    @property
+    def log_evidence(self) -> float:
+        """The logarithm of how many times likelier this is if the canary is worse."""
+        return log_mean(self._bets)
+
+
+class Fine:
+    """That it has less than its share."""
+
+    __slots__ = ("_spread",)
+
+    def __init__(self) -> None:
+        self._spread = Spread()
+
+    def take(self, score: float, variance: float) -> None:
+        self._spread.take(score, variance)
+
+    def z(self, part: float) -> float:
+        """How far the sum has come, in standard deviations of what it will have at the end, of which so much is over:
+        without drift it is ever beyond z in as many cases as it ends beyond it, twice."""
+        spread = self._spread
+        return -spread.scores * sqrt(min(1.0, part) / (spread.variance * spread.factor)) if spread.variance else 0.0
+
+
+class Contest:
+    """One figure of both versions, at several percentiles."""
+
+    def __init__(
+        self,
+        percentiles: Sequence[int],
+        acceptable: float,
+        unacceptable: float | None,
+        *,
+        floor: float = 0.0,
+        block: int = BLOCK,
+    ) -> None:
+        """`unacceptable` None: only harm is looked for. `floor`: less than this makes no difference to anybody."""
+        self.harms = {percentile: Harm() for percentile in percentiles}
+        self.fines = {percentile: Fine() for percentile in percentiles} if unacceptable is not None else {}
+        self._acceptable = acceptable
+        self._unacceptable = unacceptable
+        self._floor = floor
+        self._block = block
+        self._canary: list[float] = []
+        self._baseline: list[float] = []
+        self._count = 0
+        self._lines: dict[int, Line] = {}
+        """The baseline's percentiles, from all blocks before this one."""
+        self._buckets: dict[bool, dict[int, int]] = {True: {}, False: {}}
+        self.exposure = 0.0
+        """Requests compared, as good as so many pairs of one each."""
+
+    def sketch(self, canary: bool) -> Sketch:
+        """All blocks there were, for people to look at."""
+        return Sketch.of(dict(self._buckets[canary]))
+
+    def take(self, canary: bool, value: float) -> bool:
+        """Whether a block is complete, so that there is something new to see."""
+        (self._canary if canary else self._baseline).append(value)
+        self._count += 1
+        return self._count >= self._block and self.close()
+
+    def close(self) -> bool:
+        """The share of the canary changes, or the block is full."""
+        canary, baseline = self._canary, self._baseline
+        self._canary, self._baseline, self._count = [], [], 0
+        compared = bool(self._lines and canary and baseline)
+        if compared:
+            self.exposure += len(canary) * len(baseline) / (len(canary) + len(baseline))
+            canary.sort()
+            baseline.sort()
+            for percentile, line in self._lines.items():
+                self._compare(percentile, line, canary, baseline)
+        for buckets, values in ((self._buckets[True], canary), (self._buckets[False], baseline)):
+            for bucket in map(GRID.index, values):
+                buckets[bucket] = buckets.get(bucket, 0) + 1
+        self._lines = _lines(self._buckets[False], tuple(self.harms), self._floor)
+        return compared
+
+    def _compare(self, percentile: int, line: "Line", canary: list[float], baseline: list[float]) -> None:
+        n, m = len(canary), len(baseline)
+        share, others = n / (n + m), line.beyond(baseline, 1.0)
+        of = line.beyond(canary, self._acceptable) + others
+        self.harms[percentile].take(of - others, of, share, _variance(of, n + m, share))
+        if self._unacceptable is None:
+            return
+        hers = line.beyond(canary, self._unacceptable)
+        if line.above > self._floor:
+            of = hers + others
+            self.fines[percentile].take(hers - of * share, _variance(of, n + m, share))
+        else:
+            # The baseline is faster than anybody notices: it is enough that the canary hardly ever is not.
+            part = (100 - percentile) / 100
+            self.fines[percentile].take(hers - n * part, n * part * (1.0 - part))
+
+
+class Line:
+    """Where the slowest begin. Those between are as good as equal: a part of them counts."""
+
+    __slots__ = ("above", "below", "part")
+
+    def __init__(self, below: float, above: float, part: float) -> None:
+        self.below = below
+        self.above = above
+        self.part = part
+
+    def beyond(self, values: list[float], ratio: float) -> float:
+        """How many of these, which are sorted, lie beyond `ratio` times the line."""
+        above = bisect_right(values, self.above * ratio)
+        return len(values) - above + self.part * (above - bisect_right(values, self.below * ratio))
+
+
+def _variance(of: float, total: int, share: float) -> float:
+    """Of how many are the canary's, if `of` are drawn from all without looking."""
+    return of * share * (1.0 - share) * (total - of) / (total - 1)
+
+
+def _lines(buckets: dict[int, int], percentiles: tuple[int, ...], floor: float) -> dict[int, Line]:
+    """At each percentile of what is counted by GRID's buckets."""
+    order = sorted(buckets, reverse=True)
+    total = sum(buckets.values())
+    lines: dict[int, Line] = {}
+    for percentile in percentiles:
+        left = total * (100 - percentile) / 100
+        for bucket in order:
+            if left < buckets[bucket]:
+                below, above = (GRID.upto(bucket - 1) if bucket > 1 else 0.0, GRID.upto(bucket) if bucket else 0.0)
+                near = above <= floor
+                lines[percentile] = Line(floor, floor, 0.0) if near else Line(below, above, left / buckets[bucket])
+                break
+            left -= buckets[bucket]
+    return lines
+
+
+class Failures:
+    """The same for what went wrong: every failure is conspicuous."""
+
+    def __init__(self, acceptable: float, block: int) -> None:
+        self.harm = Harm()
+        self.spread = Spread()
+        self.counts = {True: [0, 0], False: [0, 0]}
+        """Of canary and baseline: requests, and those that failed."""
+        self._acceptable = acceptable
+        self._block = block
+        self._now = {True: [0, 0], False: [0, 0]}
+
+    def take(self, canary: bool, failed: bool) -> bool:
+        ours = self._now[canary]
+        ours[0] += 1
+        ours[1] += failed
+        return self._now[True][0] + self._now[False][0] >= self._block and self.close()
+
+    def close(self) -> bool:
+        (requests, failed), (others, others_failed) = self._now[True], self._now[False]
+        self._now = {True: [0, 0], False: [0, 0]}
+        for canary, seen in ((True, (requests, failed)), (False, (others, others_failed))):
+            self.counts[canary][0] += seen[0]
+            self.counts[canary][1] += seen[1]
+        if not requests or not others:
+            return False
+        # Each of its requests may fail so many times as often as the others': that is a larger share of failures.
+        share = self._acceptable * requests / (self._acceptable * requests + others)
+        of, total = failed + others_failed, requests + others
+        plain = requests / total
+        variance = of * plain * (1 - plain) * (total - of) / max(1, total - 1)
+        self.harm.take(failed, of, share, variance)
+        self.spread.take(failed - of * plain, variance)
+        return True
+
+    def worst_difference(self, z: float) -> float:
+        """How many more of its requests may fail, at most (Agresti and Caffo's interval: one failure and one success
+        are added to each, so that none in a few is no proof)."""
+        (n, failed), (m, others) = self.counts[True], self.counts[False]
+        p, q = (failed + 1) / (n + 2), (others + 1) / (m + 2)
+        error = sqrt(self.spread.factor * (p * (1 - p) / (n + 2) + q * (1 - q) / (m + 2)))
+        return p - q + z * error
+
+
+def log_mean(logs: Sequence[float]) -> float:
+    most = max(logs)
+    return most + log(sum([exp(one - most) for one in logs]) / len(logs))

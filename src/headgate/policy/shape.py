@@ -1,0 +1,93 @@
+"""What does the duration of a step depend on? Counted from the step; a profile makes seconds of it."""
+
+from headgate.model.step import Copy, Load, Row, Save, Step
+
+
+class Shape:
+    """Nobody changes it."""
+
+    __slots__ = ("context", "copied", "decodes", "loaded", "pairs", "prefill", "saved")
+
+    def __init__(
+        self,
+        *,
+        prefill: int = 0,
+        decodes: int = 0,
+        context: int = 0,
+        pairs: int = 0,
+        saved: int = 0,
+        loaded: int = 0,
+        copied: int = 0,
+    ) -> None:
+        self.prefill = prefill
+        """Prompt tokens, and drafted ones."""
+        self.decodes = decodes
+        self.context = context
+        """KV tokens that the decoding sequences read, together."""
+        self.pairs = pairs
+        """Σ(2pc + c²): twice the token pairs that prefill attends to."""
+        self.saved = saved
+        """Tokens whose KV goes to host memory first."""
+        self.loaded = loaded
+        self.copied = copied
+        """Within device memory."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill + self.decodes
+
+    def later(self, steps: float) -> "Shape":
+        """The same sequences, that many decode steps on."""
+        return Shape(
+            prefill=self.prefill,
+            decodes=self.decodes,
+            context=round(self.context + steps * self.decodes),
+            pairs=self.pairs,
+            saved=self.saved,
+            loaded=self.loaded,
+            copied=self.copied,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self._all() == other._all()
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        names = ("prefill", "decodes", "context", "pairs", "saved", "loaded", "copied")
+        said = [f"{name}={value}" for name, value in zip(names, self._all(), strict=True) if value]
+        return f"Shape({', '.join(said)})"
+
+    def _all(self) -> tuple[int, int, int, int, int, int, int]:
+        return (self.prefill, self.decodes, self.context, self.pairs, self.saved, self.loaded, self.copied)
+
+
+def is_decode(row: Row) -> bool:
+    """Otherwise it prefills. Made of what can't change any more, so it may be asked before a step or after it, unlike
+    `Sequence.decoding`."""
+    return row.samples and row.count == 1 and row.start >= row.sequence.prompt_len
+
+
+def shape(step: Step) -> Shape:
+    prefill = decodes = context = pairs = saved = loaded = copied = 0
+    for row in step.rows:
+        start, count = row.start, row.count
+        if row.samples and count == 1 and start >= row.sequence.prompt_len:  # `is_decode`, asked very often
+            drafted = len(row.draft)
+            decodes += 1
+            prefill += drafted
+            context += start + 1 + drafted
+        else:
+            prefill += count
+            pairs += count * (2 * start + count)
+    for move in step.moves:
+        if isinstance(move, Save):
+            saved += move.length
+        elif isinstance(move, Load):
+            loaded += move.length
+        elif isinstance(move, Copy):
+            copied += move.length
+    return Shape(
+        prefill=prefill, decodes=decodes, context=context, pairs=pairs, saved=saved, loaded=loaded, copied=copied
+    )

@@ -1,0 +1,83 @@
+"""What kind of engine is it? Asked once, when it first answers, of what it says about itself anyway.
+
+Nearly all of them sign their list of models. What does not, or was renamed by whatever stands in between, is asked for
+what only one kind has; and who still can't be told is an OpenAI server like any other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from headgate.model.errors import ReplicaFailed
+from headgate.replica.dialects import DIALECTS
+
+MOST_BYTES: Final = 1 << 20
+"""Of an answer that is looked into."""
+
+Get = Callable[[str], Awaitable[tuple[int, bytes]]]
+
+
+class Card(msgspec.Struct):
+    """A model or an adapter in a list of models, as far as anybody agrees on it."""
+
+    id: str
+    owned_by: Any = None
+    parent: Any = None
+    """Of an adapter: the model that it is for."""
+    max_model_len: Any = None
+
+    @property
+    def is_adapter(self) -> bool:
+        return isinstance(self.parent, str) and self.parent != self.id
+
+
+class Cards(msgspec.Struct):
+    data: list[Card]
+
+
+async def detect(cards: list[Card], get: Get) -> str:
+    """`get` may raise ReplicaFailed, TimeoutError or OSError."""
+    return kind_by_cards(cards) or await _by_its_own(get)
+
+
+def kind_by_cards(cards: list[Card]) -> str | None:
+    for card in cards:
+        if card.owned_by == "headgate" and card.max_model_len is None:
+            return "openai"  # a gateway like this one: it has its own promises
+        owner = str(card.owned_by).removesuffix("-emulated")
+        for dialect in DIALECTS.values():
+            if dialect.owned_by is not None and owner == dialect.owned_by:
+                return dialect.kind
+    return None
+
+
+async def _by_its_own(get: Get) -> str:
+    info, props, metrics = await asyncio.gather(_ask(get, "/info"), _ask(get, "/props"), _ask(get, "/metrics"))
+    about = _fields(info)
+    if "model_id" in about and ("router" in about or "max_total_tokens" in about):
+        return "tgi"
+    if "total_slots" in _fields(props):
+        return "llama_cpp"
+    for dialect in DIALECTS.values():
+        if dialect.prefix is not None and f"\n{dialect.prefix}".encode() in b"\n" + metrics:
+            return dialect.kind
+    return "openai"
+
+
+async def _ask(get: Get, path: str) -> bytes:
+    """Nothing, unless it is there."""
+    try:
+        status, body = await get(path)
+    except (ReplicaFailed, TimeoutError, OSError):
+        return b""
+    return body[:MOST_BYTES] if status == 200 else b""
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,230 @@
+"""How does each kind of engine want to be spoken to? One table, and what follows from it.
+
+Read from the engines' own sources (vLLM a014e35, SGLang cce0a12, TGI db931fc, llama.cpp b21e4de, Triton's OpenAI
+frontend e1db8a6, TensorRT-LLM's `serve/` and `metrics/`), not from memory. All of them stop a generation when its
+connection closes, and this is how it is cancelled here; what is said beside that stands in the table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
+
+from headgate.model.lane import LANES, Lane
+from headgate.model.replica import Replica
+from headgate.model.request import Request
+from headgate.model.tier import Tier
+
+OURS: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
+"""Fields that trusted clients may send and our own engine understands."""
+LONGEST_SESSION: Final = 128
+
+Continue = Literal["flags", "flag", "message", "trimmed"]
+"""How a reply that broke off is gone on with in a chat: its text is the last message, and …
+flags    continue_final_message, without the generation prompt
+flag     continue_final_message alone
+message  nothing more: a last message of the assistant's is gone on with
+trimmed  the same, but white space at its end is lost, so there must be none"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    kind: str
+    name: str
+    """For people."""
+    owned_by: str | None = None
+    """What it says in its list of models: that is how it is recognised."""
+    health: tuple[str, ...] = ("/health", "/v1/models")
+    """Where it says that it can be used: the first that is there."""
+    live: str | None = None
+    """Cheaper to ask every second than its health; None: that is cheap."""
+    deep: str | None = None
+    """Generates a token when it is asked; None, or not there: a completion of one token is asked for."""
+    metrics: str | None = "/metrics"
+    """In Prometheus's text form; None: there is none to look for."""
+    prefix: str | None = None
+    """What its metrics begin with."""
+    head: bytes = b""
+    """Lines for every request."""
+    session: bytes | None = None
+    """The header for a stable name of the conversation."""
+    priority: Callable[[int], float] | None = None
+    """From ours, where 0 goes first, to its own. Only for replicas that are said to heed it: others refuse it."""
+    strict: bool = False
+    """Refuses a request with a field it does not know."""
+    abort: str | None = None
+    """Where to say that a request is cancelled, beside closing its connection."""
+    chat_continued: Continue | None = None
+    """None: it can't. A text completion always can: the prompt is what was asked and what was said."""
+    load_adapter: str | None = None
+    """Takes lora_name and lora_path; None: adapters are given at its start, or with each request."""
+    warms_itself: bool = False
+    """Its health is good only after its own warm-up."""
+
+
+DIALECTS: Final[dict[str, Dialect]] = {
+    one.kind: one
+    for one in (
+        Dialect(
+            kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
+            deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
+            chat_continued="flags", warms_itself=True,
+        ),
+        Dialect(
+            # Any priority but 0 is an error without --scheduling-policy priority. Adapters can be loaded only where
+            # VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
+            kind="vllm", name="vLLM", owned_by="vllm", prefix="vllm:", session=b"x-session-id",
+            priority=lambda ours: ours, chat_continued="flags", load_adapter="/v1/load_lora_adapter",
+        ),
+        Dialect(
+            # Its /health generates too and takes a second at least. Higher priorities go first. A closed connection is
+            # noticed only every 4 s unless the answer is streamed, so that it is told.
+            kind="sglang", name="SGLang", owned_by="sglang", live="/v1/models", deep="/health_generate",
+            prefix="sglang:", session=b"x-smg-routing-key", priority=lambda ours: -ours, abort="/abort_request",
+            chat_continued="flag", load_adapter="/load_lora_adapter",
+        ),
+        Dialect(  # Its list of models says the model's own name as owner: /info tells. `model` names an adapter.
+            kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed",
+        ),
+        Dialect(
+            # /metrics are statistics of iterations, which are gone once read. Priorities are 0 to 1, higher first.
+            # Adapters are a field of each request (lora_request).
+            kind="tensorrt_llm", name="TensorRT-LLM", owned_by="tensorrt_llm", deep="/health_generate",
+            metrics="/prometheus/metrics", prefix="trtllm_", session=b"x-session-id", strict=True,
+            priority=lambda ours: min(1.0, max(0.0, 0.5 - ours / 200)),
+        ),
+        Dialect(  # Adapters are models with a name of their own, given at its start.
+            kind="triton", name="Triton", owned_by="Triton Inference Server",
+            health=("/health/ready", "/v2/health/ready", "/health", "/v1/models"), prefix="nv_", strict=True,
+        ),
+        Dialect(  # 503 while it loads. Adapters are given at its start, and their scale is set at /lora-adapters.
+            kind="llama_cpp", name="llama.cpp's server", owned_by="llamacpp", prefix="llamacpp:",
+            chat_continued="message",
+        ),
+        Dialect(kind="openai", name="an OpenAI server", metrics=None),
+    )
+}  # fmt: skip
+PLAIN: Final = DIALECTS["openai"]
+
+
+def dialect_of(replica: Replica) -> Dialect:
+    """As long as nobody knows better it is spoken to like any OpenAI server."""
+    return DIALECTS.get(replica.kind or "", PLAIN)
+
+
+# -- what a request becomes -------------------------------------------------------------------------------
+
+
+class Trust(Protocol):
+    @property
+    def trusted(self) -> bool: ...
+
+
+class Asked(Protocol):
+    """A request as the gateway understood it."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def body(self) -> dict[str, Any]: ...
+    @property
+    def tenant(self) -> Trust: ...
+
+
+Shape = Callable[[Asked, Lane, Tier, str], dict[str, Any]]
+"""The body for one replica. The text is what this attempt is called, should it be cancelled."""
+
+
+def shape_for(replica: Replica) -> Shape | None:
+    """None: the body goes as it is. Decided once for each replica, not with each request."""
+    dialect = dialect_of(replica)
+    if dialect.kind == "headgate":
+        return with_promises
+    told = dialect.priority if replica.priority else None
+    if told is None and not dialect.strict and dialect.priority is None and dialect.abort is None:
+        return None
+
+    def shape(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, Any]:
+        body = asked.body
+        if asked.tenant.trusted and any(name in body for name in OURS):
+            body = {name: value for name, value in body.items() if name not in OURS}
+        if told is not None:
+            body = {**body, "priority": told(asked.request.priority)}
+        if dialect.abort is not None:
+            body = {**body, "rid": call}
+        return body
+
+    return shape
+
+
+def with_promises(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, Any]:
+    """Our own engine takes the lane's promises with the request."""
+    request = asked.request
+    extra: dict[str, Any] = {
+        "lane": request.lane if request.lane in LANES else "slow",
+        "priority": request.priority,
+        "ttft_target_ms": lane.ttft_target_s * 1e3,
+        "tpot_target_ms": lane.gap_target_s * 1e3,
+    }
+    if tier.longest_neighbour is not None:
+        extra["longest_neighbour"] = tier.longest_neighbour
+    return {**asked.body, **extra}
+
+
+def session_line(dialect: Dialect, session: str) -> bytes:
+    """A header line; what a client calls its session may be any text."""
+    assert dialect.session is not None
+    return b"%b: %b\r\n" % (dialect.session, quote(session[:LONGEST_SESSION]).encode())
+
+
+# -- going on with a reply --------------------------------------------------------------------------------
+
+
+def continued(kind: str | None, path: str, body: dict[str, Any], said: str, tokens: int) -> dict[str, Any] | None:
+    """The body that has another replica go on after `said`, which was `tokens` long. None: it can't be gone on with
+    there, or not so that nobody would notice: a grammar or a tool call would begin anew, and of several choices only
+    one is known. For streams: of a whole answer nobody has seen anything yet, and llama.cpp's repeats what was said."""
+    if (body.get("n") or 1) != 1 or any(body.get(name) for name in ("tools", "functions", "response_format")):
+        return None
+    dialect = DIALECTS.get(kind or "", PLAIN)
+    going: dict[str, Any] | None
+    if path.endswith("/chat/completions"):
+        going = _chat(dialect, body, said)
+    elif path.endswith("/completions"):
+        going = _text(body, said)
+    else:
+        return None
+    if going is not None and dialect.kind == "headgate":
+        going["continued_text"] = said  # it counts the tokens itself, and exactly
+    elif going is not None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(going.get(name), int):
+                going[name] = max(1, going[name] - tokens)
+    return going
+
+
+def _chat(dialect: Dialect, body: dict[str, Any], said: str) -> dict[str, Any] | None:
+    how = dialect.chat_continued
+    if how is None or (how == "trimmed" and said != said.rstrip()):
+        return None
+    messages: list[dict[str, Any]] = list(body["messages"])
+    if body.get("continue_final_message"):  # the client did already: then it is still the same message
+        before = messages.pop().get("content")
+        if not isinstance(before, str):
+            return None
+        said = before + said
+    elif messages[-1].get("role") == "assistant":
+        return None  # engines differ in what they make of two in a row
+    going = {**body, "messages": [*messages, {"role": "assistant", "content": said}]}
+    if how in ("flags", "flag"):
+        going["continue_final_message"] = True
+    if how == "flags":
+        going["add_generation_prompt"] = False
+    return going
+
+
+def _text(body: dict[str, Any], said: str) -> dict[str, Any] | None:
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str) or any(body.get(name) for name in ("echo", "suffix", "best_of")):
+        return None  # token ids would have to be made of the text, by the engine's own tokenizer
+    return {**body, "prompt": prompt + said}

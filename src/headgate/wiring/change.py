@@ -1,0 +1,225 @@
+"""A new config for a gateway that runs: from its file, on a signal, when the file changes, or through the admin API.
+
+All of it is taken that can be, what needs a restart is named, and nothing of one that is wrong.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headgate import config_file
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.identity import Identities
+from headgate.gateway.roster import Roster
+from headgate.model.clock import Clock
+from headgate.model.errors import StartupError
+from headgate.model.fleet_config import FleetConfig
+from headgate.model.gateway_config import GatewayConfig, contradictions, did_you_mean
+from headgate.model.lane import LANES
+from headgate.model.replica import ReplicaId
+from headgate.model.scale_config import ScaleConfig
+from headgate.observe.access import Access
+from headgate.policy.compose import capped, classifier, reconfigure
+from headgate.policy.output import Output
+from headgate.progress import Progress
+from headgate.sim.event_log import EventLog
+
+log = logging.getLogger(__name__)
+
+Reload = Callable[[], GatewayConfig]
+LOOK_EVERY_S = 1.0
+FIXED = ("listen", "limits", "timeouts", "relay", "health", "warm", "retry", "embedded", "shared", "observe", "record")
+
+
+class Change:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        roster: Roster,
+        access: Access,
+        events: EventLog | None,
+        clock: Clock,
+        *,
+        reload: Reload | None,
+        progress: Progress,
+        rescale: Callable[[ScaleConfig], None] | None = None,
+    ) -> None:
+        self.config = config
+        """As it is in force."""
+        self._events = events
+        self._clock = clock
+        self._gateway = gateway
+        self._roster = roster
+        self._access = access
+        self._reload = reload
+        self._progress = progress
+        self._rescale = rescale
+        self.versions: Callable[[GatewayConfig], None] | None = None
+        """Takes what names stand for."""
+
+    def take_file(self) -> str:
+        """Read the file again. Says what came of it; raises StartupError, and nothing has changed."""
+        if self._reload is None:
+            raise StartupError("there is no file to read again: start with --config FILE")
+        try:
+            new = self._reload()
+        except StartupError as error:
+            self._progress.say(f"config not taken, the old one stays: {error}")
+            raise
+        return self.take(new)
+
+    def on_signal(self) -> None:
+        try:
+            self.take_file()
+        except StartupError as error:
+            log.debug("not reloaded: %s", error)  # it has been said already
+
+    def take(self, new: GatewayConfig) -> str:
+        try:
+            self._apply(new)
+        except (StartupError, ValueError) as error:
+            self._progress.say(f"config not taken, the old one stays: {error}")
+            raise StartupError(str(error)) from error
+        old, self.config = self.config, new
+        kept = [name for name in FIXED if getattr(old, name) != getattr(new, name)]
+        if old.fleet != new.fleet and (self._rescale is None or _beyond_scale(old) != _beyond_scale(new)):
+            kept.append("fleet")
+        said = "config taken" + (f"; {', '.join(kept)} only with a restart" if kept else "")
+        self._progress.say(said)
+        return said
+
+    async def watch(self, path: Path) -> None:
+        """Take the file whenever it has changed, until cancelled. Editors write in pieces or move a new one into place:
+        it is read once it has been the same for two looks."""
+        taken = seen = _stamp(path)
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            before, seen = seen, _stamp(path)
+            if seen is not None and seen == before and seen != taken:
+                taken = seen
+                self.on_signal()
+
+    # -- piece by piece, through the admin API; in force until the file is read again ---------------------------
+
+    def add_replica(self, text: str) -> str:
+        (replica,) = _section("replicas", [_object(text)]).replicas
+        if replica.id in self._roster.watches:
+            raise StartupError(f"replica {replica.id} is here already; give the new one another id")
+        self._roster.join(replica)
+        return f"{replica.id} is watched, and used once it has answered"
+
+    def remove_replica(self, replica_id: ReplicaId) -> str:
+        self._roster.leave(replica_id)
+        left = tuple(replica for replica in self.config.replicas if replica.id != replica_id)
+        self.config = replace(self.config, replicas=left)
+        return f"{replica_id} gets no more requests; what it is doing may finish"
+
+    def route(self, replica_id: ReplicaId, on: bool) -> str:
+        self._roster.route(replica_id, on)
+        return f"{replica_id} gets requests" if on else f"{replica_id} gets no more requests, and stays known"
+
+    def set_tenants(self, text: str) -> str:
+        lanes = {lane.name: msgspec.to_builtins(lane) for lane in self.config.lanes}
+        for lane in lanes.values():
+            del lane["name"]
+        given = {tenant.name: tenant for tenant in _section("tenants", _object(text), lanes=lanes).tenants}
+        kept = {tenant.name: tenant for tenant in self.config.tenants}
+        return self._take_checked(replace(self.config, tenants=tuple((kept | given).values())))
+
+    def drop_tenant(self, name: str) -> str:
+        left = tuple(tenant for tenant in self.config.tenants if tenant.name != name)
+        if len(left) == len(self.config.tenants):
+            known = [tenant.name for tenant in self.config.tenants]
+            raise StartupError(f"no tenant is called {name[:64]!r}; {did_you_mean(name, known)}")
+        return self._take_checked(replace(self.config, tenants=left))
+
+    def set_lanes(self, text: str) -> str:
+        named = _object(text)
+        given = {lane.name: lane for lane in _section("lanes", named).lanes if lane.name in named}
+        kept = {lane.name: lane for lane in self.config.lanes}
+        return self._take_checked(replace(self.config, lanes=tuple((kept | given).values())))
+
+    def drop_lane(self, name: str) -> str:
+        if name in LANES:
+            raise StartupError(f"lane {name} is always there; change its settings instead")
+        left = tuple(lane for lane in self.config.lanes if lane.name != name)
+        if len(left) == len(self.config.lanes):
+            known = [lane.name for lane in self.config.lanes]
+            raise StartupError(f"no lane is called {name[:64]!r}; {did_you_mean(name, known)}")
+        return self._take_checked(replace(self.config, lanes=left))
+
+    def _take_checked(self, new: GatewayConfig) -> str:
+        """What the file's reader would find wrong with it as a whole is found here too."""
+        problems = [f"{path}: {problem}" for path, problem in contradictions(new)]
+        if problems:
+            raise StartupError("; ".join(problems))
+        if new.anonymous.allowed and new.has_keys and not self.config.has_keys:
+            new = replace(new, anonymous=replace(new.anonymous, allowed=False))  # as the file's default is
+        config_file.check_exposure(new, insecure=not self.config.has_keys)
+        return self.take(new)
+
+    def _apply(self, new: GatewayConfig) -> None:
+        if bool(new.replicas) != bool(self.config.replicas) and new.fleet.kind == "fixed":
+            raise StartupError("replicas: from running engines to the embedded one, or back, needs a restart")
+        if new.fleet.kind != self.config.fleet.kind:
+            raise StartupError(f"fleet.kind: from {self.config.fleet.kind} to {new.fleet.kind} needs a restart")
+        before = {replica.id: replica for replica in self.config.replicas}
+        after = {replica.id: replica for replica in new.replicas}
+        taken = [name for name in after if name not in before and name in self._roster.watches]
+        if taken:
+            raise StartupError(f"replicas: {taken[0]} is here already; give the new one another id")
+        reconfigure(self._gateway.dispatcher, new)
+        self._gateway.acceptor.reconfigure(classifier(new), identities(new), Output(new.output))
+        if self._events is not None:
+            self._events.reconfigured(new, self._clock())
+        self._access.change(new.admin_keys)
+        if self.versions is not None and new.models != self.config.models:
+            self.versions(new)
+        if self._rescale is not None:
+            self._rescale(new.fleet.scale)
+        for replica_id in [name for name in before if after.get(name) != before[name]]:
+            if replica_id in self._roster.watches:
+                self._roster.leave(replica_id)
+        for replica in after.values():
+            if before.get(replica.id) != replica:
+                self._roster.join(replica)
+
+
+def identities(config: GatewayConfig) -> Identities:
+    known = tuple(capped(tenant, config) for tenant in config.tenants)
+    return Identities(known, capped(config.anonymous, config))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        made = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise StartupError(f"the body is not JSON: {error}") from None
+    if not isinstance(made, dict):
+        raise StartupError('expected an object, such as {"NAME": {…}}')
+    return made
+
+
+def _section(name: str, body: object, **context: object) -> GatewayConfig:
+    """A part of a config, held to what the file is held to. JSON is YAML."""
+    return config_file.parse(msgspec.json.encode({**context, name: body}).decode(), "body")
+
+
+def _beyond_scale(config: GatewayConfig) -> FleetConfig:
+    """What of the fleet only a restart changes."""
+    return replace(config.fleet, scale=ScaleConfig())
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when the file does; None: it is not there right now."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,0 +1,256 @@
+"""Builds the fleet and what drives it, and gives its controller hands in the gateway. Decides nothing."""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from headgate.engine.profile_file import find
+from headgate.fleet.controller import Controller
+from headgate.fleet.follow import Follow
+from headgate.fleet.history import History
+from headgate.fleet.member import Demand, Work
+from headgate.fleet.port import Fleet, FleetError, Spec
+from headgate.fleet.processes import ProcessFleet
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.roster import Roster
+from headgate.gateway.warm_now import WarmNow
+from headgate.model.clock import Clock, wall
+from headgate.model.errors import ReplicaFailed, StartupError
+from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
+from headgate.model.replica import Replica, ReplicaId
+from headgate.model.scale_config import ScaleConfig
+from headgate.observe.access import Access
+from headgate.observe.figures import Figures
+from headgate.observe.fleet_admin import FleetAdmin
+from headgate.policy.scale import FULL, Scaler
+from headgate.replica.gauges import read_gauges
+from headgate.wiring.change import Change
+
+VELOCITY_S = 30.0
+"""Over which what arrives is averaged."""
+ASK_S = 1.0
+LINK_TOKENS = 256
+"""About what one remembered link of a conversation stands for."""
+PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "warm_up"}
+
+
+class GatewayHands:
+    """Implements `fleet.member.Hands`."""
+
+    def __init__(self, gateway: Gateway, roster: Roster, figures: Figures, clock: Clock) -> None:
+        self._dispatcher = gateway.dispatcher
+        self._roster = roster
+        self._figures = figures
+        self._clock = clock
+        self._waiting_for: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._arrived: deque[tuple[float, int]] = deque()
+        """(when, tokens that had arrived by then) over the last while."""
+        self._p95_at = -1.0
+        self._p95_ratio: float | None = None
+
+    def join(self, replica: Replica, ready: Callable[[], None]) -> None:
+        watch = self._roster.join(replica, parked=True)
+
+        async def wait() -> None:
+            await watch.joined.wait()
+            ready()
+
+        self._waiting_for[replica.id] = asyncio.get_running_loop().create_task(wait())
+
+    def leave(self, replica_id: ReplicaId) -> None:
+        task = self._waiting_for.pop(replica_id, None)
+        if task is not None:
+            task.cancel()
+        if replica_id in self._roster.watches:
+            self._roster.leave(replica_id)
+
+    def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
+        self._roster.route(replica_id, on, ramp)
+
+    def waiting(self) -> int:
+        return sum(pool.waiting for pool in self._dispatcher.pools.values())
+
+    def strained(self) -> bool:
+        room = taken = 0
+        for load in self._dispatcher.fleet.loads.values():
+            if load.usable > 0:
+                room += int(load.limit)
+                taken += load.requests
+        return taken >= FULL * room or self.waiting() > 0
+
+    def demand(self, now: float) -> Demand:
+        queues = (
+            state.queue for pool in self._dispatcher.pools.values() if pool.waiting for state in pool.lanes.values()
+        )
+        return Demand(
+            waiting=self.waiting(),
+            waiting_tokens=sum(queue.tokens for queue in queues),
+            tokens_per_s=self._velocity(now),
+            p95_ratio=self._ratio(now),
+        )
+
+    def work(self, replica_id: ReplicaId, now: float) -> Work:
+        load = self._dispatcher.fleet.get(replica_id)
+        if load is None:
+            return Work()
+        cached = self._dispatcher.affinity.links(replica_id) * LINK_TOKENS
+        share = self._dispatcher.health.share(replica_id, now)
+        return Work(load.requests, load.tokens, cached, max(1, int(load.limit)), share)
+
+    async def answers(self, replica_id: ReplicaId) -> bool:
+        return await self._ask(replica_id, "/health/live") is not None
+
+    async def cold_start(self, replica_id: ReplicaId) -> dict[str, float]:
+        watch, body = self._roster.watches.get(replica_id), await self._ask(replica_id, "/metrics")
+        if watch is None or body is None:
+            return {}
+        said = read_gauges(watch.replica.kind, body.decode("utf-8", "replace"))
+        return {name: took for name, key in PHASES.items() if (took := said.get(f"cold_start_{key}_s")) is not None}
+
+    async def _ask(self, replica_id: ReplicaId, path: str) -> bytes | None:
+        watch = self._roster.watches.get(replica_id)
+        if watch is None:
+            return None
+        try:
+            _, body = await watch.pool.get(path, ASK_S)
+        except (ReplicaFailed, TimeoutError, OSError):
+            return None
+        return body
+
+    def _velocity(self, now: float) -> float:
+        arrived = self._arrived
+        arrived.append((now, self._dispatcher.arrived_tokens))
+        while now - arrived[0][0] > VELOCITY_S:
+            arrived.popleft()
+        (then, before), (_, tokens) = arrived[0], arrived[-1]
+        return (tokens - before) / max(1.0, now - then)
+
+    def _ratio(self, now: float) -> float | None:
+        """Of the lane that is furthest from its promise."""
+        if now - self._p95_at >= 1.0:
+            self._p95_at = now
+            ratios = []
+            for lane in self._dispatcher.lanes.values():
+                p95 = self._figures.sketch("ttft", 60, now, lane=lane.name).quantile(0.95)
+                if p95 is not None:
+                    ratios.append(p95 / lane.ttft_target_s)
+            self._p95_ratio = max(ratios, default=None)
+        return self._p95_ratio
+
+
+class FleetWiring:
+    """The fleet of a gateway that has one."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        roster: Roster,
+        figures: Figures,
+        folder: Path,
+        batching: list[str],
+        clock: Clock,
+    ) -> None:
+        scale = config.fleet.scale
+        self.history = History(config.fleet.history, scale.forecast_quantile)
+        self.scaler = Scaler(scale, self.history.forecast if scale.forecast else None)
+        fleet, spec = _fleet(config, folder, batching, clock)
+        hands = GatewayHands(gateway, roster, figures, clock)
+        cluster = config.fleet.kubernetes
+        followed = config.fleet.kind == "kubernetes" and not cluster.scaled_here
+        scaler = Follow() if followed else self.scaler
+        self.controller = Controller(fleet, scaler, spec, hands, config.fleet, clock, wall)
+
+    def start(self, stack: AsyncExitStack) -> list[asyncio.Future[None]]:
+        """What fails if the fleet does. The stack stops all that was started."""
+        loop = asyncio.get_running_loop()
+        stack.callback(self.history.save)
+        stack.push_async_callback(self.controller.close)
+        running: list[asyncio.Future[None]] = [loop.create_task(self._run()), self.controller.broken]
+        return running + ([loop.create_task(self.history.keep())] if self.history.kept else [])
+
+    def rescale(self, scale: ScaleConfig) -> None:
+        """From the next decision on."""
+        self.scaler.config = scale
+
+    async def _run(self) -> None:
+        try:
+            await self.controller.run()
+        except FleetError as error:
+            raise StartupError(f"fleet: {error}") from error
+
+
+def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiring | None) -> FleetAdmin:
+    def known() -> list[dict[str, Any]]:
+        return [{"id": replica_id, "url": url} for replica_id, url in roster.urls.items()]
+
+    def baseline(figures: dict[str, Any] | None) -> dict[str, Any] | None:
+        if fleet is None:
+            return None
+        if figures is not None:
+            fleet.history.baseline = figures
+            fleet.history.save()
+        return fleet.history.baseline
+
+    admin = FleetAdmin(access, change, known, None if fleet is None else fleet.controller, baseline)
+    admin.more["warmup"] = WarmNow(roster.watches).act
+    return admin
+
+
+def _fleet(config: GatewayConfig, folder: Path, batching: list[str], clock: Clock) -> tuple[Fleet, Spec]:
+    if config.fleet.kind == "ray":
+        from headgate.fleet.ray_fleet import RayFleet
+
+        embedded = config.embedded or EmbeddedConfig()
+        threads = embedded.threads or max(1, int(config.fleet.ray.cpus))
+        flags = (*engine_flags(embedded, threads), *batching)
+        return RayFleet(config.fleet.ray), Spec(pool="ray", flags=flags, slots=embedded.slots)
+    if config.fleet.kind == "kubernetes":
+        from headgate.fleet.kubernetes_fleet import KubernetesFleet
+
+        spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # found out: a pod may hold any engine
+        return KubernetesFleet(config.fleet.kubernetes, spec), spec
+    return ProcessFleet(folder, clock), process_spec(config, batching)
+
+
+def process_spec(config: GatewayConfig, batching: list[str]) -> Spec:
+    embedded, emulate = config.embedded or EmbeddedConfig(), config.fleet.emulate
+    if emulate is None:
+        threads = embedded.threads or max(1, len(os.sched_getaffinity(0)) // config.fleet.scale.max)
+        flags = [*engine_flags(embedded, threads), *batching]
+        return Spec(pool="local", flags=tuple(flags), slots=embedded.slots)
+    flags = [
+        "--emulate",
+        emulate.profile,
+        "--dilate",
+        f"{emulate.dilate:g}",
+        "--cold-start",
+        f"{emulate.cold_start_s:g}",
+    ]
+    flags += [] if emulate.slots is None else ["--slots", str(emulate.slots)]
+    flags += [] if emulate.context is None else ["--context", str(emulate.context)]
+    return Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or find(emulate.profile).slots)
+
+
+def engine_flags(embedded: EmbeddedConfig, threads: int | None = None) -> list[str]:
+    """The command line of an engine that a gateway starts for itself."""
+    values: dict[str, object] = {
+        "--model": embedded.model,
+        "--model-name": embedded.model_name,
+        "--slots": embedded.slots,
+        "--context": embedded.context,
+        "--threads": threads or embedded.threads,
+        "--kv-tokens": embedded.kv_tokens,
+        "--host-tokens": embedded.host_tokens,
+        "--max-tokens": embedded.default_max_tokens,
+        "--chat-template": embedded.chat_template,
+    }
+    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
+    flags += ["--truncate"] if embedded.truncate else []
+    flags += [part for path in embedded.loras for part in ("--lora", str(path))]
+    flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
+    return flags

@@ -1,0 +1,48 @@
+"""Connects names and their versions with the gateway: what they stand for, how they are changed, and who shows them."""
+
+from headgate.gateway.catalog import Catalog
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.models import Models, room_in
+from headgate.gateway.rollouts import Rollouts
+from headgate.gateway.shadow import Shadows
+from headgate.model.clock import Clock, wall
+from headgate.model.gateway_config import GatewayConfig
+from headgate.observe.access import Access
+from headgate.observe.instruments import Instruments
+from headgate.observe.rollout_admin import RolloutAdmin
+from headgate.wire.router import Routes
+
+
+class RolloutWiring:
+    """Built within the running loop. Raises StartupError if what was kept of rollouts can't be used."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        catalog: Catalog,
+        instruments: Instruments,
+        access: Access,
+        clock: Clock,
+    ) -> None:
+        self._gateway = gateway
+        self._catalog = catalog
+        self._models = Models({}, room_in(gateway.dispatcher))
+        shadows = gateway.shadows = Shadows(gateway.dispatcher.fleet, gateway.places, clock)
+        self.rollouts = Rollouts(config.models, self._models, shadows, config.rollout.state, wall)
+        self._admin = RolloutAdmin(self.rollouts, access, instruments.catch_up)
+        instruments.add(self.rollouts.take)
+        instruments.rollouts = self._admin.news
+        self._install(config)
+
+    def routes(self) -> Routes:
+        return self._admin.routes()
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        self.rollouts.reconfigure(config.models)
+        self._install(config)
+
+    def _install(self, config: GatewayConfig) -> None:
+        """Where no name stands for anything, nobody is asked."""
+        models = self._models if config.models else None
+        self._gateway.acceptor.models = self._catalog.models = models

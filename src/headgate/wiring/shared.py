@@ -1,0 +1,23 @@
+"""Joins a gateway to the others that share its tenants' limits and replicas."""
+
+import asyncio
+import os
+import socket
+from contextlib import AsyncExitStack
+
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.shared import Sharing
+from headgate.gateway.shared_store import RedisStore
+from headgate.model.clock import Clock
+from headgate.model.shared_config import SharedConfig
+
+
+async def share(config: SharedConfig, gateway: Gateway, stack: AsyncExitStack, clock: Clock) -> "asyncio.Task[None]":
+    """What keeps it up; it ends only by being cancelled. A store that can't be reached is no reason not to start."""
+    name = f"{socket.gethostname()}-{os.urandom(4).hex()}"
+    store = RedisStore(config.redis, config.prefix)
+    sharing = Sharing(name, store, gateway.dispatcher, gateway.hear, gateway.let_in, clock)
+    stack.push_async_callback(sharing.close)
+    await sharing.start()
+    gateway.hold = sharing.hold
+    return asyncio.get_running_loop().create_task(sharing.run())

@@ -1,0 +1,189 @@
+"""A replica dies in the middle of a stream, and the client does not notice."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from headgate.gateway.continuation import Continuation, can_go_on, text_said
+from headgate.gateway.relay import MOST_KEPT
+from headgate.model.errors import ServeError
+from tests.engine.process import ask, headgate
+from tests.gateway.scene import DONE, payloads, scene
+from tests.replica.engine import END, STREAM, event, token
+from tests.wire.serving import live, until
+
+FIRST = b'{"id":"a","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"One"}}]}'
+CHAT = "/v1/chat/completions"
+
+
+def told(line: bytes | None) -> Any:
+    assert line is not None
+    return json.loads(line)
+
+
+def test_what_the_second_says_is_told_as_the_first_would_have() -> None:
+    going = Continuation(FIRST, before=3)
+    second = b'{"id":"b","created":2,"choices":[{"index":0,"delta":{"role":"assistant","content":" two"}}]}'
+    assert told(going.told(second)) == {
+        "id": "a",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "delta": {"content": " two"}}],
+    }
+    opening = b'{"id":"b","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
+    assert going.told(opening) is None, "that it is the assistant's has been said"
+    assert told(going.told(b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'))["id"] == "a"
+    assert going.told(b"[DONE]") == b"[DONE]"
+    assert going.told(b'{"error":{"message":"no"}}') == b'{"error":{"message":"no"}}'
+
+
+def test_what_was_said_counts_as_output_and_not_as_prompt() -> None:
+    usage = b'{"choices":[],"usage":{"prompt_tokens":13,"completion_tokens":5,"total_tokens":18}%b}'
+    assert told(Continuation(FIRST, 3).told(usage % b""))["usage"] == {
+        "prompt_tokens": 10,
+        "completion_tokens": 8,
+        "total_tokens": 18,
+    }
+    exact = told(Continuation(FIRST, 3).told(usage % b',"timings":{"continued_tokens":4}'))["usage"]
+    assert (exact["prompt_tokens"], exact["completion_tokens"]) == (9, 9), "an event may be of several tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "can"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}]}, True),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 2}, False),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, False),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, False),
+        ("/v1/completions", {"prompt": "x"}, True),
+        ("/v1/completions", {"prompt": [1, 2]}, False),
+        ("/v1/embeddings", {"input": "x"}, False),
+    ],
+)
+def test_only_what_nobody_would_notice_is_gone_on_with(path: str, body: dict[str, Any], can: bool) -> None:
+    assert can_go_on(path, body) is can
+
+
+def test_text_is_read_back_from_how_it_was_spelled() -> None:
+    assert text_said(bytearray(rb"a \"b\" \u00e9 \n")) == 'a "b" é \n'
+    assert text_said(bytearray(b"half \\ud83d")) is None, "half a character can't be gone on with"
+
+
+@live
+async def test_a_stream_that_breaks_off_waits_and_is_gone_on_with() -> None:
+    async with scene() as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        on.gate.relays[0].said = bytearray()
+        talk.send(STREAM + event(FIRST) + token(" two"))
+        talk.close()
+        await until(lambda: broken)
+        relay = on.gate.relays[0]
+        assert not relay.over
+        assert relay.said == bytearray(b"One two")
+        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        second = await on.replica.asked()
+        second.send(STREAM + token(" three") + DONE + END)
+        said = [json.loads(line)["choices"][0]["delta"]["content"] for line in payloads(await client.answer())[:-1]]
+        assert said == ["One", " two", " three"]
+        summary = await on.gate.ended.get()
+        assert summary.outcome.value == "completed"
+        assert summary.events == 3
+        assert on.gate.firsts == 2, "the dispatcher hears of both first tokens"
+
+
+@live
+async def test_a_client_that_leaves_while_it_waits_ends_it() -> None:
+    async with scene() as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        on.gate.relays[0].said = bytearray()
+        talk.send(STREAM + event(FIRST))
+        talk.close()
+        await until(lambda: broken)
+        client.leave()
+        assert (await on.gate.ended.get()).outcome.value == "cancelled"
+
+
+@live
+async def test_what_is_too_long_to_be_kept_ends_with_an_error() -> None:
+    async with scene() as on:
+        on.gate.goes_on = lambda error: pytest.fail("nobody could go on")
+        client, talk = await on.asking()
+        on.gate.relays[0].said = bytearray()
+        talk.send(STREAM + token("x" * (MOST_KEPT + 1)))
+        await until(lambda: on.gate.relays[0].said is None)
+        talk.close()
+        assert b'"error"' in (await client.answer()).body
+        assert (await on.gate.ended.get()).outcome.value == "replica_failed"
+
+
+# -- with the real model ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[tuple[int, str]]]:
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(headgate("engine", "--port", "0", "--threads", "1", "--slots", "2", "--context", "512"))
+            for _ in range(2)
+        ]
+        yield [(process.pid, url) for process, url in started]
+
+
+def count(client: OpenAI, on_token: Callable[[int], None]) -> tuple[str, set[str], Any]:
+    """A long greedy answer: its text, the ids its chunks have, its usage."""
+    parts: list[str] = []
+    ids: set[str] = set()
+    usage = None
+    stream = client.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "Count from one to thirty in words."}],
+        max_tokens=60,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    for chunk in stream:
+        ids.add(chunk.id)
+        usage = chunk.usage or usage
+        if chunk.choices and chunk.choices[0].delta.content:
+            parts.append(chunk.choices[0].delta.content)
+            on_token(len(parts))
+    return "".join(parts), ids, usage
+
+
+@pytest.mark.model
+@pytest.mark.timeout(120)
+def test_a_killed_engine_is_not_noticed(engines: list[tuple[int, str]], tmp_path: Path) -> None:
+    config = tmp_path / "headgate.yaml"
+    config.write_text(json.dumps({"replicas": [{"url": url} for _, url in engines], "listen": {"port": 0}}))
+    with headgate("serve", "--config", str(config)) as (_, url), OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        expected, _, whole = count(client, lambda number: None)
+        victim: list[str] = []
+
+        def kill(number: int) -> None:
+            if number == 8 and not victim:
+                state = json.loads(ask(f"{url}/admin/state")[1])
+                busy = next(one for one in state["replicas"] if one["requests"])
+                victim.append(busy["id"])
+                os.kill(next(pid for pid, where in engines if where.endswith(busy["id"])), signal.SIGKILL)
+
+        said, ids, usage = count(client, kill)
+        records = [json.loads(line) for line in ask(f"{url}/admin/records?last=300")[1].splitlines()]
+    assert victim
+    assert said == expected
+    assert len(ids) == 1, "one stream, to the client"
+    assert usage == whole
+    assert records[-1]["outcome"] == "completed"
+    assert records[-1]["failed"][0]["replica"] == victim[0]
+    assert records[-1]["replica"] != victim[0]

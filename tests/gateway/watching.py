@@ -1,0 +1,68 @@
+"""Somebody who keeps replicas, and what a Watch tells him."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from headgate.gateway.warmup import Warmup
+from headgate.gateway.watch import Watch
+from headgate.model.clock import Clock, monotonic
+from headgate.model.event import Event, Probed
+from headgate.model.gateway_config import ClassifyConfig
+from headgate.model.replica import Replica, ReplicaId
+from headgate.model.warm_config import WarmConfig
+from headgate.policy.health import Standing, State
+from headgate.replica.http import Pool
+
+
+class Keeper:
+    """An Owner whose dispatcher is the test."""
+
+    def __init__(self) -> None:
+        self.told: list[Probed] = []
+        self.models: list[str] = []
+        self.adapters: frozenset[str] = frozenset()
+        self.kinds: list[str | None] = []
+        self.state = State.UP
+        self.since = 0.0
+        self.requests: float | None = 0.0
+        self.lines: list[str] = []
+
+    def tell(self, event: Event) -> None:
+        assert isinstance(event, Probed)
+        self.told.append(event)
+
+    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        self.models, self.adapters = models, adapters
+
+    def found(self, replica: Replica) -> None:
+        self.kinds.append(replica.kind)
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        return Standing(self.state, self.since, "")
+
+    def sent(self, replica_id: ReplicaId) -> float | None:
+        return self.requests
+
+
+def warmup(clock: Clock = monotonic, **config: Any) -> Warmup:
+    return Warmup(WarmConfig(**config), ClassifyConfig(), clock)
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    url: str, kind: str | None = None, *, interval_s: float = 0.01, deep_s: float = 60.0, **config: Any
+) -> AsyncIterator[tuple[Watch, Keeper]]:
+    """A Watch at work on this replica."""
+    pool, keeper = Pool(url, clock=monotonic), Keeper()
+    replica = Replica(id="r", url=url, kind=kind)
+    watch = Watch(replica, pool, keeper.tell, keeper, warmup(**config), keeper.lines.append, interval_s, deep_s)
+    task = asyncio.get_running_loop().create_task(watch.run())
+    try:
+        yield watch, keeper
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        pool.close()

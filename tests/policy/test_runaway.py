@@ -1,0 +1,140 @@
+"""Does an answer only repeat itself? Not one of thousands of ordinary texts may be taken for one that does."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.model.output_config import Runaway
+from headgate.policy.runaway import LEAST, PATTERNS, PHRASES, SENTENCES, WINDOW, Detector, kind_of
+from tests.ordinary.corpus import made, mixed
+from tests.ordinary.words import paragraph, sentence
+
+
+def stopped_at(text: str | bytes, size: int = 4, setting: Runaway = "safe") -> int | None:
+    """Bytes after which it is ended; None: never. In pieces about as long as tokens are."""
+    data = text.encode() if isinstance(text, str) else text
+    detector = Detector(setting)
+    for at in range(0, len(data), size):
+        if detector.hear(data[at : at + size]):
+            return at + size
+    return None
+
+
+def sentences(seed: int, count: int) -> str:
+    return paragraph(random.Random(seed), count)
+
+
+# -- what must not be ended ---------------------------------------------------------------------------------
+
+
+def test_thousands_of_ordinary_texts_are_left_alone() -> None:
+    texts = [*made(), *mixed(count=200)]
+    ended = [(text.kind, text.number) for text in texts if stopped_at(text.text) is not None]
+    assert len(texts) >= 2000
+    assert ended == []
+
+
+def test_a_text_said_three_times_and_no_more_is_left_alone() -> None:
+    for seed in range(50):
+        text = sentences(seed, 2)
+        assert stopped_at(f"{sentences(99, 3)} {text} {text} {text} {sentences(seed + 100, 3)}") is None
+
+
+# -- what must be ended ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_sentences_that_repeat_are_ended_within_three_repetitions(count: int) -> None:
+    for seed in range(30):
+        start, unit = sentences(seed, 5) + "\n", sentences(seed + 1000, count) + " "
+        at = stopped_at(start + unit * 12)
+        assert at is not None
+        assert at <= len(start) + max(4 * len(unit), len(unit) + LEAST) + 8
+
+
+def test_one_that_says_two_things_in_turn_is_noticed_by_both_together() -> None:
+    """The likeness of the halves must not hide the likeness of the wholes."""
+    said = sentences(3, 1)
+    unit = f"{said} {said}\n\n"
+    at = stopped_at(unit * 12)
+    assert at is not None
+    assert at <= 4 * len(unit) + 4
+
+
+def test_short_phrases_need_more_and_patterns_most() -> None:
+    phrase, row = stopped_at("over and over again, " * 1000), stopped_at("| 0 | 0 |\n" * 1000)
+    assert phrase is not None
+    assert row is not None
+    assert SENTENCES.least < PHRASES.least <= phrase < PATTERNS.least <= row
+
+
+def test_one_token_for_ever_is_ended_at_last() -> None:
+    for token in (" the", "!", "\n", "0", "\u54c8"):
+        assert stopped_at(token * 5000) is not None
+
+
+def test_quick_needs_half_of_the_evidence() -> None:
+    unit = sentences(5, 2) + " "
+    safe, quick = stopped_at(unit * 12), stopped_at(unit * 12, setting="quick")
+    assert safe is not None
+    assert quick is not None
+    assert quick - len(unit) == pytest.approx((safe - len(unit)) / 2, abs=8)
+
+
+def test_a_text_that_goes_on_after_repeating_a_little_starts_from_nothing() -> None:
+    unit = sentences(6, 1)
+    assert stopped_at(f"{unit} {unit} {unit} But then it was not. {unit} {unit} {unit} And so on.") is None
+
+
+# -- how it is fed -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 64))
+def test_the_size_of_the_pieces_hardly_matters(size: int) -> None:
+    unit = sentences(7, 2) + " "
+    at = stopped_at(sentences(8, 3) + unit * 20, size)
+    assert at is not None
+    assert at <= len(sentences(8, 3)) + 4 * len(unit) + 2 * size
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60))
+def test_whatever_comes_in_evidence_is_what_it_says(pieces: list[bytes]) -> None:
+    detector, said = Detector(), b""
+    for piece in pieces:
+        said += piece
+        detector.hear(piece)
+        if detector.period:
+            period, matched = detector.period, detector.matched
+            assert said[len(said) - matched :] == said[len(said) - matched - period : len(said) - period]
+
+
+def test_memory_is_bounded_however_long_it_goes_on() -> None:
+    rng, detector = random.Random(0), Detector()
+    for _ in range(5000):
+        detector.hear(sentence(rng).encode())
+    assert len(detector._text) <= 2 * WINDOW + 200
+
+
+def test_nothing_said_is_nothing_learned() -> None:
+    detector = Detector()
+    assert not any(detector.hear(b"") for _ in range(100))
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind"),
+    [
+        ("The sea is a vast and mysterious realm beyond us. ", SENTENCES),
+        ("terious realm beyond us. The sea is a vast and mys", SENTENCES),
+        ("we will rock ", PHRASES),
+        ("| pending | pending ", PATTERNS),
+        ("0, ", PATTERNS),
+        ("    <td></td>\n", PATTERNS),
+        ("春花秋月何時了往事知多少", SENTENCES),
+        ("████\n", PATTERNS),
+    ],
+)
+def test_what_repeats_decides_how_much_is_enough(unit: str, kind: object) -> None:
+    assert kind_of(unit) is kind
+    assert LEAST > 0

@@ -1,0 +1,479 @@
+"""How many replicas, and why: queue first, no flapping, least to lose, warm pool, forecast floor."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.model.scale_config import ScaleConfig, contradictions
+from headgate.policy.forecast import Forecast
+from headgate.policy.lifecycle import State
+from headgate.policy.roster import Roster, Sorted
+from headgate.policy.scale import Activate, Decision, Drain, Member, Park, PoolView, Scaler, Start
+
+SLOTS = 10
+CONFIG = ScaleConfig(min=1, max=20, forecast=False)
+
+
+class Bench:
+    """A pool that does as it is told, with starts that take a while."""
+
+    def __init__(
+        self, config: ScaleConfig = CONFIG, serving: int = 1, forecast: Forecast | None = None, start_s: float = 60.0
+    ) -> None:
+        self.scaler = Scaler(config, forecast)
+        self.start_s = start_s
+        self.now = 1000.0
+        self.wall = 4 * 86_400.0
+        self.made = 0
+        self.members: dict[str, Member] = {}
+        self.levels: list[tuple[float, int]] = []
+        self.decisions: list[Decision] = []
+        for _ in range(serving):
+            self.add(State.SERVING)
+        for _ in range(config.warm):
+            self.add(State.PARKED)
+
+    def add(self, state: State) -> None:
+        self.made += 1
+        name = f"r{self.made}"
+        self.members[name] = Member(id=name, state=state, since=self.now, slots=SLOTS)
+
+    def count(self, *states: State) -> int:
+        return sum(member.state in states for member in self.members.values())
+
+    def put(self, name: str, state: State) -> None:
+        self.members[name] = replace(self.members[name], state=state, since=self.now)
+
+    def look(
+        self, present: float, *, velocity: float = 0.0, p95: float | None = None, passed_s: float = 5.0
+    ) -> Decision:
+        """So many requests are here; whoever does not fit waits. What is left is carried out."""
+        self.now += passed_s
+        self.wall += passed_s
+        for name, member in tuple(self.members.items()):
+            if member.state is State.STARTING and self.now - member.since >= self.start_s:
+                self.put(name, State.READY)
+            elif member.state is State.DRAINING:
+                if name in self.scaler._roster.parking:
+                    self.put(name, State.PARKED)
+                else:
+                    del self.members[name]
+        serving = self.count(State.SERVING)
+        each = min(float(SLOTS), present / serving) if serving else 0.0
+        view = PoolView(
+            members=tuple(
+                replace(member, requests=round(each) if member.state is State.SERVING else 0)
+                for member in self.members.values()
+            ),
+            waiting=max(0, round(present - each * serving)),
+            tokens_per_s=velocity,
+            p95_ratio=p95,
+            start_s=self.start_s,
+        )
+        decision = self.scaler.decide(view, self.now, self.wall)
+        for action in decision.actions:
+            if isinstance(action, Start):
+                for _ in range(action.count):
+                    self.add(State.STARTING)
+            elif isinstance(action, Activate):
+                self.put(action.id, State.SERVING)
+            elif self.members[action.id].state is State.READY and isinstance(action, Park):
+                self.put(action.id, State.PARKED)
+            else:
+                self.put(action.id, State.DRAINING)
+        self.levels.append((self.now, decision.serving))
+        self.decisions.append(decision)
+        return decision
+
+    def run(self, present: float, seconds: float, velocity: float = 0.0) -> Decision:
+        for _ in range(int(seconds / 5)):
+            decision = self.look(present, velocity=velocity)
+        return decision
+
+    @property
+    def changes(self) -> list[tuple[float, int]]:
+        """(when, by how many)."""
+        return [(at, after - before) for (_, before), (at, after) in pairwise(self.levels) if after != before]
+
+
+# -- growing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_at_its_target_is_left_alone() -> None:
+    bench = Bench(serving=4)
+    bench.run(0.62 * 4 * SLOTS, 1800)
+    assert bench.changes == []
+    assert bench.decisions[-1].actions == ()
+    assert "4 replicas serve, as before." in bench.decisions[-1].reasons
+
+
+def test_a_queue_that_stays_makes_it_grow_to_what_all_who_are_here_would_fill() -> None:
+    bench = Bench(serving=2)
+    bench.run(12, 60)
+    assert bench.look(52).serving == 2  # it may be gone in a moment
+    decision = bench.look(52)
+    assert decision.serving == 8  # 52 requests over 6.5 each
+    assert decision.actions == (Start(6),)
+    assert "32 requests wait for 2 that serve" in " ".join(decision.reasons)
+
+
+def test_what_was_asked_for_is_not_asked_for_again_while_it_starts() -> None:
+    bench = Bench(serving=2, start_s=300.0)
+    bench.run(40, 10)
+    asked = bench.count(State.STARTING)
+    assert asked == 4
+    bench.run(40, 270)
+    assert bench.count(State.STARTING) == asked
+    assert bench.scaler.serving == 2 + asked
+
+
+def test_more_is_not_started_within_a_minute_of_the_last_time() -> None:
+    bench = Bench(serving=2)
+    bench.run(30, 10)
+    for _ in range(10):
+        decision = bench.look(80)
+        assert decision.serving == 5
+    assert any("given" in reason and "to show" in reason for reason in decision.reasons)
+    assert bench.look(80).serving > 5
+
+
+def test_it_never_goes_past_what_there_are_machines_for() -> None:
+    bench = Bench(replace(CONFIG, max=5, warm=1), serving=2)
+    bench.run(500, 600)
+    assert bench.scaler.serving == 5
+    assert bench.count(State.SERVING, State.PARKED, State.STARTING, State.READY) == 5
+    assert bench.decisions[-1].parked == 0  # the warm pool gives way
+
+
+def test_velocity_sees_what_was_refused_and_so_never_shows_in_the_queue() -> None:
+    blind, bench = Bench(serving=4, start_s=20.0), Bench(serving=4, start_s=20.0)
+    for one, velocity in ((blind, 4000), (bench, 16_000)):
+        one.run(0.62 * 4 * SLOTS, 900, velocity=4000)
+        one.run(4 * SLOTS + 5, 190, velocity=velocity)
+    assert blind.scaler.serving == 7
+    assert bench.scaler.serving == 9  # and not 15: the rest of it has to show in what replicas have
+    assert "tokens/s arrive" in " ".join(bench.decisions[-1].reasons)
+
+
+def test_outstanding_tokens_count_where_the_config_says_what_fills_a_replica() -> None:
+    scaler = Scaler(replace(CONFIG, tokens_per_replica=10_000))
+    members = tuple(
+        Member(id=f"r{n}", state=State.SERVING, since=0.0, requests=1, outstanding_tokens=13_000, slots=SLOTS)
+        for n in range(2)
+    )
+    decision = scaler.decide(PoolView(members=members), 1.0, 0.0)
+    assert decision.serving == 4  # 26 000 over 6 500 each
+    assert "26000 tokens are outstanding" in " ".join(decision.reasons)
+
+
+def test_late_first_tokens_add_one_at_a_time_and_only_where_replicas_are_not_idle() -> None:
+    busy, idle = Bench(serving=4, start_s=5.0), Bench(serving=4, start_s=5.0)
+    for _ in range(24):
+        busy.look(0.6 * 4 * SLOTS, p95=1.8)
+        idle.look(0.2 * 4 * SLOTS, p95=1.8)
+    assert busy.scaler.serving == 5
+    assert "TTFT p95 is 1.8 times" in " ".join(reason for one in busy.decisions for reason in one.reasons)
+    assert idle.scaler.serving <= 4
+
+
+# -- shrinking ----------------------------------------------------------------------------------------------------
+
+
+def test_fewer_only_after_five_minutes_in_which_fewer_would_have_done() -> None:
+    bench = Bench(serving=8)
+    bench.run(0.6 * 8 * SLOTS, 600)
+    began = bench.now
+    bench.run(10, 2700)
+    first = bench.changes[0]
+    assert first[1] < 0
+    assert first[0] - began >= 300
+    assert any("nothing is stopped for" in reason for one in bench.decisions for reason in one.reasons)
+    assert bench.scaler.serving == 2
+
+
+def test_it_goes_down_in_steps() -> None:
+    bench = Bench(serving=16)
+    bench.run(5, 3600)
+    steps = [by for _, by in bench.changes]
+    assert steps[0] == -4
+    assert all(-4 <= by <= -1 for by in steps)
+    times = [at for at, _ in bench.changes]
+    assert all(later - earlier >= 300 for earlier, later in pairwise(times))
+    assert bench.scaler.serving == 1  # min
+
+
+def test_whoever_has_least_to_lose_goes_and_is_drained() -> None:
+    members = [
+        Member(id="busy", state=State.SERVING, since=0.0, requests=2, outstanding_tokens=9_000, slots=SLOTS),
+        Member(id="knows", state=State.SERVING, since=0.0, requests=1, outstanding_tokens=100, cached_tokens=50_000),
+        Member(id="least", state=State.SERVING, since=0.0, requests=2, outstanding_tokens=700, cached_tokens=2_000),
+    ]
+    actions, reasons = Roster().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=300.0, now=1.0)
+    assert actions == (Drain("least"),)
+    assert reasons == ("least is drained and stopped: it has least to lose (700 tokens under way, 2000 remembered).",)
+
+
+def test_of_those_that_are_alike_the_youngest_goes() -> None:
+    members = [
+        Member(id=name, state=State.SERVING, since=since) for name, since in (("a", 5.0), ("b", 9.0), ("c", 1.0))
+    ]
+    actions, _ = Roster().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=0.0, now=10.0)
+    assert actions == (Drain("b"),)
+
+
+# -- no flapping --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6), level=st.floats(2.0, 15.0), noise=st.floats(0.0, 0.2), start_s=st.floats(1.0, 120.0))
+def test_noise_around_a_level_does_not_make_it_flap(seed: int, level: float, noise: float, start_s: float) -> None:
+    """Whatever the level: once it has settled, replicas are not stopped and started again and again."""
+    rng = random.Random(seed)
+    bench = Bench(replace(CONFIG, max=60), serving=round(level), start_s=start_s)
+    mean = 0.65 * SLOTS * level
+    for _ in range(900):  # an hour and a quarter
+        bench.look(max(0.0, rng.gauss(mean, noise * mean)), velocity=max(0.0, rng.gauss(1, noise)) * 1000)
+    settled = [by for at, by in bench.changes if at > bench.now - 3000]
+    turns = sum((one > 0) != (other > 0) for one, other in pairwise(settled))
+    assert turns <= 2
+    assert sum(map(abs, settled)) <= 0.25 * bench.scaler.serving + 3
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    loads=st.lists(st.tuples(st.floats(0, 300), st.integers(1, 60)), min_size=1, max_size=25),
+    warm=st.integers(0, 2),
+    start_s=st.floats(1.0, 120.0),
+)
+def test_whatever_comes_cooldowns_and_bounds_are_kept(
+    loads: list[tuple[float, int]], warm: int, start_s: float
+) -> None:
+    config = replace(CONFIG, min=2, max=12, warm=warm)
+    bench = Bench(config, serving=3, start_s=start_s)
+    last = dict.fromkeys(("up", "any"), float("-inf"))
+    for present, looks in loads:
+        for _ in range(looks):
+            warm_ones = bench.count(State.PARKED, State.READY)
+            before = bench.scaler.serving
+            decision = bench.look(present)
+            assert 2 <= decision.serving <= 12
+            assert bench.count(State.SERVING, State.PARKED, State.STARTING, State.READY, State.DRAINING) <= 12 + 1
+            assert decision.reasons
+            assert all(reason.endswith(".") for reason in decision.reasons)
+            if before > 0 and decision.serving > before:
+                assert bench.now - last["up"] >= 60 or warm_ones, "grew again within a minute, with nothing parked"
+                last["up"] = last["any"] = bench.now
+            if before > 0 and decision.serving < before:
+                assert bench.now - last["any"] >= 300
+                last["any"] = bench.now
+
+
+# -- the warm pool ------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_is_met_by_what_is_parked_at_once_and_the_pool_is_filled_again() -> None:
+    bench = Bench(replace(CONFIG, warm=2), serving=3)
+    bench.run(15, 300)
+    decision = bench.look(40)
+    activated = [action for action in decision.actions if isinstance(action, Activate)]
+    assert len(activated) == 2
+    assert bench.count(State.SERVING) == 5
+    assert any(isinstance(action, Start) for action in decision.actions)
+    bench.run(26, 120)
+    assert bench.count(State.PARKED) == 2
+    assert bench.decisions[-1].parked == 2
+
+
+def test_the_warm_pool_does_not_wait_for_the_minute_to_be_over() -> None:
+    bench = Bench(replace(CONFIG, warm=1), serving=3, start_s=10.0)
+    bench.run(14, 300)
+    bench.look(34)
+    grown = bench.scaler.serving
+    bench.run(34, 20)
+    assert bench.count(State.SERVING) == grown == 5
+    assert bench.count(State.PARKED) == 1  # it has been filled again meanwhile
+    bench.look(100)
+    assert bench.count(State.SERVING) == 6  # and no more than was parked
+
+
+def test_a_parked_one_is_taken_before_anybody_waits() -> None:
+    bench = Bench(replace(CONFIG, warm=1), serving=4)
+    bench.run(20, 300)
+    decision = bench.look(37)  # of 40
+    assert [type(action) for action in decision.actions] == [Activate, Start]
+    assert "nearly full" in " ".join(decision.reasons)
+
+
+def test_parked_ones_count_as_room_but_not_so_that_those_that_serve_run_hot() -> None:
+    large, small = Bench(replace(CONFIG, warm=1), serving=10), Bench(replace(CONFIG, warm=1), serving=2)
+    large.run(0.65 * SLOTS * 10, 3600)
+    small.run(0.65 * SLOTS * 2, 3600)
+    assert large.scaler.serving == 9
+    assert small.scaler.serving == 2  # one alone would be more than full
+
+
+def test_one_that_goes_is_parked_if_the_warm_pool_is_short() -> None:
+    members = [
+        Member(id="a", state=State.SERVING, since=0.0, outstanding_tokens=10),
+        Member(id="b", state=State.SERVING, since=0.0, outstanding_tokens=20),
+        Member(id="c", state=State.SERVING, since=0.0, outstanding_tokens=30),
+    ]
+    roster = Roster()
+    actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=1.0)
+    assert actions == (Drain("a"), Park("b"))
+    # While it drains it counts as parked: nothing is started for the pool.
+    members[:2] = [replace(members[0], state=State.STOPPED), replace(members[1], state=State.DRAINING)]
+    actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=2.0)
+    assert actions == ()
+
+
+def test_one_that_is_about_to_be_stopped_is_taken_back_before_anything_is_started() -> None:
+    members = [
+        Member(id="serves", state=State.SERVING, since=0.0),
+        Member(id="parked", state=State.PARKED, since=0.0),
+        Member(id="stopping", state=State.DRAINING, since=0.0),
+    ]
+    actions, reasons = Roster().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    assert actions == (Activate("stopping"),)
+    assert reasons == ("stopping is still there: it is taken into use at once.",)
+
+
+def test_more_parked_than_asked_for_are_stopped_but_not_at_once() -> None:
+    members = [Member(id="serves", state=State.SERVING, since=0.0)]
+    members += [Member(id=f"p{n}", state=State.PARKED, since=100.0, cached_tokens=n) for n in range(3)]
+    soon, _ = Roster().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=200.0)
+    later, _ = Roster().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=400.0)
+    assert soon == ()
+    assert later == (Drain("p0"), Drain("p1"))
+
+
+def test_what_failed_is_replaced_by_what_is_parked_and_another_is_started() -> None:
+    members = [
+        Member(id="serves", state=State.SERVING, since=0.0),
+        Member(id="dead", state=State.FAILED, since=0.0),
+        Member(id="parked", state=State.PARKED, since=0.0),
+    ]
+    actions, _ = Roster().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    assert actions == (Activate("parked"), Start(1))
+
+
+def test_while_machines_are_short_it_says_so() -> None:
+    members = [Member(id=f"r{n}", state=State.DRAINING, since=0.0) for n in range(3)]
+    roster = Roster(parking={"r0", "r1", "r2"})
+    actions, reasons = roster.settle(Sorted.of(members), serving=3, parked=3, most=3, keep_s=300.0, now=1.0)
+    assert {type(action) for action in actions} == {Activate}
+    assert reasons[-1] == "3 are wanted, but max is 3, and so many are there."
+
+
+# -- the forecast -------------------------------------------------------------------------------------------------
+
+
+def office(days: int) -> Forecast:
+    """Eight times as much from nine to five, every day."""
+    forecast, monday = Forecast(0.5), 4 * 86_400.0 - days * 86_400.0 + 7 * 86_400.0
+    for minute in range(days * 1440):
+        wall = monday + 60.0 * minute
+        busy = 9 * 3600 <= (wall - 60) % 86_400 < 17 * 3600
+        forecast.observe(wall, 8000.0 if busy else 1000.0)
+    return forecast
+
+
+def test_capacity_is_up_before_the_peak() -> None:
+    config = replace(CONFIG, forecast=True, tokens_per_s=1000.0)
+    with_it = Bench(config, serving=1, forecast=office(7), start_s=90.0)
+    without = Bench(replace(config, forecast=False), serving=1, start_s=90.0)
+    for bench in (with_it, without):
+        bench.wall = 4 * 86_400.0 + 7 * 86_400.0 + 8.5 * 3600
+        while bench.wall % 86_400 < 9 * 3600 - 1:
+            bench.look(6.0, velocity=1000.0)
+    assert with_it.count(State.SERVING) == 8
+    assert without.count(State.SERVING) == 1
+    assert "The forecast is 8000 tokens/s by Mon 09:00 UTC (7 days are known)" in " ".join(
+        with_it.decisions[-1].reasons
+    )
+    # Neither too early: half an hour before it is not worth paying for.
+    assert with_it.levels[0][1] == 1
+
+
+def test_it_is_not_let_go_when_it_would_be_wanted_again_right_after() -> None:
+    config = replace(CONFIG, forecast=True, tokens_per_s=1000.0)
+    bench = Bench(config, serving=8, forecast=office(7), start_s=90.0)
+    bench.wall = 4 * 86_400.0 + 7 * 86_400.0 + 10 * 3600
+    bench.run(4.0, 3600, velocity=500.0)  # a quiet hour of a busy time
+    assert bench.scaler.serving >= 6  # the day is quieter than usual, and the forecast has noticed that much
+    bench.wall = 4 * 86_400.0 + 7 * 86_400.0 + 18 * 3600
+    bench.run(4.0, 7200, velocity=500.0)
+    assert bench.scaler.serving == 1
+
+
+def test_with_little_history_it_says_so_and_the_queue_decides() -> None:
+    config = replace(CONFIG, forecast=True)
+    bench = Bench(config, serving=2, forecast=Forecast())
+    decision = bench.look(10, velocity=1000)
+    assert "There is no forecast: nothing is known of this time of day yet." in decision.reasons
+    known = Bench(config, serving=2, forecast=office(7))
+    known.wall = 4 * 86_400.0 + 7 * 86_400.0 + 12 * 3600
+    decision = known.look(2, velocity=100)
+    assert any(reason.startswith("There is no floor: ") for reason in decision.reasons)
+    assert decision.serving == 2
+
+
+def test_what_a_replica_carries_is_learned_and_kept_with_the_forecast() -> None:
+    forecast = Forecast()
+    bench = Bench(replace(CONFIG, forecast=True), serving=4, forecast=forecast, start_s=20.0)
+    bench.run(0.65 * 4 * SLOTS, 1200, velocity=4000)
+    assert forecast.pace.known
+    assert forecast.pace.tokens_per_s == pytest.approx(1000 * 6.5 / 6, rel=0.01)  # 6 of 10 each
+    assert Forecast.from_dict(forecast.to_dict()).pace.known
+
+
+# -- to zero ------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_one_stays_unless_the_config_says_otherwise_on_purpose() -> None:
+    kept, gone = Bench(serving=1), Bench(replace(CONFIG, min=0, to_zero=True, idle_s=600.0), serving=1)
+    kept.run(0, 7200)
+    gone.run(3, 60)
+    began = gone.now
+    gone.run(0, 7200)
+    assert kept.scaler.serving == 1
+    assert gone.scaler.serving == 0
+    assert gone.count(State.SERVING) == 0
+    assert next(at for at, level in gone.levels if level == 0) - began >= 600
+    decision = gone.look(1)
+    assert decision.serving == 1
+    assert decision.actions == (Start(1),)
+
+
+def test_a_config_that_contradicts_itself_is_told() -> None:
+    def problems(**values: object) -> list[str]:
+        return [path for path, _ in contradictions(ScaleConfig(**values), "fleet.scale")]  # type: ignore[arg-type]
+
+    assert problems() == []
+    assert problems(min=0) == ["fleet.scale.min"]
+    assert problems(min=0, to_zero=True) == []
+    assert problems(min=2, to_zero=True) == ["fleet.scale.to_zero"]
+    assert problems(min=4, max=3) == ["fleet.scale.max"]
+    assert problems(min=2, max=3, warm=2) == ["fleet.scale.warm"]
+
+
+def test_a_gateway_that_starts_anew_goes_on_with_what_is_there() -> None:
+    scaler = Scaler(CONFIG)
+    members = tuple(Member(id=f"r{n}", state=State.SERVING, since=0.0, slots=SLOTS) for n in range(6))
+    decision = scaler.decide(PoolView(members=members), 5.0, 0.0)
+    assert decision.serving == 6  # nothing is stopped by somebody who has only just looked
+    assert decision.actions == ()
+
+
+def test_the_same_views_give_the_same_decisions() -> None:
+    def played() -> list[Decision]:
+        rng, bench = random.Random(3), Bench(replace(CONFIG, warm=1), serving=2)
+        for _ in range(300):
+            bench.look(rng.uniform(0, 90), velocity=rng.uniform(0, 9000))
+        return bench.decisions
+
+    assert played() == played()
