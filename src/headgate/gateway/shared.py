@@ -48,7 +48,7 @@ class Sharing:
         name: str,
         store: Store,
         dispatcher: Dispatcher,
-        hear: Callable[[Event], None],
+        hear: Callable[[Event], object],
         let_in: Callable[[Request], None],
         clock: Clock,
     ) -> None:
@@ -70,6 +70,7 @@ class Sharing:
         self._demand = 0.0
         self._told = False
         """That the store is gone."""
+        self._closing = False
         hear(Shared(1, 0.0, 1.0, False))
 
     @property
@@ -127,10 +128,17 @@ class Sharing:
         await self._beat()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_beating())
-            group.create_task(self._keep_leasing())
+        """Until cancelled. Both loops look at `_closing` too: a client may take a cancel for a timeout of its own."""
+        tasks = [self._loop.create_task(self._keep_beating()), self._loop.create_task(self._keep_leasing())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._closing = True
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
         """Give back what is left, and take leave: others need not wait until it is missed."""
@@ -146,7 +154,7 @@ class Sharing:
         await self._store.close()
 
     async def _keep_beating(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(BEAT_S)
             await self._beat()
             self._wake.set()
@@ -180,7 +188,7 @@ class Sharing:
             self._release(list(self._held))
 
     async def _keep_leasing(self) -> None:
-        while True:
+        while not self._closing:
             alarm = self._loop.call_later(SETTLE_S, self._wake.set) if self._appetites else None
             await self._wake.wait()
             if alarm is not None:

@@ -30,7 +30,7 @@ class ScaleConfig:
     """Most that may go at a time; always at least one."""
     forecast: bool = True
     """Learn how much comes at which hour of which day, and be up before it does."""
-    forecast_quantile: float = 0.8
+    forecast_quantile: float = 0.5
     """Of the days that are remembered, the share that the forecast's floor would have been enough for."""
     ahead_s: float = 120.0
     """The forecast looks ahead by what a start takes and this much more."""

@@ -19,7 +19,9 @@ from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
 from headgate.policy.diagnose import Finding, View, findings
+from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Standing
+from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import promises
 
 WINDOW_S = 60
@@ -73,6 +75,7 @@ class Snapshot:
             "replicas": [self._replica(load) for load in dispatcher.fleet.loads.values()],
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
+            "shared": _shared(dispatcher),
             "alerts": state["alerts"],
             "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
             "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
@@ -171,6 +174,14 @@ def _state(standing: Standing | None, watch: Watch | None) -> str:
     if watch is not None and watch.phase != "ready":
         return watch.phase
     return "ejected" if standing is None else standing.state.name.lower()
+
+
+def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
+    """With how many gateways limits are shared; None: with none."""
+    limits, (low, high) = dispatcher.limits, dispatcher.part
+    if not isinstance(limits, SharedLimits):
+        return None
+    return {"connected": limits.connected, "gateways": limits.gateways, "part": high - low}
 
 
 def _slow(told: Told, now: float) -> dict[str, Any]:

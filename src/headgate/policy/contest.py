@@ -1,10 +1,10 @@
 """Which of two has more of the slow ones? Evidence that grows with every block of requests, looked at any time.
 
 Requests of both versions are taken in blocks, in the order in which they ended, so that what happened to both at once
-(a burst, an hour of the day) is the same for both. In each block those are counted that took longer than, say, 99 % of
-the baseline's did before: if the versions are alike, as many of them are the canary's as its share of the block says,
-whatever the distribution is (Mood's quantile test, block by block). To ask "more than r times as slow?" the canary's
-line is r times as far out.
+(a burst, an hour of the day) is the same for both. In each block those are counted that took longer than, say, 99 % did
+before: if the versions are alike, as many of them are the canary's as its share of the block says, whatever the
+distribution is (Mood's quantile test, block by block). To ask "more than r times as slow?" the canary's times are
+divided by r first.
 
 Two kinds of evidence are kept of the same counts:
 
@@ -19,15 +19,17 @@ Slow requests come in clumps: one stall delays all that a replica has. So the va
 and where it is larger than chance alone makes it, both count for less.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import exp, log, sqrt
+from math import ceil, exp, log, nextafter, sqrt
 from typing import Final
 
 from headgate.model.quantile import GRID, Sketch
 
 BLOCK: Final = 400
 """Requests in a block: long enough for most clumps to be within one."""
+MOST: Final = 1.5
+"""How many times the usual number of slow ones count in one block."""
 TILTS: Final = (1.3, 1.8, 3.0, 8.0)
 """How many times its share the canary may have of the slow ones: each is bet on equally."""
 _LOGS: Final = tuple(log(tilt) for tilt in TILTS)
@@ -118,18 +120,16 @@ class Contest:
         """`unacceptable` None: only harm is looked for. `floor`: less than this makes no difference to anybody."""
         self.harms = {percentile: Harm() for percentile in percentiles}
         self.fines = {percentile: Fine() for percentile in percentiles} if unacceptable is not None else {}
-        self._acceptable = acceptable
-        self._unacceptable = unacceptable
+        self.exposure = 0.0
+        """Requests compared, as good as so many pairs of one each."""
+        self._for_harm = Lines(percentiles, acceptable, floor)
+        self._for_fine = Lines(percentiles, unacceptable, floor) if unacceptable is not None else None
         self._floor = floor
         self._block = block
         self._canary: list[float] = []
         self._baseline: list[float] = []
         self._count = 0
-        self._lines: dict[int, Line] = {}
-        """The baseline's percentiles, from all blocks before this one."""
         self._buckets: dict[bool, dict[int, int]] = {True: {}, False: {}}
-        self.exposure = 0.0
-        """Requests compared, as good as so many pairs of one each."""
 
     def sketch(self, canary: bool) -> Sketch:
         """All blocks there were, for people to look at."""
@@ -143,36 +143,43 @@ class Contest:
 
     def close(self) -> bool:
         """The share of the canary changes, or the block is full."""
-        canary, baseline = self._canary, self._baseline
+        canary, baseline = sorted(self._canary), sorted(self._baseline)
         self._canary, self._baseline, self._count = [], [], 0
-        compared = bool(self._lines and canary and baseline)
+        compared = bool(self._for_harm.known and canary and baseline)
         if compared:
             self.exposure += len(canary) * len(baseline) / (len(canary) + len(baseline))
-            canary.sort()
-            baseline.sort()
-            for percentile, line in self._lines.items():
-                self._compare(percentile, line, canary, baseline)
+        self._look_for_harm(canary, baseline, compared)
+        if self._for_fine is not None:
+            self._look_for_fine(self._for_fine, canary, baseline, compared)
         for buckets, values in ((self._buckets[True], canary), (self._buckets[False], baseline)):
-            for bucket in map(GRID.index, values):
-                buckets[bucket] = buckets.get(bucket, 0) + 1
-        self._lines = _lines(self._buckets[False], tuple(self.harms), self._floor)
+            count(buckets, values)
         return compared
 
-    def _compare(self, percentile: int, line: "Line", canary: list[float], baseline: list[float]) -> None:
-        n, m = len(canary), len(baseline)
-        share, others = n / (n + m), line.beyond(baseline, 1.0)
-        of = line.beyond(canary, self._acceptable) + others
-        self.harms[percentile].take(of - others, of, share, _variance(of, n + m, share))
-        if self._unacceptable is None:
-            return
-        hers = line.beyond(canary, self._unacceptable)
-        if line.above > self._floor:
-            of = hers + others
-            self.fines[percentile].take(hers - of * share, _variance(of, n + m, share))
-        else:
-            # The baseline is faster than anybody notices: it is enough that the canary hardly ever is not.
-            part = (100 - percentile) / 100
-            self.fines[percentile].take(hers - n * part, n * part * (1.0 - part))
+    def _look_for_harm(self, canary: list[float], baseline: list[float], compared: bool) -> None:
+        lines = self._for_harm
+        scaled, merged = lines.side_by_side(canary, baseline)
+        if compared:
+            total, share = len(merged), len(canary) / len(merged)
+            for percentile, harm in self.harms.items():
+                line = lines.at(percentile, merged)
+                of = line.beyond(merged)
+                harm.take(line.beyond(scaled), of, share, _variance(of, total, share))
+        lines.learn(merged)
+
+    def _look_for_fine(self, lines: "Lines", canary: list[float], baseline: list[float], compared: bool) -> None:
+        scaled, merged = lines.side_by_side(canary, baseline)
+        if compared:
+            total, share = len(merged), len(canary) / len(merged)
+            for percentile, fine in self.fines.items():
+                if lines.known[percentile].above > self._floor:
+                    line = lines.at(percentile, merged)
+                    of = line.beyond(merged)
+                    fine.take(line.beyond(scaled) - of * share, _variance(of, total, share))
+                else:
+                    # All of it is faster than anybody notices: enough that the canary is hardly ever slower than that.
+                    n, part = len(scaled), (100 - percentile) / 100
+                    fine.take(lines.known[percentile].beyond(scaled) - n * part, n * part * (1.0 - part))
+        lines.learn(merged)
 
 
 class Line:
@@ -185,32 +192,65 @@ class Line:
         self.above = above
         self.part = part
 
-    def beyond(self, values: list[float], ratio: float) -> float:
-        """How many of these, which are sorted, lie beyond `ratio` times the line."""
-        above = bisect_right(values, self.above * ratio)
-        return len(values) - above + self.part * (above - bisect_right(values, self.below * ratio))
+    def beyond(self, values: list[float]) -> float:
+        """How many of these, which are sorted, lie beyond it."""
+        above = bisect_right(values, self.above)
+        return len(values) - above + self.part * (above - bisect_right(values, self.below))
+
+
+class Lines:
+    """The percentiles of both versions together, the canary `ratio` times as fast as it was: if it is that much slower,
+    they are each one's own."""
+
+    def __init__(self, percentiles: Sequence[int], ratio: float, floor: float) -> None:
+        self.known: dict[int, Line] = {}
+        """From all blocks before."""
+        self._percentiles = percentiles
+        self._ratio = ratio
+        self._floor = floor
+        self._buckets: dict[int, int] = {}
+
+    def side_by_side(self, canary: list[float], baseline: list[float]) -> tuple[list[float], list[float]]:
+        """The canary's, divided, and all, sorted."""
+        scaled = [value / self._ratio for value in canary]
+        return scaled, sorted(scaled + baseline)  # two runs: merged, not sorted
+
+    def at(self, percentile: int, merged: list[float]) -> Line:
+        """In a block with more slow ones than that, only the slowest of them count: a burst is one event, not many."""
+        line, most = self.known[percentile], max(1.0, MOST * len(merged) * (100 - percentile) / 100)
+        if line.beyond(merged) <= most:
+            return line
+        last = merged[len(merged) - ceil(most)]
+        above = bisect_right(merged, last)
+        tied = above - bisect_left(merged, last)
+        return Line(nextafter(last, 0.0), last, (most - (len(merged) - above)) / tied)
+
+    def learn(self, merged: list[float]) -> None:
+        count(self._buckets, merged)
+        order, total = sorted(self._buckets, reverse=True), sum(self._buckets.values())
+        for percentile in self._percentiles:
+            left = total * (100 - percentile) / 100
+            for bucket in order:
+                if left < self._buckets[bucket]:
+                    self.known[percentile] = self._line(bucket, left / self._buckets[bucket])
+                    break
+                left -= self._buckets[bucket]
+
+    def _line(self, bucket: int, part: float) -> Line:
+        above = GRID.upto(bucket) if bucket else 0.0
+        if above <= self._floor:
+            return Line(self._floor, self._floor, 0.0)
+        return Line(GRID.upto(bucket - 1) if bucket > 1 else 0.0, above, part)
+
+
+def count(buckets: dict[int, int], values: list[float]) -> None:
+    for bucket in map(GRID.index, values):
+        buckets[bucket] = buckets.get(bucket, 0) + 1
 
 
 def _variance(of: float, total: int, share: float) -> float:
     """Of how many are the canary's, if `of` are drawn from all without looking."""
     return of * share * (1.0 - share) * (total - of) / (total - 1)
-
-
-def _lines(buckets: dict[int, int], percentiles: tuple[int, ...], floor: float) -> dict[int, Line]:
-    """At each percentile of what is counted by GRID's buckets."""
-    order = sorted(buckets, reverse=True)
-    total = sum(buckets.values())
-    lines: dict[int, Line] = {}
-    for percentile in percentiles:
-        left = total * (100 - percentile) / 100
-        for bucket in order:
-            if left < buckets[bucket]:
-                below, above = (GRID.upto(bucket - 1) if bucket > 1 else 0.0, GRID.upto(bucket) if bucket else 0.0)
-                near = above <= floor
-                lines[percentile] = Line(floor, floor, 0.0) if near else Line(below, above, left / buckets[bucket])
-                break
-            left -= buckets[bucket]
-    return lines
 
 
 class Failures:

@@ -47,7 +47,7 @@ class Expected:
 
 
 class Forecast:
-    def __init__(self, quantile: float = 0.8) -> None:
+    def __init__(self, quantile: float = 0.5) -> None:
         if not 0 < quantile <= 1:
             raise ValueError(f"expected a quantile above 0, at most 1, got {quantile!r}")
         self.quantile = quantile
@@ -172,7 +172,7 @@ class Forecast:
         }
 
     @classmethod
-    def from_dict(cls, data: Any, quantile: float = 0.8) -> "Forecast":
+    def from_dict(cls, data: Any, quantile: float = 0.5) -> "Forecast":
         """Raises ValueError for what this version can't read: then it is learned anew."""
         made = cls(quantile)
         if not isinstance(data, dict) or data.get("version") != VERSION or data.get("slot_s") != SLOT_S:

@@ -50,7 +50,7 @@ FULL = 0.9
 NOT_IDLE = 0.8
 """Share of the target below which late first tokens are not for want of replicas: so p95 never asks for many."""
 SUPPORT = 0.9
-"""What velocity counts for while nobody waits: occupancy comes first, and the larger of two noisy figures is noisier."""
+"""What velocity counts for while nobody waits: occupancy is first, and the larger of two noisy figures is noisier."""
 LEAD = 0.25
 """How far velocity may be ahead of occupancy, as a share of it and one replica: if it was learned from other requests
 than these, it is wrong."""

@@ -24,7 +24,7 @@ from headgate.policy.contest import Contest, Failures, Harm, log_mean
 
 FALSE_ALARM: Final = 0.02
 """Rollouts of an equal version that are rolled back by mistake, at most."""
-FALSE_PROMISE: Final = 0.04
+FALSE_PROMISE: Final = 0.05
 """Rollouts of an unacceptable version that are promoted, at most."""
 LINE: Final = NormalDist().inv_cdf(1 - FALSE_PROMISE / 2)
 """A sum without drift is beyond it at the end in half the cases in which it ever was."""

@@ -6,25 +6,23 @@ until it is gone, parked or not. Looked at every five seconds, and every second 
 """
 
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from headgate.model.event import Probed, ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.forecast import Forecast
 from headgate.policy.lifecycle import ROUTED, Happened, State, next_state
 from headgate.policy.profile import Noise
 from headgate.policy.scale import FULL, Activate, Decision, Park, PoolView, Start
 from headgate.policy.scale import Member as Seen
+from headgate.sim.autoscale_signals import Counted, Firsts
 from headgate.sim.fleet import Delays, Member
 from headgate.sim.gateway import Area, Gateway, Ticket
-from headgate.sim.intake import Intake
 from headgate.sim.replica import SteppedReplica
 from headgate.sim.run import REPLICAS, Books, Level, Simulated
 from headgate.sim.service import ServiceReplica
@@ -36,9 +34,6 @@ LOOK_S, GLANCE_S = 5.0, 1.0
 SAMPLE_S = 60.0
 MONDAY = 4 * 86_400.0
 """Midnight of a Monday: when a simulated week begins, unless told otherwise."""
-VELOCITY_S = 30.0
-RECENT_S, RECENT = 60.0, 2048
-"""First tokens that p95 is made of: of the last minute, the latest so many."""
 
 
 class Decides(Protocol):
@@ -103,46 +98,6 @@ class _Seat:
     """When it has drained: it is kept."""
 
 
-class Counted(Intake):
-    """Notes how much comes."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        super().__init__(config)
-        self._arrived: deque[tuple[float, int]] = deque()
-        """(second, tokens)."""
-
-    def request(self, arrival: Arrival, number: int, now: float) -> tuple[Request, int]:
-        made, output = super().request(arrival, number, now)
-        second, arrived = float(int(now)), self._arrived
-        tokens = made.tokens
-        if arrived and arrived[-1][0] == second:
-            tokens += arrived.pop()[1]
-        arrived.append((second, tokens))
-        if second - arrived[0][0] > VELOCITY_S:
-            arrived.popleft()
-        return made, output
-
-    def tokens_per_s(self, now: float) -> float:
-        return sum(tokens for second, tokens in self._arrived if now - second <= VELOCITY_S) / VELOCITY_S
-
-
-@dataclass(slots=True)
-class _Firsts:
-    """How first tokens have been lately, against what their lanes are promised."""
-
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def add(self, ticket: Ticket, now: float, target_s: float) -> None:
-        first = ticket.first_at
-        took_s = now - ticket.arrival.at_s if first is None else first - ticket.arrival.at_s
-        refused = 10.0 if first is None else 0.0
-        self.recent.append((now, max(refused, took_s / target_s)))
-
-    def p95(self, now: float) -> float | None:
-        ratios = sorted(ratio for at, ratio in self.recent if now - at <= RECENT_S)
-        return ratios[int(0.95 * len(ratios))] if ratios else None
-
-
 class Autoscale:
     """The pool's driver."""
 
@@ -156,7 +111,7 @@ class Autoscale:
         self.most = 0
         self.samples: list[Sample] = []
         self.decisions: list[tuple[float, Decision]] = []
-        self.firsts = _Firsts()
+        self.firsts = Firsts()
         self._world = world
         self._gateway = gateway
         self._scaled = scaled
