@@ -298,7 +298,7 @@ async def test_a_store_that_does_not_answer_delays_nobody_and_refuses_nobody() -
     assert [sharing.hold(one) for one in asked] == [True] * MOST_HELD + [False]
     began = monotonic()
     await until(lambda: bool(entered))
-    assert monotonic() - began < 25 * HOLD_S
+    assert monotonic() - began < 100 * HOLD_S, "sooner than any call to it times out"
     assert entered == [one.id for one in asked[:MOST_HELD]]
     assert not any(isinstance(said, Refuse) for said in made.on(Arrived(asked[0]), monotonic()))
     running.cancel()

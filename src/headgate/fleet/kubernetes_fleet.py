@@ -86,8 +86,10 @@ def _trouble(status: Object) -> str:
 class KubernetesFleet:
     """Implements `Fleet`. `spec` is what its pods are, also those that were there before."""
 
-    def __init__(self, config: KubernetesConfig, spec: Spec) -> None:
+    def __init__(self, config: KubernetesConfig, spec: Spec, most: int | None = None) -> None:
+        """`most`: pods that the workload may have; None: any number."""
         self._config = config
+        self._most = most
         self._spec = spec
         self._api: Api
         self._workload = self._path = ""
@@ -140,6 +142,9 @@ class KubernetesFleet:
                 there = self._staying()
                 unplaced = sum(pod.ip is None for pod in there)
                 wanted = len(there) + max(0, len(self._claims) - unplaced)
+                if self._most is not None and wanted > self._most:
+                    # The workload has replaced a pod by itself since whoever asks last looked.
+                    raise FleetError(f"{self._workload} has {len(there)} pods, as many as it may")
                 if await self._scale() < wanted:
                     await self._scale(wanted)
             async with asyncio.timeout(self._config.place_s):

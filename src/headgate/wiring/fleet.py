@@ -213,7 +213,7 @@ def _fleet(config: GatewayConfig, folder: Path, batching: list[str], clock: Cloc
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
 
         spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # found out: a pod may hold any engine
-        return KubernetesFleet(config.fleet.kubernetes, spec), spec
+        return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
     return ProcessFleet(folder, clock), process_spec(config, batching)
 
 
