@@ -189,6 +189,7 @@ def test_why_names_the_injected_cause_of_nearly_every_slow_request(tmp_path: Pat
         config = {
             "listen": {"port": 0}, "replicas": replicas, "lanes": lanes, "tenants": keys,
             "anonymous": {"allowed": True}, "timeouts": {"slow_client_grace_s": 1.5},
+            "warm": {"before_use": False},  # or nobody would ever meet a cold replica
         }  # fmt: skip
         path = tmp_path / "headgate.yaml"
         path.write_text(json.dumps(config))

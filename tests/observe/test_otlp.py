@@ -218,7 +218,7 @@ def test_a_clients_trace_goes_through_the_gateway_to_the_engine(tmp_path: Path) 
     assert root.parent_span_id.hex() == "b7ad6b7169203331"
     assert [span.name for span in below] == ["accept", "queue", "route", "generate", "relay"]
     assert sum(receiver.names().count(name) for name in ("chat m", "relay")) == 2
-    alone, told = engine.traceparents
+    alone, told = engine.traceparents[-2:]  # before them it was warmed up
     assert told == f"00-0af7651916cd43dd8448eb211c80319c-{root.span_id.hex()}-01"
     assert alone is not None
     assert alone.endswith("-00")

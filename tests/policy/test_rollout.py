@@ -137,11 +137,11 @@ def test_harm_is_looked_for_during_the_soak() -> None:
 
 @pytest.mark.parametrize(("when_unsure", "stage"), [("rollback", Stage.ROLLED_BACK), ("hold", Stage.HELD)])
 def test_not_enough_evidence_is_an_answer(when_unsure: Any, stage: Stage) -> None:
-    rollout = started(replace(QUICK, canary=replace(QUICK.canary, when_unsure=when_unsure)))
+    rollout = started(replace(QUICK, canary=replace(QUICK.canary, when_unsure=when_unsure, limit_requests=1500)))
     for _ in range(5):
         feed(rollout, 4000, 20.0)
     assert rollout.stage is stage
-    assert rollout.history[-1].reason.startswith("not enough evidence after 4000 requests: ")
+    assert rollout.history[-1].reason.startswith("not enough evidence after 1500 requests: ")
     assert rollout.share == (0.5 if stage is Stage.HELD else 0.0)
 
 

@@ -157,7 +157,8 @@ def test_nothing_is_known_before_anything_has_ended() -> None:
     judge.step(0.05, None)
     for number in range(5000):
         judge.take(ordinary(random.Random(number), number % 20 == 0))
-    assert judge.verdict().state == "undecided"  # not the last step: nothing is promoted from here
+    verdict = judge.verdict()
+    assert (verdict.state, verdict.reason[:13]) == ("undecided", "no harm so fa")  # nothing is promoted from here
     assert not judge.news or not judge.news
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
+from headgate.replica.connection import Call, Connection
 from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.replica.sse import EventSplitter
 from headgate.wire.server import HttpServer
 from tests.replica.engine import (
     END,
@@ -356,6 +358,6 @@ async def test_calls_and_connections_need_no_garbage_collector() -> None:
         async with reaching() as (replica, pool):
             await answered(pool, None, replica, STREAM + event(b"1") + END)
         await asyncio.sleep(0)
-        assert not [it for it in gc.get_objects() if type(it).__name__ in ("Call", "Connection", "EventSplitter")]
+        assert not [it for it in gc.get_objects() if isinstance(it, (Call, Connection, EventSplitter))]
     finally:
         gc.enable()

@@ -33,6 +33,8 @@ MOST: Final = 1.5
 TILTS: Final = (1.3, 1.8, 3.0, 8.0)
 """How many times its share the canary may have of the slow ones: each is bet on equally."""
 _LOGS: Final = tuple(log(tilt) for tilt in TILTS)
+AROUND: Final = (0.5, 1.0, 2.0)
+"""Parts of requests, relative to the one asked for, that are looked at beside it."""
 SETTLED: Final = 5.0
 """Variance that must have been seen before its measured excess is believed by half."""
 
@@ -122,8 +124,10 @@ class Contest:
         self.fines = {percentile: Fine() for percentile in percentiles} if unacceptable is not None else {}
         self.exposure = 0.0
         """Requests compared, as good as so many pairs of one each."""
-        self._for_harm = Lines(percentiles, acceptable, floor)
-        self._for_fine = Lines(percentiles, unacceptable, floor) if unacceptable is not None else None
+        parts = [_part(percentile) for percentile in percentiles]
+        around = [part * factor for part in parts for factor in AROUND]
+        self._for_harm = Lines(parts, acceptable, floor)
+        self._for_fine = Lines(around, unacceptable, floor) if unacceptable is not None else None
         self._floor = floor
         self._block = block
         self._canary: list[float] = []
@@ -161,7 +165,7 @@ class Contest:
         if compared:
             total, share = len(merged), len(canary) / len(merged)
             for percentile, harm in self.harms.items():
-                line = lines.at(percentile, merged)
+                line = lines.at(_part(percentile), merged)
                 of = line.beyond(merged)
                 harm.take(line.beyond(scaled), of, share, _variance(of, total, share))
         lines.learn(merged)
@@ -169,16 +173,14 @@ class Contest:
     def _look_for_fine(self, lines: "Lines", canary: list[float], baseline: list[float], compared: bool) -> None:
         scaled, merged = lines.side_by_side(canary, baseline)
         if compared:
-            total, share = len(merged), len(canary) / len(merged)
             for percentile, fine in self.fines.items():
-                if lines.known[percentile].above > self._floor:
-                    line = lines.at(percentile, merged)
-                    of = line.beyond(merged)
-                    fine.take(line.beyond(scaled) - of * share, _variance(of, total, share))
+                part = _part(percentile)
+                if lines.known[part].above > self._floor:
+                    fine.take(*_smoothed([lines.at(part * factor, merged) for factor in AROUND], scaled, merged))
                 else:
                     # All of it is faster than anybody notices: enough that the canary is hardly ever slower than that.
-                    n, part = len(scaled), (100 - percentile) / 100
-                    fine.take(lines.known[percentile].beyond(scaled) - n * part, n * part * (1.0 - part))
+                    n = len(scaled)
+                    fine.take(lines.known[part].beyond(scaled) - n * part, n * part * (1.0 - part))
         lines.learn(merged)
 
 
@@ -202,10 +204,11 @@ class Lines:
     """The percentiles of both versions together, the canary `ratio` times as fast as it was: if it is that much slower,
     they are each one's own."""
 
-    def __init__(self, percentiles: Sequence[int], ratio: float, floor: float) -> None:
-        self.known: dict[int, Line] = {}
+    def __init__(self, parts: Sequence[float], ratio: float, floor: float) -> None:
+        """`parts` of all requests are beyond them."""
+        self.known: dict[float, Line] = {}
         """From all blocks before."""
-        self._percentiles = percentiles
+        self._parts = parts
         self._ratio = ratio
         self._floor = floor
         self._buckets: dict[int, int] = {}
@@ -215,9 +218,9 @@ class Lines:
         scaled = [value / self._ratio for value in canary]
         return scaled, sorted(scaled + baseline)  # two runs: merged, not sorted
 
-    def at(self, percentile: int, merged: list[float]) -> Line:
+    def at(self, part: float, merged: list[float]) -> Line:
         """In a block with more slow ones than that, only the slowest of them count: a burst is one event, not many."""
-        line, most = self.known[percentile], max(1.0, MOST * len(merged) * (100 - percentile) / 100)
+        line, most = self.known[part], max(1.0, MOST * len(merged) * part)
         if line.beyond(merged) <= most:
             return line
         last = merged[len(merged) - ceil(most)]
@@ -228,11 +231,11 @@ class Lines:
     def learn(self, merged: list[float]) -> None:
         count(self._buckets, merged)
         order, total = sorted(self._buckets, reverse=True), sum(self._buckets.values())
-        for percentile in self._percentiles:
-            left = total * (100 - percentile) / 100
+        for part in self._parts:
+            left = total * part
             for bucket in order:
                 if left < self._buckets[bucket]:
-                    self.known[percentile] = self._line(bucket, left / self._buckets[bucket])
+                    self.known[part] = self._line(bucket, left / self._buckets[bucket])
                     break
                 left -= self._buckets[bucket]
 
@@ -241,6 +244,24 @@ class Lines:
         if above <= self._floor:
             return Line(self._floor, self._floor, 0.0)
         return Line(GRID.upto(bucket - 1) if bucket > 1 else 0.0, above, part)
+
+
+def _part(percentile: int) -> float:
+    return (100 - percentile) / 100
+
+
+def _smoothed(lines: list[Line], scaled: list[float], merged: list[float]) -> tuple[float, float]:
+    """How many more of those beyond a percentile are the canary's than its share, and the variance of that by chance.
+    Lines a little further in and out are asked too, each counting by how few it leaves: where the tail of one version
+    is as that of the other, all three say the same, and together with less noise."""
+    total, share = len(merged), len(scaled) / len(merged)
+    weights = [1 / (len(AROUND) * factor) for factor in AROUND]
+    of = [line.beyond(merged) for line in lines]
+    score = sum([w * (line.beyond(scaled) - n * share) for w, line, n in zip(weights, lines, of, strict=True)])
+    whole = sum([w * n for w, n in zip(weights, of, strict=True)])
+    both = zip(weights, of, strict=True)
+    squares = sum([w * v * min(n, m) for w, n in both for v, m in zip(weights, of, strict=True)])  # one is in the other
+    return score, share * (1.0 - share) * (squares - whole * whole / total) * total / (total - 1)
 
 
 def count(buckets: dict[int, int], values: list[float]) -> None:

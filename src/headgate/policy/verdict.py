@@ -24,7 +24,7 @@ from headgate.policy.contest import Contest, Failures, Harm, log_mean
 
 FALSE_ALARM: Final = 0.02
 """Rollouts of an equal version that are rolled back by mistake, at most."""
-FALSE_PROMISE: Final = 0.05
+FALSE_PROMISE: Final = 0.04
 """Rollouts of an unacceptable version that are promoted, at most."""
 LINE: Final = NormalDist().inv_cdf(1 - FALSE_PROMISE / 2)
 """A sum without drift is beyond it at the end in half the cases in which it ever was."""
@@ -161,6 +161,8 @@ class Judge:
         bound, extra = self._config.unacceptable, self._failures.worst_difference(ERROR_Z)
         if slowest is None:
             return Verdict("undecided", "too few requests have ended so far", 0.0)
+        if self._in_all is None:
+            return Verdict("undecided", "no harm so far; whether it is fine is judged at a canary's last step", 0.0)
         if slowest[2] < LINE:
             figure, percentile, z = slowest
             return Verdict("undecided", f"{_words(figure, percentile)} may still be {bound:g} times as slow", _sure(z))

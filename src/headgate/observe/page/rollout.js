@@ -4,7 +4,7 @@ import { byId, el, keyed, say, set, show } from "./dom.js";
 import { post } from "./feed.js";
 import { count, duration, share, span } from "./format.js";
 
-const FIGURES = { ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue wait", error: "Failed", output: "Output tokens" };
+const FIGURES = { ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue", error: "Failed", output: "Output" };
 
 const UNDER_WAY = new Set(["canary", "soaking", "held", "split", "shadow"]);
 const UNDO = new Set([...UNDER_WAY, "promoted"]);
