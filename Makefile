@@ -73,7 +73,7 @@ install: $(VENV)/.run
 compiled: $(COMPILED)/.made
 
 $(COMPILED)/.made: $(shell find src -type f -not -name '*.pyc') hatch_build.py $(VENV)/.run
-	@echo "Compiling the data path (about a minute; once, and after changes) …"
+	@echo "Compiling the data path (two or three minutes; once, and after changes) …"
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@HEADGATE_COMPILE=1 $(PIP) install --quiet --no-deps --no-build-isolation --target $(COMPILED) . >build/compile.log 2>&1 \
 	  || { rm -rf $(COMPILED)/*; echo "It could not be compiled, so it runs interpreted; see build/compile.log."; }

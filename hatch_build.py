@@ -15,8 +15,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
     "model": "lane quantile replica request sampling sequence step tier",
-    "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet gradient health holders lanes limits"
-    " neighbours outlier output passage retry route runaway shape shared_limits speculate urgency",
+    "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet gradient health holders lanes"
+    " limits neighbours outlier output passage retry route runaway shape shared_limits speculate urgency",
     "wire": "canonical errors exchange limits outbox protocol reader router",
     "replica": "connection dialects http openai sse",
     "gateway": "accept account backlog bounded continuation gateway identity output relay",
