@@ -44,8 +44,8 @@ BATCH = "batch=poisson:rate={},prompt=500-2500,output=80-240,lane=batch"
 
 EMULATED = Setup(
     name="emulated",
-    engine=("--emulate", "h100-llama3-8b", "--dilate", "2", "--slots", "32"),
-    says="emulated H100 with Llama 3 8B, at half its speed, 32 sequences at once",
+    engine=("--emulate", "h100-llama3-8b", "--dilate", "2", "--slots", "32", "--in-order"),
+    says="emulated H100 with Llama 3 8B, at half its speed, 32 sequences at once, first come, first served",
     replicas=4,
     slots=32,
     mix="; ".join((CHAT.format(20), CODE.format(4.1), DOCS.format(0.9), BATCH.format(6.4))),
@@ -59,8 +59,8 @@ has nine times its mean rate."""
 
 REAL = Setup(
     name="real",
-    engine=("--slots", "8"),
-    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once",
+    engine=("--slots", "8", "--in-order"),
+    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, first come, first served",
     replicas=1,
     slots=8,
     mix=(

@@ -76,6 +76,8 @@ class EngineFlags:
     """Longest step to aim for while nobody is decoding."""
     longest_shared: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
     """Sequences longer than this don't share a batch with shorter ones. Default: any may."""
+    in_order: Annotated[bool, Parameter(group=MEMORY, negative="")] = False
+    """First come, first served, as most engines do it, for requests that name no lane. Default: short ones first."""
     draft_batch: Annotated[int, Parameter(group=MEMORY)] = BatchConfig.draft_batch
     """Speculative decoding while at most this many sequences decode; 0 turns it off."""
 
@@ -98,6 +100,7 @@ class EngineFlags:
             chat_template=self.chat_template,
             system_prompts=self.system_prompt,
             gap_target_s=None if self.gap_target_ms is None else self.gap_target_ms / 1e3,
+            in_order=self.in_order,
             batch=BatchConfig(
                 step_limit_s=self.step_limit_ms / 1e3,
                 longest_shared=self.longest_shared,
@@ -126,6 +129,7 @@ class EngineFlags:
         """What a gateway's own engine is told on top."""
         flags = ["--step-limit-ms", str(self.step_limit_ms), "--draft-batch", str(self.draft_batch)]
         flags += [] if self.gap_target_ms is None else ["--gap-target-ms", str(self.gap_target_ms)]
+        flags += ["--in-order"] if self.in_order else []
         return flags + ([] if self.longest_shared is None else ["--longest-shared", str(self.longest_shared)])
 
 
@@ -271,6 +275,7 @@ def engine(
         model_name=flags.model_name or f"emulated-{profile.name}",
         default_max_tokens=flags.max_tokens,
         truncate=flags.truncate,
+        in_order=flags.in_order,
     )
     progress.title()
     run_emulated(profile, dilate, config, listen, progress, step_log, cold_start)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ from headgate.policy.lanes import classify
 
 MOST_IDS = 1_000_000
 """Token ids looked at in one prompt."""
+IN_ORDER = replace(LANES["slow"], ttft_target_s=86_400.0)
+"""All alike, and with a deadline that neither passes nor ages: order of arrival decides."""
 
 
 class Coder(Protocol):
@@ -109,10 +111,13 @@ class Intake:
             raise UnknownModel(f"no model {model!r} here; this engine serves {self.config.model_name!r}", param="model")
 
     def lane(self, body: ChatBody | TextBody, prompt_tokens: int) -> Lane:
+        """The one it names, or the one that its size and kind suggest."""
         if body.lane is not None:
             if body.lane not in LANES:
                 raise InvalidRequest(f"no lane {body.lane!r}; there are {', '.join(LANES)}", param="lane")
             return LANES[body.lane]
+        if self.config.in_order:
+            return IN_ORDER
         says_batch = body.service_tier == "flex"
         return LANES[classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)]
 

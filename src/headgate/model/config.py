@@ -67,6 +67,8 @@ class EngineConfig:
     """Most time warm-up prompts may take; system prompts and adapters come on top."""
     gap_target_s: float | None = None
     """Overrides every lane's gap target; None: the lane's own."""
+    in_order: bool = False
+    """Requests that name no lane go first come, first served, as most engines do it, not by size."""
     batch: BatchConfig = field(default_factory=BatchConfig)
 
 
