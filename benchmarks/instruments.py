@@ -30,11 +30,14 @@ TITLE = "Headgate's instruments: truth and cost"
 RESULTS = ROOT / "benchmarks" / "results" / "instruments.json"
 WITHIN, WITHIN_MS = 0.02, 1.0
 QUANTILES = ("p50", "p90", "p99")
+Pair = tuple[float, float]
+"""The client's, and ours."""
 LANES: dict[str, dict[str, object]] = {
-    "fast": {"rate": 40, "stream": 1, "ttft": 30_000, "itl": 4000, "n": 32},
-    "slow": {"rate": 10, "stream": 0, "ttft": 80_000, "itl": 4000, "n": 64},
+    "fast": {"rate": 40, "stream": 1, "ttft": 400_000, "itl": 30_000, "n": 32},
+    "slow": {"rate": 10, "stream": 0, "ttft": 1_000_000, "itl": 30_000, "n": 64},
 }
-"""What makes each lane's requests: what is not streamed is slow."""
+"""What makes each lane's requests: what is not streamed is slow. Times are about what the lanes promise: with a tenth
+of them, p99 would tell of the machine's hiccups only."""
 COST = (
     Row("requests/s with instruments, over without", "headgate.requests_s", "uninstrumented.requests_s", "≥", 0.9),
     Row("tokens/s with instruments, over without", "headgate.tokens_s", "uninstrumented.tokens_s", "≥", 0.9),
@@ -43,8 +46,8 @@ COST = (
 )
 
 
-def compare(target: Target, seconds: float) -> list[tuple[str, str, str, float, float]]:
-    """(lane, figure, quantile, the client's, ours), in milliseconds."""
+def compare(target: Target, seconds: float) -> dict[str, Pair]:
+    """For each lane, figure and quantile, in milliseconds."""
     with ExitStack() as stack:
         loads = {
             lane: stack.enter_context(target.load("open", warm=0, dur=seconds, **flags))
@@ -54,7 +57,7 @@ def compare(target: Target, seconds: float) -> list[tuple[str, str, str, float, 
     time.sleep(0.5)
     state: dict[str, Any] = json.loads(ask(target.port, "GET", "/admin/state")[1])
     ours = {lane["name"]: lane["figures"] for lane in state["lanes"]}
-    rows = []
+    pairs: dict[str, Pair] = {}
     for lane, counted in theirs.items():
         streamed = (("ttft", "ttft"),) if LANES[lane]["stream"] else ()
         for figure, theirs_name in (*streamed, ("e2e", "lat")):
@@ -62,8 +65,17 @@ def compare(target: Target, seconds: float) -> list[tuple[str, str, str, float, 
                 measured = ours[lane][figure][quantile]
                 if measured is None:
                     raise Unusable(f"the gateway has no {figure} for lane {lane}: is it in another?")
-                rows.append((lane, figure, quantile, counted[theirs_name][quantile], 1e3 * measured))
-    return rows
+                pairs[f"{lane} {figure} {quantile}"] = (counted[theirs_name][quantile], 1e3 * measured)
+    return pairs
+
+
+def typical(runs: list[dict[str, Pair]]) -> dict[str, Pair]:
+    """Of several runs, for each figure the one whose difference is the median."""
+    middle = len(runs) // 2
+    return {
+        figure: sorted((run[figure] for run in runs), key=lambda pair: abs(pair[1] - pair[0]))[middle]
+        for figure in runs[0]
+    }
 
 
 def agrees(theirs: float, ours: float) -> bool:
@@ -91,11 +103,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with tempfile.TemporaryDirectory() as folder:
         kit = compiled(args.kit, Path(folder))
         bench = Bench(kit, plan, (cores[0], cores[1]), defaultdict(list), [], f"sk-{secrets.token_hex(24)}")
-        with ready(bench, "headgate", None) as target:
-            console.print(
-                f"truth: {sum(int(str(f['rate'])) for f in LANES.values())} streams/s for {args.seconds:g} s …"
-            )
-            rows = compare(target, args.seconds)
+        runs = []
+        for index in range(args.rounds):
+            with ready(bench, "headgate", None) as target:
+                rate = sum(int(str(flags["rate"])) for flags in LANES.values())
+                console.print(f"truth, round {index + 1} of {args.rounds}: {rate} streams/s for {args.seconds:g} s …")
+                runs.append(compare(target, args.seconds))
+        pairs = typical(runs)
         for index in range(args.rounds):
             for name in plan.gateways:
                 console.print(f"cost, round {index + 1} of {args.rounds}: {name} …", highlight=False)
@@ -103,20 +117,21 @@ def run(args: argparse.Namespace, console: Console) -> int:
                     warm_up(target)
                     measure_requests(target)
                     measure_tokens(target)
+    facts["truth"] = f"of {args.rounds} runs of {args.seconds:g} s, the one with the median difference"
     facts["share_of_the_machine_others_used"] = f"{before.others_of_all(CpuTime.now()):.0%}"
     verdicts = [judge(row, bench.samples) for row in COST]
     grid = Grid(
         ("lane, figure, quantile", "client ms", "Headgate ms", "difference", "agrees"),
         tuple(
-            (f"{lane} {figure} {quantile}", number(theirs), number(ours), f"{ours - theirs:+.2f}", _word(theirs, ours))
-            for lane, figure, quantile, theirs, ours in rows
+            (figure, number(theirs), number(ours), f"{ours - theirs:+.2f}", _word(theirs, ours))
+            for figure, (theirs, ours) in pairs.items()
         ),
     )
     console.print(grid.table("Truth: within 2 % or 1 ms"), verdict_grid(verdicts).table("Cost"))
     report = Report(TITLE, "benchmarks/instruments.py", facts, verdicts, dict(bench.samples), (grid,))
     report.keep(args.out)
     console.print(f"written: {args.out} and {args.out.with_suffix('.md').name}", highlight=False)
-    honest = all(agrees(theirs, ours) for *_, theirs, ours in rows)
+    honest = all(agrees(*pair) for pair in pairs.values())
     return 0 if honest and all(verdict.passed is not False for verdict in verdicts) else 1
 
 

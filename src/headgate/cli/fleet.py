@@ -7,6 +7,8 @@ from cyclopts import App, Parameter, validators
 
 from headgate.cli.look import HERE, Key, Url
 
+Replica = Annotated[str, Parameter(help="Its id, as `headgate fleet` shows it.")]
+
 fleet = App(name="fleet", help="Show and change the replicas of a running gateway.")
 
 
@@ -17,15 +19,7 @@ def add_to(app: App) -> None:
 
 @fleet.default
 def show(*, url: Url = HERE, key: Key = None) -> None:
-    """Say which replicas there are, what was decided about them, and why.
-
-    Parameters
-    ----------
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
-    """
+    """Say which replicas there are, what was decided about them, and why."""
     from headgate.cli import fleet_client
 
     fleet_client.show(url, key)
@@ -39,10 +33,6 @@ def add(replica: str, *, url: Url = HERE, key: Key = None) -> None:
     ----------
     replica
         Its address, such as http://10.0.0.7:8000.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import fleet_client
 
@@ -50,54 +40,24 @@ def add(replica: str, *, url: Url = HERE, key: Key = None) -> None:
 
 
 @fleet.command
-def drain(replica: str, *, url: Url = HERE, key: Key = None) -> None:
-    """Give a replica nothing new. One that the gateway has started is stopped once it is empty.
-
-    Parameters
-    ----------
-    replica
-        Its id, as `headgate fleet` shows it.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
-    """
+def drain(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
+    """Give a replica nothing new. One that the gateway has started is stopped once it is empty."""
     from headgate.cli import fleet_client
 
     fleet_client.act(url, replica, "drain", key)
 
 
 @fleet.command
-def activate(replica: str, *, url: Url = HERE, key: Key = None) -> None:
-    """Give a replica requests again.
-
-    Parameters
-    ----------
-    replica
-        Its id, as `headgate fleet` shows it.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
-    """
+def activate(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
+    """Give a replica requests again."""
     from headgate.cli import fleet_client
 
     fleet_client.act(url, replica, "activate", key)
 
 
 @fleet.command
-def remove(replica: str, *, url: Url = HERE, key: Key = None) -> None:
-    """Do without a replica from now on. What it is doing may finish.
-
-    Parameters
-    ----------
-    replica
-        Its id, as `headgate fleet` shows it.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
-    """
+def remove(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
+    """Do without a replica from now on. What it is doing may finish."""
     from headgate.cli import fleet_client
 
     fleet_client.remove(url, replica, key)
@@ -123,10 +83,6 @@ def zero(
         How many to measure while warm.
     patience
         Seconds to wait for the first token afterwards.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     api_key
         A tenant's key for the requests, if the gateway wants one.
     """
@@ -136,15 +92,7 @@ def zero(
 
 
 def reload(*, url: Url = HERE, key: Key = None) -> None:
-    """Have a running gateway read its config file again. One that is wrong is refused, and the old one stays.
-
-    Parameters
-    ----------
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
-    """
+    """Have a running gateway read its config file again. One that is wrong is refused, and the old one stays."""
     from headgate.cli import fleet_client
 
     fleet_client.reload(url, key)
@@ -168,10 +116,6 @@ def usage(
         jsonl or csv.
     out
         File to write to. Default: standard output.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import fleet_client
 

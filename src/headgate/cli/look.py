@@ -6,8 +6,11 @@ from typing import Annotated
 from cyclopts import App, Group, Parameter
 
 ASK = Group("Which gateway")
-Url = Annotated[str, Parameter(group=ASK, env_var="HEADGATE_URL")]
-Key = Annotated[str | None, Parameter(group=ASK, env_var="HEADGATE_ADMIN_KEY")]
+Url = Annotated[str, Parameter(group=ASK, env_var="HEADGATE_URL", help="Where the gateway listens.")]
+Key = Annotated[
+    str | None,
+    Parameter(group=ASK, env_var="HEADGATE_ADMIN_KEY", help="An admin key, if the gateway wants one."),
+]
 HERE = "http://127.0.0.1:8000"
 
 
@@ -24,10 +27,6 @@ def why(request_id: str, *, url: Url = HERE, key: Key = None) -> None:
     ----------
     request_id
         The x-request-id of its answer; `headgate slow` lists the worst.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import client
 
@@ -49,10 +48,6 @@ def slow(
         How many.
     by
         ttft, e2e or gap.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import client
 
@@ -61,7 +56,7 @@ def slow(
 
 def doctor(
     *,
-    url: Url = HERE,
+    url: Annotated[str, Parameter(group=ASK, env_var="HEADGATE_URL")] = HERE,
     key: Key = None,
     gateway: Annotated[str | None, Parameter(group=ASK)] = None,
     api_key: Annotated[str | None, Parameter(group=ASK, env_var="HEADGATE_API_KEY")] = None,
@@ -75,8 +70,6 @@ def doctor(
     ----------
     url
         Where clients reach the gateway, be it through a proxy.
-    key
-        An admin key, if the gateway wants one.
     gateway
         The gateway's own address, where --url is that of a proxy which does not let the admin API through.
     api_key

@@ -36,10 +36,6 @@ def start(
         the old one kept warm. shadow: copies of requests, answers thrown away.
     share
         Of a split or a shadow, between 0 and 1. Default: the config's.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import rollout_client
 
@@ -55,10 +51,6 @@ def status(name: str | None = None, *, url: Url = HERE, key: Key = None) -> None
     ----------
     name
         Only of this one. Default: of all.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import rollout_client
 
@@ -73,10 +65,6 @@ def promote(name: str, *, url: Url = HERE, key: Key = None) -> None:
     ----------
     name
         What clients ask for.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import rollout_client
 
@@ -91,10 +79,6 @@ def rollback(name: str, *, url: Url = HERE, key: Key = None) -> None:
     ----------
     name
         What clients ask for.
-    url
-        Where the gateway listens.
-    key
-        An admin key, if the gateway wants one.
     """
     from headgate.cli import rollout_client
 
