@@ -15,13 +15,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
     "model": "lane quantile replica request sampling sequence step tier",
-    "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet gradient health holders lanes"
-    " limits neighbours outlier output passage retry route runaway shape shared_limits speculate urgency",
-    "wire": "canonical errors exchange limits outbox protocol reader router",
+    "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet gradient health hedge holders lanes"
+    " limits neighbours outlier output passage prompt_size retry route runaway shape shared_limits speculate urgency",
+    "wire": "canonical errors exchange limits message outbox protocol reader router websocket",
     "replica": "connection dialects http openai sse",
     "gateway": "accept account backlog bounded continuation gateway identity output relay",
     "observe": "evidence figures histogram little series windows",
-    "sim": "chains fleet gateway intake longest replica service watch world",
+    "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""

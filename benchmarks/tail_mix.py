@@ -60,7 +60,8 @@ has nine times its mean rate."""
 REAL = Setup(
     name="real",
     engine=("--slots", "8", "--in-order"),
-    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, first come, first served",
+    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, "
+    "first come, first served",
     replicas=1,
     slots=8,
     mix=(

@@ -139,6 +139,32 @@ def test_a_chat_goes_on_from_where_it_broke_off(url: str) -> None:
     assert say(HELLO, 1, continue_final_message=True)["error"]["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"frequency_penalty": 0.8, "repetition_penalty": 1.2},
+        {"temperature": 1.1, "seed": 5},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=["greedy", "penalties", "a seed", "a grammar"],
+)
+def test_what_another_engine_began_is_gone_on_with_exactly(url: str, more: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "Make a JSON list of three fruits."}], "max_tokens": 24}
+    body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **more}
+
+    def say(**further: Any) -> tuple[list[str], dict[str, int]]:
+        lines = ask(f"{url}/v1/chat/completions", body | further)[1].decode().split("data: ")[1:-1]
+        events = [json.loads(line) for line in lines]
+        return [one["choices"][0]["delta"]["content"] for one in events if one["choices"]], events[-1]["usage"]
+
+    whole, usage = say()
+    for said in (1, 9, len(whole) - 1):
+        rest, again = say(continued=whole[:said])
+        assert rest == whole[said:]
+        assert again["total_tokens"] == usage["total_tokens"]
+
+
 def test_a_stream_carries_every_token_id_even_of_text_that_is_held_back(url: str) -> None:
     body = {"prompt": "Once", "max_tokens": 24, "temperature": 0, "stream": True, "return_token_ids": True}
     body |= {"stop": ["zzzz", " the the the"], "ignore_eos": True, "stream_options": {"include_usage": True}}

@@ -49,6 +49,10 @@ class Double:
     model: str = "double"
     refuse: int = 0
     """Answer this many requests 503."""
+    held_s: float = 0.0
+    """Comes on top of everybody's first token."""
+    word: str = "w "
+    """What it says."""
 
     def router(self) -> Router:
         return Router(
@@ -57,6 +61,9 @@ class Double:
                 ("POST", "/v1/completions"): self.take,
                 ("POST", "/refuse"): self.start_refusing,
                 ("POST", "/break"): self.change_broken,
+                ("POST", "/hold"): self.hold,
+                ("POST", "/word"): self.change_word,
+                ("POST", "/drop"): self.drop,
                 ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
                 ("GET", "/v1/models"): self.list_models,
                 ("GET", "/seen"): self.tell,
@@ -80,6 +87,20 @@ class Double:
         self.broken = bool(int(exchange.body))
         exchange.respond(200, b"{}")
 
+    def hold(self, exchange: Exchange) -> None:
+        self.held_s = float(exchange.body) / 1e3
+        exchange.respond(200, b"{}")
+
+    def change_word(self, exchange: Exchange) -> None:
+        self.word = exchange.body.decode()
+        exchange.respond(200, b"{}")
+
+    def drop(self, exchange: Exchange) -> None:
+        """As if it died, for those who are here."""
+        for job in list(self.jobs):
+            job.exchange.abort()
+        exchange.respond(200, b"{}")
+
     def take(self, exchange: Exchange) -> None:
         if "x-headgate-purpose" in exchange.headers:  # the gateway's own: no client's request
             self.warmed += 1
@@ -101,7 +122,7 @@ class Double:
             bool(body.get("stream")),
             int(knobs.get("n", 3)),
             knobs.get("itl", 0.0) / 1e3,
-            now + knobs.get("ttft", 0.0) / 1e3,
+            now + knobs.get("ttft", 0.0) / 1e3 + self.held_s,
             knobs.get("work", 0.0) / 1e3,
             max(1, len(text) // 4),
         )
@@ -136,9 +157,10 @@ class Double:
             job.due += job.gap_s
             if job.stream:
                 finish = b'"stop"' if job.said == job.tokens else b"null"
+                word = self.word.encode()
                 job.exchange.event(
-                    b'{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"w "},'
-                    b'"text":"w ","finish_reason":%b}]}' % finish
+                    b'{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%b"},'
+                    b'"text":"%b","finish_reason":%b}]}' % (word, word, finish)
                 )
         if job.said >= job.tokens and job in self.jobs:
             self.jobs.remove(job)
@@ -147,7 +169,7 @@ class Double:
                 job.exchange.event(msgspec.json.encode({"id": "x", "choices": [], "usage": usage}))
                 job.exchange.end(b"[DONE]")
             else:
-                text = "w " * job.tokens
+                text = self.word * job.tokens
                 choice = {"index": 0, "text": text, "message": {"role": "assistant", "content": text}}
                 body = {"id": "x", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]}
                 job.exchange.respond(200, msgspec.json.encode({**body, "usage": usage}))

@@ -12,6 +12,7 @@ from headgate.gateway.bounded import Bounded
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import closing
 from headgate.gateway.relay import Relay, RelayLimits, Summary
+from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.replica.http import Pool, PoolLimits, request_head
@@ -38,7 +39,7 @@ class Gate:
         self.wants_usage = False
         self.generation_s = inf
         self.headers: Headers = ()
-        self.read_by: Callable[[Relay], Relay | Bounded | Gather] = lambda relay: relay
+        self.read_by: Callable[[Relay], Relay | Bounded | Gather | ResponseReader] = lambda relay: relay
         self.goes_on: Callable[[ServeError], None] | None = None
         self.exchanges: list[Exchange] = []
         self.relays: list[Relay] = []

@@ -5,22 +5,26 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from headgate.gateway.continuation import Continuation, can_go_on, text_said
+from headgate.gateway.bounded import still_bounded
+from headgate.gateway.continuation import Continuation, can_go_on, has_ended, rest_of, text_said
 from headgate.gateway.relay import MOST_KEPT
+from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
+from headgate.policy.output import Allowance
 from tests.engine.process import ask, headgate
-from tests.gateway.scene import DONE, payloads, scene
+from tests.gateway.scene import DONE, USAGE, payloads, scene
 from tests.replica.engine import END, STREAM, event, token
 from tests.wire.serving import live, until
 
 FIRST = b'{"id":"a","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"One"}}]}'
-CHAT = "/v1/chat/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 def told(line: bytes | None) -> Any:
@@ -61,9 +65,10 @@ def test_what_was_said_counts_as_output_and_not_as_prompt() -> None:
         (CHAT, {"messages": [{"role": "user", "content": "x"}]}, True),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "n": 2}, False),
         (CHAT, {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, False),
-        (CHAT, {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, False),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, True),
         ("/v1/completions", {"prompt": "x"}, True),
-        ("/v1/completions", {"prompt": [1, 2]}, False),
+        ("/v1/completions", {"prompt": [1, 2]}, True),
+        ("/v1/completions", {"prompt": ["a", "b"]}, False),
         ("/v1/embeddings", {"input": "x"}, False),
     ],
 )
@@ -73,7 +78,26 @@ def test_only_what_nobody_would_notice_is_gone_on_with(path: str, body: dict[str
 
 def test_text_is_read_back_from_how_it_was_spelled() -> None:
     assert text_said(bytearray(rb"a \"b\" \u00e9 \n")) == 'a "b" é \n'
+    assert text_said(bytearray(b"a\n b\n")) == "a b", "a line break ends a piece"
     assert text_said(bytearray(b"half \\ud83d")) is None, "half a character can't be gone on with"
+
+
+def test_the_rest_is_asked_for_in_the_pieces_that_were_said() -> None:
+    body = {"prompt": "Count: "}
+    assert rest_of("headgate", TEXT, body, bytearray(b"one\n\n, \\n\n"), 3) == {**body, "continued": ["one", ", \n"]}
+    assert rest_of("vllm", TEXT, body, bytearray(b"one\n, two\n"), 2) == {"prompt": "Count: one, two"}
+    assert rest_of("openai", CHAT, {"messages": []}, bytearray(b"\n"), 1) == {"messages": []}, "nothing was said yet"
+    assert rest_of("headgate", TEXT, body, bytearray(b"a\n\\ud83d\n"), 2) is None
+    halves = rest_of("headgate", TEXT, body, bytearray(b"a\n\\ud83d\n\\ude42\n"), 3)
+    assert halves == {**body, "continued": ["a🙂"]}
+
+
+def test_an_end_that_was_given_a_reason_is_known() -> None:
+    assert has_ended(b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
+    assert has_ended(b'{"choices": [{"text": "x", "finish_reason": "length"}]}')
+    assert has_ended(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+    assert not has_ended(b'{"choices":[{"index":0,"delta":{"content":"finish_reason"},"finish_reason":null}]}')
+    assert not any(has_ended(event) for event in (b"", b"[]", b"[DONE]", b'{"choices":[]}', b'{"choices":[1]}'))
 
 
 @live
@@ -88,7 +112,7 @@ async def test_a_stream_that_breaks_off_waits_and_is_gone_on_with() -> None:
         await until(lambda: broken)
         relay = on.gate.relays[0]
         assert not relay.over
-        assert relay.said == bytearray(b"One two")
+        assert relay.said == bytearray(b"One\n two\n")
         relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         second = await on.replica.asked()
         second.send(STREAM + token(" three") + DONE + END)
@@ -98,6 +122,93 @@ async def test_a_stream_that_breaks_off_waits_and_is_gone_on_with() -> None:
         assert summary.outcome.value == "completed"
         assert summary.events == 3
         assert on.gate.firsts == 2, "the dispatcher hears of both first tokens"
+
+
+def _as_many(broken: list[ServeError], number: int) -> bool:
+    return len(broken) == number
+
+
+@live
+async def test_each_that_dies_or_stalls_is_gone_on_after() -> None:
+    async with scene(stall_s=0.05) as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        relay = on.gate.relays[0]
+        relay.said = bytearray()
+        talk.send(STREAM + event(FIRST))
+        for number, word in enumerate((" two", " three", " four"), 1):
+            await until(partial(_as_many, broken, number))
+            relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+            talk = await on.replica.asked()
+            talk.send(STREAM + token(word))
+        talk.send(DONE + END)
+        said = [json.loads(line)["choices"][0]["delta"]["content"] for line in payloads(await client.answer())[:-1]]
+        assert said == ["One", " two", " three", " four"]
+        assert [error.outcome.value for error in broken] == ["replica_stalled"] * 3
+        assert (await on.gate.ended.get()).events == 4
+
+
+@live
+async def test_whoever_goes_on_may_take_as_long_to_begin_as_anybody() -> None:
+    async with scene(stall_s=0.05, first_token_s=60.0) as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        relay = on.gate.relays[0]
+        relay.said = bytearray()
+        talk.send(STREAM + event(FIRST))
+        talk.close()
+        await until(lambda: broken)
+        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        talk = await on.replica.asked()
+        began = monotonic()
+        await until(lambda: monotonic() - began > 0.3)
+        talk.send(STREAM + token(" two") + DONE + END)
+        assert payloads(await client.answer())[-1] == b"[DONE]"
+        assert len(broken) == 1
+        assert (await on.gate.ended.get()).outcome.value == "completed"
+
+
+@live
+@pytest.mark.parametrize("counted", [True, False], ids=["usage was told", "it was not"])
+async def test_a_stream_that_had_said_why_it_ends_is_ended_here(counted: bool) -> None:
+    async with scene() as on:
+        on.gate.goes_on = lambda error: pytest.fail("nothing is missing")
+        on.gate.wants_usage = True
+        client, talk = await on.asking()
+        on.gate.relays[0].said = bytearray()
+        end = event(b'{"id":"a","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
+        talk.send(STREAM + event(FIRST) + end + (USAGE if counted else b""))
+        talk.close()
+        events = payloads(await client.answer())
+        assert events[-1] == b"[DONE]"
+        assert len(events) == 4
+        assert ("headgate_usage" in json.loads(events[2])) is not counted
+        summary = await on.gate.ended.get()
+        assert summary.outcome.value == "completed"
+        assert summary.usage is not None
+
+
+@live
+async def test_what_was_repeated_before_it_broke_off_counts_afterwards() -> None:
+    again = " The sea is vast and blue, and nobody has ever seen the end of it."
+    async with scene() as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        relay = on.gate.relays[0]
+        relay.said = bytearray()
+        talk.send(STREAM + event(FIRST) + 3 * token(again))
+        talk.close()
+        await until(lambda: broken)
+        reader = still_bounded(Allowance("chat", None, "", (), "safe"), relay)
+        assert still_bounded(Allowance("chat", None, "", (), "off"), relay) is relay
+        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", reader))
+        talk = await on.replica.asked()
+        talk.send(STREAM + token(again))
+        assert payloads(await client.answer())[-1] == b"[DONE]"
+        assert (await on.gate.ended.get()).stop == "repetition"
 
 
 @live

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from headgate.gateway.account import Account
-from headgate.model.event import Arrived, ReplicaJoined
+from headgate.model.event import Arrived, ReplicaJoined, Shared
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
@@ -332,6 +332,16 @@ def test_what_is_not_there_is_absent_and_not_zero() -> None:
 
 
 # -- this process -------------------------------------------------------------------------------------------
+
+
+def test_what_gateways_share_and_whether_they_still_can() -> None:
+    scene = Scene()
+    names = ("headgate_gateways", "headgate_shared_connected", "headgate_replica_room_part")
+    assert not any(name in names for name, _ in scene.samples()), "alone there is nothing to share"
+    scene.dispatcher.on(Shared(3, 0.25, 0.5, connected=True), scene.now)
+    assert [find(scene.samples(), name) for name in names] == [3, 1, 0.25]
+    scene.dispatcher.on(Shared(3, 0.25, 0.5, connected=False), scene.now)
+    assert [find(scene.samples(), name) for name in names] == [3, 0, 0.25]
 
 
 def test_the_loop_and_the_collector() -> None:

@@ -53,8 +53,8 @@ def test_load_is_counted_against_the_replicas_own_speed() -> None:
     slow.prefill_tokens, quick.prefill_tokens = 100, 500
     assert work_s(slow, 100, 0) == pytest.approx(1.0)
     assert least(fleet_of(slow, quick)) == ["quick", "slow"]
-    quick.tpot_s, quick.decode_tokens = 0.04, 100  # four at a time: another second
-    assert work_s(quick, 500, 100) == pytest.approx(1.5)
+    quick.tpot_s, quick.decode_tokens = 0.04, 400  # four at a time, and decoding counts for a quarter: another second
+    assert work_s(quick, 500, 400) == pytest.approx(1.5)
     assert least(fleet_of(slow, quick)) == ["slow", "quick"]
 
 

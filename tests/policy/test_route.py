@@ -201,13 +201,29 @@ def test_least_connections_counts_requests_and_not_their_size() -> None:
     assert (choice.replica_id, choice.reason) == ("r2", "least_connections")
 
 
+def test_one_just_taken_into_use_does_not_get_every_prompt_until_it_has_as_much_to_decode() -> None:
+    fleet = fleet_of(3, limit=12.0)
+    new, *old = fleet.loads.values()
+    for load in old:
+        load.requests, load.decode_tokens = 10, 640
+    for load in fleet.loads.values():
+        load.prefill_token_s, load.tpot_s = 0.00015, 0.04
+        fleet.changed(load)
+    for _ in range(10):  # within less than a prompt takes
+        load = fleet.loads[choose(request(prompt_tokens=1000), fleet).replica_id]
+        load.requests, load.prefill_tokens = load.requests + 1, load.prefill_tokens + 1000
+        fleet.changed(load)
+    assert new.prefill_tokens > max(load.prefill_tokens for load in old) > 0
+    assert new.prefill_tokens <= 6000, "the others decode while their next prompt is read"
+
+
 def test_token_aware_counts_prefill_and_decode_against_speed() -> None:
     fleet = fleet_of(2, "token_aware")
     r0, r1 = fleet.loads.values()
     r0.prefill_tokens, r1.decode_tokens = 1000, 1000
     for speed, chosen in ((0.001, "r1"), (0.0001, "r0")):
         r0.prefill_token_s = speed
-        r1.tpot_s = 0.005
+        r1.tpot_s = 0.02
         fleet.changed(r0)
         fleet.changed(r1)
         assert choose(request(), fleet, config=RouteConfig(algorithm="token_aware")).replica_id == chosen

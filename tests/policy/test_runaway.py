@@ -36,6 +36,15 @@ def test_thousands_of_ordinary_texts_are_left_alone() -> None:
     assert ended == []
 
 
+def test_a_loop_in_which_numbers_counted_on_at_first_is_ended() -> None:
+    said = " The table is formatted with the markdown header {} in the same row, and in the same column."
+    assert stopped_at("".join(said.format(number) for number in range(10, 60))) is None
+    counted = "".join(said.format(number) for number in range(10, 14))
+    at = stopped_at(counted + 12 * said.format(14))
+    assert at is not None
+    assert 2 * len(said) < at - len(counted) < 5 * len(said)
+
+
 def test_a_text_said_three_times_and_no_more_is_left_alone() -> None:
     for seed in range(50):
         text = sentences(seed, 2)

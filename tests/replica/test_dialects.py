@@ -165,15 +165,7 @@ SAID = {"role": "assistant", "content": "One, two"}
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
-        (
-            "headgate",
-            {
-                "continue_final_message": True,
-                "add_generation_prompt": False,
-                "continued_text": "One, two",
-                "max_tokens": 10,
-            },
-        ),
+        ("headgate", {"messages": [ASK], "continued": ["One, two"], "max_tokens": 10}),  # it counts for itself
         ("vllm", {"continue_final_message": True, "add_generation_prompt": False}),
         ("sglang", {"continue_final_message": True}),
         ("tgi", {}),
@@ -194,8 +186,9 @@ def test_a_chat_goes_on_where_the_engine_can(kind: str | None, more: dict[str, A
 @pytest.mark.parametrize("kind", DIALECTS)
 def test_a_text_goes_on_anywhere(kind: str) -> None:
     body = {"prompt": "Count: ", "max_tokens": 2}
-    own = {"max_tokens": 2, "continued_text": "one"} if kind == "headgate" else {}  # it counts for itself
-    assert continued(kind, TEXT, body, "one", 5) == {"prompt": "Count: one", "max_tokens": 1, **own}
+    own = {**body, "continued": ["o", "ne"]}
+    expected = own if kind == "headgate" else {"prompt": "Count: one", "max_tokens": 1}
+    assert continued(kind, TEXT, body, "one", 5, ["o", "ne"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,6 +204,13 @@ def test_a_text_goes_on_anywhere(kind: str) -> None:
 )
 def test_a_text_that_would_not_be_the_same_is_left(body: dict[str, Any]) -> None:
     assert continued("vllm", TEXT, body, "x", 1) is None
+
+
+def test_our_own_engine_goes_on_after_token_ids_and_under_a_grammar() -> None:
+    for body in ({"prompt": [1, 2, 3]}, {"prompt": "a", "response_format": {"type": "json_object"}}):
+        assert continued("headgate", TEXT, body, "x", 1, ["x"]) == {**body, "continued": ["x"]}
+    assert continued("headgate", TEXT, {"prompt": ["a", "b"]}, "x", 1) is None
+    assert continued("headgate", CHAT, {"messages": [ASK], "tools": [{}]}, "x", 1) is None
 
 
 def test_a_chat_that_would_not_be_the_same_is_left() -> None:

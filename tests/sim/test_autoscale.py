@@ -19,7 +19,7 @@ from headgate.report.results import Target
 from headgate.sim.autoscale import MONDAY, Outcomes, Scaled, autoscale, learn
 from headgate.sim.autoscale_command import ScaleOptions, run_scaled
 from headgate.sim.autoscale_compare import BOTH, NEITHER, VARIANTS, Setting, hours, one, with_foresight
-from headgate.sim.autoscale_oracle import Schedule, levels
+from headgate.sim.autoscale_oracle import TRIES, Schedule, levels
 from headgate.sim.command import Load, SimulateOptions
 from headgate.sim.fleet import Member
 from headgate.sim.run import Level
@@ -186,7 +186,7 @@ def test_the_oracle_keeps_what_is_promised_with_fewest_replica_hours() -> None:
     assert foresight is not None
     assert foresight.kept
     assert foresight.replica_hours < both.replica_hours
-    assert len(said) == 5  # fewer and fewer were tried
+    assert len(said) == TRIES  # each time half as far from the fewest
 
 
 def test_variants_differ_in_what_they_are_named_for() -> None:

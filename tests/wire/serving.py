@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from headgate.model.clock import monotonic
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
+from headgate.wire.protocol import ServerProtocol
 from headgate.wire.server import HttpServer
 
 P = ParamSpec("P")
@@ -92,6 +93,10 @@ class Served(NamedTuple):
     async def connect(self) -> Client:
         self.opened.append(Client(*await asyncio.open_connection("127.0.0.1", self.port)))
         return self.opened[-1]
+
+    @property
+    def speaking_http(self) -> list[ServerProtocol]:
+        return [each for each in self.server._state.connections if isinstance(each, ServerProtocol)]
 
 
 @contextlib.asynccontextmanager

@@ -242,3 +242,30 @@ async def test_a_broken_on_gone_is_logged_and_harms_nobody(caplog: pytest.LogCap
         client.leave()
         await until(lambda: not served.server.connections)
         assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+@live
+async def test_a_client_that_only_asks_and_never_reads_is_not_read_either() -> None:
+    page, answered = b"x" * 65536, 0
+
+    def respond(exchange: Exchange) -> None:
+        nonlocal answered
+        answered += 1
+        exchange.respond(200, page, "text/plain")
+
+    loop = asyncio.get_running_loop()
+    async with serving(respond, Limits(flush_timeout_s=0.3)) as served:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            await loop.sock_connect(deaf, ("127.0.0.1", served.port))
+
+            async def ask_on() -> None:
+                while True:
+                    await loop.sock_sendall(deaf, GET)
+                    await asyncio.sleep(0)
+
+            with pytest.raises(ConnectionError):  # dropped, in the end
+                await ask_on()
+        await until(lambda: not served.speaking_http)
+    assert 0 < answered < 100

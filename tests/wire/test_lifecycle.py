@@ -151,7 +151,7 @@ async def test_draining_lets_a_half_sent_request_be_finished() -> None:
         client = await served.connect()
         request = post(b"abc")
         client.send(request[:-1])
-        await until(lambda: any(c._timed == "body" for c in served.server._state.connections))
+        await until(lambda: any(c._timed == "body" for c in served.speaking_http))
         draining = asyncio.ensure_future(served.server.drain(grace_s=60))
         await asyncio.sleep(0)
         answer = await client.ask(request[-1:])

@@ -105,7 +105,7 @@ async def test_trailers_without_end_are_refused(part: bytes) -> None:
     async with serving(echo, SMALL) as served:
         client = await served.connect()
         client.send(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nt: ")
-        await until(lambda: any(c._timed == "body" for c in served.server._state.connections))
+        await until(lambda: any(c._timed == "body" for c in served.speaking_http))
         for _ in range(4):
             client.send(part)
         assert (await client.answer()).status == 431
@@ -191,7 +191,7 @@ async def test_pipelined_requests_are_handed_over_one_by_one() -> None:
         client.send(post(bodies[0]) + post(bodies[1]))
         first = await held.arrived.get()
         client.send(post(bodies[2]) + post(bodies[3]))
-        (connection,) = served.server._state.connections
+        (connection,) = served.speaking_http
         await until(lambda: len(connection._held) > 5000)
         assert not connection.transport.is_reading()
         first.respond(200, first.body)

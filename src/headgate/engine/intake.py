@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from headgate.engine import grammar
+from headgate.engine.continued import said_before
 from headgate.engine.openai import (
     MOST_CHOICES,
     ChatBody,
@@ -50,6 +51,7 @@ class Coder(Protocol):
         continue_final_message: bool = False,
     ) -> list[int]: ...
     def spelling(self, token: int) -> bytes: ...
+    def piece(self, token: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,22 @@ class Intake:
             for prompt in prompts
             for choice in range(body.n)
         ]
-        if body.continued_text:
-            said = self._continued(body, tools, len(prompts[0]))
-            for sequence in sequences:
-                sequence.continued = said
-                sequence.max_output = max(1, sequence.max_output - said)
+        if body.continued:
+            if len(sequences) != 1:
+                raise InvalidRequest("only one answer can be gone on with", param="continued")
+            self._go_on(sequences[0], body.continued)
         return sequences, stops_of(body)
 
-    def _continued(self, body: ChatBody | TextBody, tools: Tools | None, whole: int) -> int:
-        """How many tokens at the prompt's end were said already: what it has more than without them."""
-        if isinstance(body, ChatBody):
-            given = None if tools is None else tools.given
-            return max(0, whole - len(self.tokenizer.encode_chat(body.messages[:-1], given)))
-        if not isinstance(body.prompt, str) or not body.prompt.endswith(body.continued_text):
-            raise InvalidRequest("the prompt does not end with it", param="continued_text")
-        return max(0, whole - len(self._text(body.prompt.removesuffix(body.continued_text))))
+    def _go_on(self, sequence: Sequence, pieces: list[str]) -> None:
+        """As if it had said these itself; to the batcher they are a part of its prompt."""
+        tokens = said_before(self.tokenizer, pieces)
+        sequence.tokens += tokens
+        sequence.prompt_len += len(tokens)
+        sequence.continued = len(tokens)
+        # Not less: whoever had said all would have said so.
+        sequence.max_output = max(1, sequence.max_output - len(tokens))
+        if len(sequence.tokens) >= self.context:
+            raise ContextOverflow(f"prompt and what was said have {len(sequence.tokens)} tokens", param="continued")
 
     def tools(self, body: ChatBody | TextBody) -> Tools | None:
         return tools_of(body, self.tokenizer.template) if isinstance(body, ChatBody) else None

@@ -68,7 +68,7 @@ class LlamaRunner:
         self._samplers[sequence.id] = Sampler(
             sequence.sampling,
             sequence.tokens,
-            sequence.prompt_len,
+            sequence.prompt_len - sequence.continued,
             eog=self.tokenizer.eog,
             constraint=None if grammar is None else self._grammars.compile(grammar),
         )

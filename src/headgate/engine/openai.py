@@ -50,8 +50,8 @@ class Body(msgspec.Struct, kw_only=True):
     longest_neighbour: int | None = None
     generation_limit_ms: float | None = None
     runaway: Runaway = "off"
-    continued_text: str = ""
-    """What the prompt ends with was said already, by a replica that broke off: it counts as output."""
+    continued: list[str] = []
+    """What was said already, by a replica that broke off, in the pieces it was said in: it counts as output."""
     truncate_prompt: bool | None = None
     return_token_ids: bool = False
     cache_salt: str | None = None

@@ -10,17 +10,21 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.gateway.abilities import CHAT, RESPONSES, Abilities
 from headgate.gateway.identity import Identities
 from headgate.gateway.models import Chosen, Models
+from headgate.gateway.response_voice import Native, Translated
+from headgate.gateway.responses import Untold, as_chat, cap, parts, read
 from headgate.gateway.shape import Shape
-from headgate.model.errors import InvalidRequest
+from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
 from headgate.model.output_config import OutputConfig
-from headgate.model.request import Request
+from headgate.model.request import NOBODY, Request
 from headgate.policy.estimate import Ratio
 from headgate.policy.lanes import Classifier
 from headgate.policy.output import Allowance, Output, UnknownTask, apply
+from headgate.policy.prompt_size import PromptSizes
 from headgate.wire import json
 from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
@@ -92,13 +96,19 @@ class Acceptor:
         self._limits = limits
         self.models: Models | None = None
         """What names stand for; None: for themselves."""
-        self.tokens_per_byte = Ratio(0.25)
+        self.abilities = Abilities({})
+        """Who has more than chats and text completions."""
+        self.prompt_sizes = PromptSizes()
         self.tokens_per_answer = Ratio(128.0)
 
     def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
         self._output = output or self._output
         self._classifier = classifier
         self._identities = identities
+
+    def knows(self, headers: dict[str, str]) -> bool:
+        """Whether a key says who asks. Raises Unauthorized."""
+        return self._identities.knows(headers)
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""
@@ -109,6 +119,10 @@ class Acceptor:
         same = body is not NOT_CANONICAL
         if not same:
             body = json.parse_strictly(exchange.body, self._limits)
+        path, responds = exchange.path, False
+        if path == RESPONSES:
+            path, body = self._respond(exchange, body)
+            responds, same = path == RESPONSES, False
         try:
             shape = msgspec.convert(body, Shape)
         except msgspec.ValidationError:
@@ -119,15 +133,20 @@ class Acceptor:
         if alias is not None and alias.model is not None and (models is None or not models.knows(shape.model)):
             shape.model = body["model"] = alias.model
             same = False
-        prefix, prompt_bytes = self._prompt(shape, exchange.path)
-        prompt_tokens = max(1, int(prompt_bytes * self.tokens_per_byte.of(shape.model)))
+        prefix, prompt_bytes = self._prompt(shape, path, body)
+        prompt_tokens = self.prompt_sizes.of(shape.model, _opened(body), prompt_bytes)
         lane = self._lane(shape, headers, tenant, prompt_tokens)
-        embeds = exchange.path.endswith("/embeddings")
+        embeds = path.endswith("/embeddings")
         stream = shape.stream and not embeds
         allowance = None
         if not embeds:
+            if responds:
+                shape.max_tokens = shape.max_output_tokens
             allowance = self._allow(shape, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
-            same = not apply(allowance, body) and same
+            if responds:
+                cap(allowance, body)
+            else:
+                same = not apply(allowance, body) and same
         session = headers.get("x-headgate-session") or shape.user
         model, chosen = shape.model, None
         if models is not None:
@@ -152,6 +171,7 @@ class Acceptor:
             stream=stream,
             prefix=prefix,
             session=session,
+            unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
         )
         if not tenant.trusted:
             for name in TRUSTED_ONLY:
@@ -162,36 +182,66 @@ class Acceptor:
         if shape.stream and not stream:
             del body["stream"]
             same = False
-        elif stream and not wants_usage:
+        elif stream and not wants_usage and not responds:
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
             same = False
         encoded = exchange.body if same else b""
-        return Accepted(request, body, encoded, exchange.path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+        wants_usage = wants_usage or exchange.voice is not None
+        return Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+
+    def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
+        """Where to ask for a response, and how: there, if all who may get it have it; otherwise as a chat, if that can
+        say it; and if not, there again, at those who have it."""
+        body = read(given)
+        model = body.get("model", "")
+        alias = self._output.alias(model)
+        model = model if alias is None or alias.model is None else alias.model
+        names = (model,) if self.models is None else self.models.reach(model)
+        if not self.abilities.all_respond(names):
+            try:
+                chat = as_chat(body)
+            except Untold as untold:
+                self._must_respond(names, *untold.args)
+            else:
+                exchange.voice = Translated(body, exchange.request_id)
+                return CHAT, chat
+        exchange.voice = Native()
+        return RESPONSES, body
+
+    def _must_respond(self, names: tuple[str, ...], field: str, why: str) -> None:
+        """Raises InvalidRequest if nobody can."""
+        try:
+            for name in names:
+                self.abilities.unfit(RESPONSES, name)
+        except NotOffered as error:
+            raise InvalidRequest(f"{field}: {why}, and {error.message}", param=field) from None
 
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
         """Usage as the replica counted it."""
         if accepted.prompt_bytes:
             model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
-            self.tokens_per_byte.learn(model, prompt_tokens / accepted.prompt_bytes)
+            self.prompt_sizes.learn(model, _opened(accepted.body), accepted.prompt_bytes, prompt_tokens)
         self.tokens_per_answer.learn(accepted.request.lane, float(output_tokens))
 
-    def _prompt(self, shape: Shape, path: str) -> tuple[tuple[bytes, ...], int]:
+    def _prompt(self, shape: Shape, path: str, body: dict[str, Any]) -> tuple[tuple[bytes, ...], int]:
         """The hash chain over the conversation, and how long it is."""
         if len(shape.model) > LONGEST_NAME:
             raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
         if path.endswith("/chat/completions"):
             if not shape.messages:
                 raise InvalidRequest("messages must be a list of at least one message", param="messages")
-            parts: list[Any] = shape.messages
+            messages: list[Any] = shape.messages
+        elif path == RESPONSES:
+            messages = parts(body)
         else:
             name = "input" if path.endswith("/embeddings") else "prompt"
             whole = shape.input if name == "input" else shape.prompt
             if whole is None or whole == []:
                 raise InvalidRequest(f"{name} must not be empty", param=name)
-            parts = [whole]
+            messages = [whole]
         chain: list[bytes] = []
         size, digest = 0, b""
-        for part in parts:
+        for part in messages:
             encoded = _encode(part)
             size += len(encoded)
             if len(chain) < MOST_MESSAGES_HASHED:
@@ -240,3 +290,12 @@ class Acceptor:
         usual = max(1, int(self.tokens_per_answer.of(lane.name)))
         allowed = None if allowance is None else allowance.tokens
         return usual if allowed is None else min(allowed, usual)
+
+
+def _opened(body: dict[str, Any]) -> bool:
+    """Whether it begins with a system message."""
+    messages = body.get("messages")
+    if not messages:
+        return "instructions" in body
+    first: Any = messages[0]
+    return bool(first.get("role") in ("system", "developer"))

@@ -6,10 +6,12 @@ are watched. Our own engine is told the bounds instead, and keeps them itself.
 
 from typing import Any
 
+from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.accept import Accepted
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import REPETITION, text_of
 from headgate.gateway.relay import Relay
+from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.model.lane import Lane
@@ -20,9 +22,12 @@ from headgate.replica.http import Call
 
 def bounded(
     accepted: Accepted, allowance: Allowance, lane: Lane, relay: Relay, clock: Clock
-) -> "Gather | Bounded | None":
+) -> "Gather | Bounded | ResponseReader | None":
     """None: the Relay itself does."""
     request = accepted.request
+    if accepted.path == RESPONSES:  # an answer in one piece is the engine's own, and not read along
+        detector = Detector(allowance.runaway) if allowance.runaway != "off" else None
+        return ResponseReader(relay, detector) if request.stream else None
     watched = allowance.runaway != "off" and (accepted.body.get("n") or 1) == 1
     if request.stream:
         return Bounded(relay, Detector(allowance.runaway)) if watched else None
@@ -30,6 +35,16 @@ def bounded(
         detector = Detector(allowance.runaway) if watched else None
         return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
     return None
+
+
+def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
+    """Who hears the rest of a stream that broke off: what was said before counts too."""
+    if allowance.runaway == "off":
+        return relay
+    detector = Detector(allowance.runaway)
+    for piece in bytes(relay.said or b"").split(b"\n"):
+        detector.hear(piece)
+    return Bounded(relay, detector)
 
 
 def may_outlast(tokens: int | None, lane: Lane) -> bool:

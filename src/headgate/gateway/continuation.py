@@ -21,12 +21,37 @@ def can_go_on(path: str, body: dict[str, Any]) -> bool:
 
 
 def text_said(said: bytearray) -> str | None:
-    """From its spelling in JSON, as it was passed on. None: it breaks off within a character."""
+    """From its spelling in JSON, as it was passed on, a piece to a line. None: it breaks off within a character."""
     try:
-        text = msgspec.json.decode(b'"%b"' % bytes(said), type=str)
+        text = msgspec.json.decode(b'"%b"' % bytes(said).replace(b"\n", b""), type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return None if "\N{REPLACEMENT CHARACTER}" in text[-1:] else text
+
+
+def rest_of(kind: str | None, path: str, body: dict[str, Any], said: bytearray, events: int) -> dict[str, Any] | None:
+    """What to ask a replica for, that has another's stream go on after so much. None: this one can't."""
+    text = text_said(said)
+    if text is None:
+        return None
+    if not text:
+        return body  # nobody has heard anything yet
+    try:
+        pieces = [msgspec.json.decode(b'"%b"' % piece, type=str) for piece in bytes(said).split(b"\n") if piece]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pieces = [text]  # some are halves of characters
+    return continued(kind, path, body, text, events, pieces)
+
+
+def has_ended(last: bytes) -> bool:
+    """Whether a stream's last event says why it ends, or what it took: nothing is missing but the end itself."""
+    try:
+        said = _decode(last)
+        if not said["choices"]:
+            return isinstance(said.get("usage"), dict)
+        return any(one.get("finish_reason") is not None for one in said["choices"])
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+        return False
 
 
 class Continuation:

@@ -14,24 +14,26 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.gateway.abilities import RESPONSES, Abilities
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
-from headgate.gateway.bounded import bounded
-from headgate.gateway.continuation import can_go_on, text_said
+from headgate.gateway.bounded import bounded, still_bounded
+from headgate.gateway.continuation import can_go_on, rest_of
+from headgate.gateway.hedge import Rival
 from headgate.gateway.output import bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, Relay, RelayLimits, Summary
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
-from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ServeError
-from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
+from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ReplicaUnreached, ServeError
+from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Hedge, Tick
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, Gap, Record, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
-from headgate.replica.dialects import Dialect, Shape, continued, dialect_of, session_line, shape_for
+from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Once, Pool, request_head
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
@@ -45,8 +47,10 @@ OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "em
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
 CANCELLED: Final = Outcome.CANCELLED
-MOST_REPLICAS: Final = 4
+MOST_REPLICAS: Final = 16
 """That one stream may be begun and gone on with by."""
+MOST_FRUITLESS: Final = 2
+"""Of them, those in a row that add nothing to it: it may be what kills them."""
 NO_TAGS: dict[str, str] = {}
 PASSED_ON: Final = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
@@ -83,6 +87,7 @@ class Ticket:
         "relay",
         "replica",
         "retry_s",
+        "rival",
         "seen",
         "since",
     )
@@ -105,6 +110,8 @@ class Ticket:
         self.queue_s = 0.0
         self.retry_s = 0.0
         self.failed: tuple[Attempt, ...] = ()
+        self.rival: Rival | None = None
+        """The second replica that was asked as well, and what came of it."""
         self.hop: Hop | None = None
         """Its place in a trace, if anybody collects traces."""
 
@@ -115,6 +122,8 @@ class Ticket:
     # -- the Relay's owner -----------------------------------------------------------------------------
 
     def on_first(self) -> None:
+        if self.rival is not None:
+            self.rival.settle()
         self._gateway.hear(FirstToken(self.accepted.request.id))
 
     def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
@@ -164,6 +173,7 @@ class Gateway:
         self.hold: Callable[[Request], bool] | None = None
         """Whether an arrival waits a moment for its tenant's allowance; None: no other gateway shares the limits."""
         self._places: dict[ReplicaId, Place] = {}
+        acceptor.abilities = Abilities(self._places)
         self.shadows: Shadows | None = None
         """Who makes copies, where names have versions."""
         self._loop = asyncio.get_running_loop()
@@ -180,7 +190,7 @@ class Gateway:
         try:
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
-            self._turn_away(exchange, error)
+            self.turn_away(exchange, error)
         else:
             self._enter(exchange, accepted)
 
@@ -189,15 +199,15 @@ class Gateway:
         try:
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
-            self._loop.call_soon_threadsafe(self._turn_away, exchange, error)
+            self._loop.call_soon_threadsafe(self.turn_away, exchange, error)
         except Exception as error:
             log.exception("request %s: could not be understood", exchange.request_id)
             failed = EngineFailed(f"internal error: {type(error).__name__}")
-            self._loop.call_soon_threadsafe(self._turn_away, exchange, failed)
+            self._loop.call_soon_threadsafe(self.turn_away, exchange, failed)
         else:
             self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
 
-    def _turn_away(self, exchange: Exchange, error: ServeError) -> None:
+    def turn_away(self, exchange: Exchange, error: ServeError) -> None:
         """It is no request that anybody could serve. It leaves a record all the same."""
         at, now = exchange.received_at, self._clock()
         self.account.open()
@@ -220,7 +230,7 @@ class Gateway:
 
     def _enter(self, exchange: Exchange, accepted: Accepted) -> None:
         if exchange.done:
-            self._turn_away(exchange, Gone("the client left while its request was being read"))
+            self.turn_away(exchange, Gone("the client left while its request was being read"))
             return
         request, now = accepted.request, self._clock()
         if request.id in self.tickets:
@@ -270,8 +280,8 @@ class Gateway:
         ticket = self.tickets.get(command.request_id)
         if ticket is None:
             return
-        ticket.ahead = command.ahead
         if isinstance(command, Dispatch):
+            ticket.ahead = command.ahead
             ticket.attempts, ticket.reason, ticket.seen = command.attempt, command.reason, command.seen
             if ticket.relay is not None:
                 self._go_on(ticket, ticket.relay, command.replica_id)
@@ -281,6 +291,10 @@ class Gateway:
             ticket.since = now
             self._send(ticket, command.replica_id)
             return
+        if isinstance(command, Hedge):
+            self._hedge(ticket, command, now)
+            return
+        ticket.ahead = command.ahead
         if ticket.relay is not None:
             ticket.relay.fail(ReplicaFailed(command.message))  # nobody goes on with it
             return
@@ -331,6 +345,19 @@ class Gateway:
         encoded = accepted.encoded if body is accepted.body else b""
         relay.start(place.pool.send(head, encoded or _encode(body), relay))
 
+    def _hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
+        """Ask a second replica while the first has not answered."""
+        place, relay, accepted = self._places.get(command.replica_id), ticket.relay, ticket.accepted
+        # An engine's own response is announced long before its first token: who is first would say nothing.
+        if place is None or relay is None or relay.over or accepted.path == RESPONSES:
+            message = "there was nothing to ask it any more"
+            self.hear(AttemptFailed(accepted.request.id, command.replica_id, Outcome.REPLICA_FAILED, True, message))
+            return
+        lane = self.dispatcher.lanes[accepted.request.lane]
+        ticket.rival = rival = Rival(self, ticket, relay, place.replica, command, lane, self._clock, now)
+        body = rival.body(self._body(ticket, accepted, place, lane))
+        rival.start(place.pool.send(self._head(ticket, place), _encode(body), rival))
+
     def _head(self, ticket: Ticket, place: Place) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
         request = accepted.request
@@ -372,10 +399,13 @@ class Gateway:
         ticket.failed += (Attempt(replica.id, at_s, took_s, error.outcome, refused, error.message),)
         ticket.retry_s += took_s
         ticket.since = now
-        self.hear(AttemptFailed(request.id, replica.id, error.outcome, refused, error.message), now)
+        unsent = isinstance(error, ReplicaUnreached)
+        self.hear(AttemptFailed(request.id, replica.id, error.outcome, refused, error.message, unsent), now)
 
     def may_go_on(self, ticket: Ticket) -> bool:
-        return ticket.attempts < MOST_REPLICAS and can_go_on(ticket.accepted.path, ticket.accepted.body)
+        if ticket.relay is None or ticket.relay.fruitless > MOST_FRUITLESS or ticket.attempts >= MOST_REPLICAS:
+            return False
+        return can_go_on(ticket.accepted.path, ticket.accepted.body)
 
     def broken_off(self, ticket: Ticket, error: ServeError) -> None:
         """Its stream has begun, and its relay waits. The dispatcher finds another replica, or says there is none."""
@@ -383,20 +413,22 @@ class Gateway:
         assert replica is not None
         at_s = ticket.since - request.arrived
         ticket.failed += (Attempt(replica.id, at_s, now - ticket.since, error.outcome, False, error.message),)
-        self.hear(AttemptFailed(request.id, replica.id, error.outcome, False, error.message), now)
+        unsent = isinstance(error, ReplicaUnreached)
+        self.hear(AttemptFailed(request.id, replica.id, error.outcome, False, error.message, unsent), now)
 
     def _go_on(self, ticket: Ticket, relay: Relay, replica_id: ReplicaId) -> None:
         """Ask for what is missing of a stream that broke off."""
         place, accepted = self._places[replica_id], ticket.accepted
-        text = None if relay.said is None else text_said(relay.said)
-        kind, path = place.replica.kind, accepted.path
-        rest = None if text is None else continued(kind, path, accepted.body, text, relay.events)
+        said, kind = relay.said, place.replica.kind
+        rest = None if said is None else rest_of(kind, accepted.path, accepted.body, said, relay.events)
         if rest is None:
             relay.fail(ReplicaFailed("the replica broke off, and no other can go on after what it had said"))
             return
         ticket.replica = place.replica
         body = self._body(ticket, accepted.asking(rest), place, self.dispatcher.lanes[accepted.request.lane])
-        relay.go_on(place.pool.send(self._head(ticket, place), _encode(body), relay))
+        allowance = accepted.allowance
+        reader = relay if allowance is None or kind == "headgate" else still_bounded(allowance, relay)
+        relay.go_on(place.pool.send(self._head(ticket, place), _encode(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
@@ -406,12 +438,14 @@ class Gateway:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)
         now = self._clock()
+        if ticket.rival is not None:
+            ticket.rival.over(outcome)
         self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
         if summary is not None and (outcome is CANCELLED or summary.stop) and ticket.replica is not None:
-            self._abort(ticket, ticket.replica.id)
+            self.abort(ticket, ticket.replica.id)
         self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
 
-    def _abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
+    def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
         """Its connection is closed; some engines want to be told as well. What they say to that is nobody's concern."""
         place = self._places.get(replica_id)
         if place is not None and place.dialect.abort is not None:
@@ -479,6 +513,7 @@ class Gateway:
                 stop="" if summary is None else summary.stop,
                 attempts=ticket.attempts,
                 failed=ticket.failed,
+                hedge=None if ticket.rival is None else ticket.rival.told,
                 cold=ticket.cold,
                 prompt_tokens=prompt,
                 cached_tokens=0 if summary is None else summary.cached_tokens,

@@ -68,6 +68,17 @@ class Models:
     def knows(self, name: str) -> bool:
         return name in self._table
 
+    def reach(self, name: str) -> tuple[str, ...]:
+        """Models that a request for this name may go to."""
+        entry = self._table.get(name)
+        if entry is None:
+            return (name,)
+        if entry.split is not None:
+            return tuple(entry.targets.values())
+        rules = entry.config.rules
+        used = [entry.config.use, entry.config.when_full, *[rule.use for rule in rules], *[r.when_full for r in rules]]
+        return tuple({model for one in used if one and one != name for model in self.reach(one)})
+
     @property
     def names(self) -> list[str]:
         return list(self._table)

@@ -14,10 +14,17 @@ from math import inf
 from typing import Final, Literal, Protocol
 
 from headgate.gateway.backlog import Backlog, RelayLimits
-from headgate.gateway.continuation import Continuation
+from headgate.gateway.continuation import Continuation, has_ended
 from headgate.gateway.output import text_of
 from headgate.model.clock import Clock
-from headgate.model.errors import InvalidRequest, ReplicaFailed, ReplicaStalled, ServeError, SlowClient
+from headgate.model.errors import (
+    InvalidRequest,
+    ReplicaFailed,
+    ReplicaStalled,
+    ReplicaUnreached,
+    ServeError,
+    SlowClient,
+)
 from headgate.model.outcome import Outcome
 from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
@@ -140,6 +147,16 @@ class Owner(Protocol):
         """The exchange has been answered, or the client has left."""
 
 
+class Rival(Protocol):
+    """The same request at another replica, while neither has answered."""
+
+    def cancel(self) -> None:
+        """It is not needed. Whoever owns the relay knows."""
+
+    def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
+        """The relay's own replica failed: its call is the relay's from now on."""
+
+
 class Relay:
     """A Listener to the replica."""
 
@@ -156,6 +173,7 @@ class Relay:
         "_generation_s",
         "_headers",
         "_heard_at",
+        "_last",
         "_limits",
         "_owner",
         "_said_done",
@@ -167,8 +185,10 @@ class Relay:
         "_wants_usage",
         "events",
         "first_at",
+        "fruitless",
         "last_at",
         "over",
+        "rival",
         "said",
         "stop",
     )
@@ -201,12 +221,16 @@ class Relay:
         self.stop = ""
         """Why the answer was ended early, if it was."""
         self.said: bytearray | None = None
-        """The text that was passed on, as JSON spells it; None: it is not kept, and nobody can go on after it."""
+        """The text that was passed on, as JSON spells it, each piece ended by a line break, which JSON never has; None:
+        it is not kept, and nobody can go on after it."""
+        self._last = b""
+        """The last event that was passed on, where that is kept."""
         self._continuation: Continuation | None = None
         """Set when what is heard now goes on with what another replica began."""
         self._unheard = True
         """Nothing has come from the replica that is asked now."""
         self._call: Call | None = None
+        self.rival: Rival | None = None
         self._status = 0
         """Of the replica's answer, once its head has come."""
         self._body = b""
@@ -217,6 +241,8 @@ class Relay:
         self.events = 0
         self.first_at: float | None = None
         self.last_at: float | None = None
+        self.fruitless = 0
+        """Replicas in a row that were to go on with it, and broke off without a word."""
         self._gaps: list[tuple[float, float]] = []
         self._gap_floor_s = 0.0
         """A silence up to this is not among the longest."""
@@ -231,13 +257,24 @@ class Relay:
 
     def go_on(self, call: Call) -> None:
         """`call` asks for the rest of a stream that broke off."""
-        self._continuation = Continuation(self._first, self.events)
+        heard = self.said is not None and bool(self.said.strip(b"\n"))
+        self._continuation = Continuation(self._first, self.events if heard else 0)
         self._status = 0
         self._body = b""
         self._unheard = True
         if self._backlog is not None:
             self._backlog.read_from(call)
         self.start(call)
+
+    def hand_over(self, generation_s: float) -> None:
+        """Forget the replica that was asked, which has said nothing: another's call is started next."""
+        call, self._call, self.rival = self._call, None, None
+        if call is not None:
+            call.cancel()
+        self._status = 0
+        self._body = b""
+        self._unheard = True
+        self._generation_s = generation_s
 
     def fail(self, error: ServeError) -> None:
         """End it with this: a status while nothing is sent, an error event afterwards."""
@@ -320,7 +357,8 @@ class Relay:
         """Events do not put it off: it comes at least every `stall_s`, and looks how long the silence is."""
         limits = self._limits
         unheard_s = limits.first_token_s if self._stream else limits.answer_s
-        allowed_s = limits.stall_s if self._exchange.started else unheard_s
+        # Whoever goes on with a stream has to read all of it first, as with any other prompt.
+        allowed_s = unheard_s if self._unheard else limits.stall_s
         now = self._clock()
         silent_s = self._silence_s(now)
         left_s = inf if self.first_at is None else self.first_at + self._generation_s - now
@@ -350,6 +388,8 @@ class Relay:
         assert said is not None
         for data in tokens:
             said += text_of(data)
+            said += b"\n"
+        self._last = tokens[-1]
         if len(said) > MOST_KEPT:
             self.said = None
 
@@ -417,16 +457,35 @@ class Relay:
             self._break_off(error)
 
     def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
-        if not self._exchange.started:
+        if self.rival is not None:
+            self.rival.stand_in(error, refused)
+        elif not self._exchange.started:
             self._settle()
             self._owner.on_attempt_failed(error, refused)
-        elif self.said is not None and self._owner.may_go_on():
+        elif self.said is not None and has_ended(self._last):
+            self._complete()
+        elif self.said is not None and self._may_go_on(error):
             call, self._call = self._call, None
             if call is not None:
                 call.cancel()
             self._owner.on_broken_off(error)
         else:
             self.fail(error)
+
+    def _may_go_on(self, error: ReplicaFailed) -> bool:
+        if not self._unheard:
+            self.fruitless = 0
+        elif not isinstance(error, ReplicaUnreached):
+            self.fruitless += 1
+        return self._owner.may_go_on()
+
+    def _complete(self) -> None:
+        """Only the end itself is missing: write it in the replica's place."""
+        self._continuation = None
+        usage, done = self._owner.closing(self._first, "", "", self.events)[1:]
+        self.on_events([usage, done] if self._usage is None else [done])
+        if not self.over:
+            self._end_stream(ReplicaFailed("the replica did not end its answer"))
 
     # -- what the client does ----------------------------------------------------------------------------------
 
@@ -457,13 +516,15 @@ class Relay:
         self._exchange.on_gone = self._exchange.on_writable = None
         if self._call is not None:
             self._call.cancel()
+        if self.rival is not None:
+            self.rival.cancel()
 
     def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
         usage, call, backlog = self._usage, self._call, self._backlog
         stop = self.stop or (usage.timings.stop if usage is not None and usage.timings is not None else "")
         if stop == "time" and outcome is COMPLETED:
             outcome = Outcome.TIME_CAP
-        self._call = self._backlog = None  # they refer to us
+        self._call = self._backlog = self.rival = None  # they refer to us
         self._owner.on_end(
             Summary(
                 outcome=outcome,

@@ -20,6 +20,7 @@ class Shape(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
     n: int | None = None
     user: str | None = None
     service_tier: str | None = None

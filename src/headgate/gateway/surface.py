@@ -16,6 +16,7 @@ class Surface:
                 ("POST", "/v1/chat/completions"): gateway.complete,
                 ("POST", "/v1/completions"): gateway.complete,
                 ("POST", "/v1/embeddings"): gateway.complete,
+                ("POST", "/v1/responses"): gateway.complete,
                 ("GET", "/v1/models"): catalog.serve_list,
                 ("GET", "/v1/models/*"): catalog.serve_one,
                 ("GET", "/health/live"): self._live,

@@ -4,6 +4,7 @@
     ├── InvalidRequest          the client must change something
     │   ├── ContextOverflow     prompt and output do not fit the context
     │   ├── UnknownModel        no such model here
+    │   │   └── NotOffered      no replica of this model has what is asked for
     │   └── Unauthorized        no such key
     ├── Refused                 not now: over a limit, or it would wait too long; says when to come back
     │   ├── QueueFull           the engine's own queue
@@ -49,6 +50,10 @@ class UnknownModel(InvalidRequest):
     code = "model_not_found"
 
 
+class NotOffered(UnknownModel):
+    code = "not_offered"
+
+
 class Unauthorized(InvalidRequest):
     outcome = Outcome.UNAUTHORIZED
     code = "invalid_api_key"
@@ -89,6 +94,10 @@ class ReplicaFailed(ServeError):
     outcome = Outcome.REPLICA_FAILED
     code = "replica_failed"
     retry_after_s = 1.0
+
+
+class ReplicaUnreached(ReplicaFailed):
+    """Nothing was sent to it."""
 
 
 class ReplicaStalled(ReplicaFailed):

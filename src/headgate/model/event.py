@@ -31,14 +31,22 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
-    """The replica broke off before the first byte went to the client: another may try. `refused`: it said that it is
-    busy, which is no fault."""
+    """The replica broke off: another may try, or go on with what it began. `refused`: it said that it is busy, which is
+    no fault. `unsent`: there was nobody to say anything, and nothing was sent."""
 
     request_id: str
     replica_id: ReplicaId
     outcome: Outcome
     refused: bool = False
     message: str = ""
+    unsent: bool = False
+
+
+class HedgeWon(msgspec.Struct, frozen=True, gc=False):
+    """Of the two replicas that had it this one answered first. The other one's connection is closed."""
+
+    request_id: str
+    replica_id: ReplicaId
 
 
 class Probed(msgspec.Struct, frozen=True, gc=False):
@@ -96,6 +104,7 @@ Event = (
     | FirstToken
     | Ended
     | AttemptFailed
+    | HedgeWon
     | Probed
     | ReplicaJoined
     | ReplicaLeft
@@ -132,4 +141,14 @@ class Refuse(msgspec.Struct, frozen=True, gc=False):
     ahead: Ahead | None = None
 
 
-Command = Dispatch | Refuse
+class Hedge(msgspec.Struct, frozen=True, gc=False):
+    """Send it to this replica as well, since the first has not answered. Whoever does first is the one."""
+
+    request_id: str
+    replica_id: ReplicaId
+    reason: str
+    """Why this replica."""
+    seen: tuple[Seen, ...] = ()
+
+
+Command = Dispatch | Refuse | Hedge

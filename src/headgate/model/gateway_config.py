@@ -16,6 +16,7 @@ from headgate.model.cluster_config import KubernetesConfig, RayConfig
 from headgate.model.config import EngineConfig
 from headgate.model.fleet_config import EmulateConfig, FleetConfig
 from headgate.model.fleet_config import contradictions as fleet_contradictions
+from headgate.model.hedge_config import HedgeConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.models_config import (
     CanaryConfig,
@@ -166,6 +167,15 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "tags": dict[Name, Text],
     },
     SharedConfig: {"redis": RedisUrl, "prefix": Name},
+    HedgeConfig: {
+        "share": Share,
+        "percentile": Share,
+        "least_s": SecondsOrZero,
+        "least_samples": Annotated[int, _between(20, 1000)],
+        "longest_prompt_tokens": Count,
+        "most_use": Share,
+        "lanes": frozenset[Name],
+    },
     AdapterConfig: {"name": Text, "path": Text},
     WarmConfig: {
         "timeout_s": Seconds,
@@ -503,6 +513,8 @@ class GatewayConfig:
     """What a replica has to do before it is used, and while it is idle."""
     retry: RetryConfig = field(default_factory=RetryConfig)
     """What happens when a replica fails before the first token."""
+    hedge: HedgeConfig = field(default_factory=HedgeConfig)
+    """When a second replica is asked because the first has not answered."""
     shared: SharedConfig | None = None
     """Limits that hold for several gateways together; None: this is the only one."""
     observe: ObserveConfig = field(default_factory=ObserveConfig)
@@ -571,6 +583,7 @@ def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         named.append((f"{path}.default_lane", [tenant.default_lane] if tenant.default_lane else []))
         if tenant.default_lane and tenant.lanes and tenant.default_lane not in tenant.lanes:
             yield f"{path}.default_lane", f"{tenant.default_lane} is not among the lanes it may use"
+    named.append(("hedge.lanes", sorted(config.hedge.lanes)))
     for path, names in named:
         for name in names:
             if name not in known:

@@ -32,6 +32,18 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
+class Hedged(msgspec.Struct, frozen=True, gc=False):
+    """It was sent to a second replica as well, because the first had not answered."""
+
+    first: str
+    second: str
+    at_s: float
+    """When the second was asked."""
+    result: str
+    """won: the second answered first. lost: the first did. took_over: the first failed, and the second was the request.
+    failed: the second did. cancelled: it ended before either had answered."""
+
+
 class Gap(msgspec.Struct, frozen=True, gc=False):
     """A silence of the replica between two reads with tokens; while the client was behind does not count."""
 
@@ -105,6 +117,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """Why its answer was ended early, `repetition` or `time`; empty: it was not."""
     attempts: int = 0
     failed: tuple[Attempt, ...] = ()
+    hedge: Hedged | None = None
+    """None: it was at one replica at a time."""
     cold: bool = False
     """Its replica had not finished a request since it came into use."""
 
@@ -118,7 +132,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     queue_s: float = 0.0
     """Waiting in the gateway for a replica with room."""
     retry_s: float = 0.0
-    """Lost on replicas that failed before the first byte."""
+    """Lost on replicas that failed before the first byte, or had not answered when another was asked that then did."""
     first_s: float = 0.0
     """At its replica until the first token: the engine's own queue and prefill. For what is not streamed, all of it."""
     stream_s: float = 0.0

@@ -49,6 +49,9 @@ class Load:
     requests: int = 0
     prefill_tokens: int = 0
     """Prompt tokens sent whose first token has not come back."""
+    silent_tokens: int = 0
+    """Of these, those that another replica answered first: they count until this one is heard of again. Otherwise one
+    that is stuck would look idle as soon as its requests are taken from it, and be given more."""
     decode_tokens: int = 0
     """Output tokens still to come of requests past their first token, as predicted."""
     usable: float = 1.0

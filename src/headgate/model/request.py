@@ -4,8 +4,9 @@ from typing import Any, Final
 
 FIELDS: Final = (
     "id", "arrived", "model", "lane", "priority", "tenant", "weight", "tier", "prompt_tokens", "max_output",
-    "wait_until", "first_token_by", "stream", "prefix", "session",
+    "wait_until", "first_token_by", "stream", "prefix", "session", "unfit",
 )  # fmt: skip
+NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class Request:
@@ -32,6 +33,7 @@ class Request:
         stream: bool = True,
         prefix: tuple[bytes, ...] = (),
         session: str | None = None,
+        unfit: frozenset[str] = NOBODY,
     ) -> None:
         self.id: Final = id
         self.arrived: Final = arrived
@@ -56,6 +58,8 @@ class Request:
         """Hash chain over its messages: equal prefixes of two chains are equal beginnings of two conversations."""
         self.session: Final = session
         """Requests of one session prefer one replica."""
+        self.unfit: Final = unfit
+        """Replicas whose engine has no such thing as what it asks for, whatever their model."""
 
     @property
     def tokens(self) -> int:

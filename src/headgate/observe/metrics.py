@@ -12,6 +12,8 @@ from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
 from headgate.observe.windows import E2E, FIGURES, QUEUE, TPOT, TTFT, WINDOWS
 from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.hedge import RESULTS
+from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import Slo
 
 ALL: Final = ("lane", "model", "version", "tier", "quantization", "gpu_type")
@@ -32,6 +34,9 @@ COLD_REQUESTS: Final = Family(
 )
 COLD_STARTS: Final = Family("headgate_cold_starts_total", "counter", "Times a replica was new to its first requests")
 RETRIES: Final = Family("headgate_retries_total", "counter", "Further replicas tried for a request")
+HEDGES: Final = Family(
+    "headgate_hedges_total", "counter", "Requests sent to a second replica, by what came of it", "lane", "result"
+)
 
 LATENCY: Final = Family(
     "headgate_latency_seconds", "gauge", "Percentiles over sliding windows, within 1 %", "lane", "figure", "quantile",
@@ -72,6 +77,11 @@ REPORTED: Final = {
     "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
 }
 """By key of Watch.load: only of replicas that say so."""
+GATEWAYS: Final = Family("headgate_gateways", "gauge", "Gateways that share limits, this one included, as last seen")
+CONNECTED: Final = Family(
+    "headgate_shared_connected", "gauge", "0: what gateways share can't be reached, and each keeps to its part"
+)
+PART: Final = Family("headgate_replica_room_part", "gauge", "This gateway's part of each replica's room, 0 to 1")
 COLD_START: Final = Family("headgate_cold_start_seconds", "gauge", "What its last start took", "replica", "phase")
 
 LOOP_LAG: Final = Family("headgate_loop_lag_seconds", "gauge", "Event loop's lateness in the last minute", "quantile")
@@ -139,6 +149,7 @@ class Metrics:
             self._only_counts(page)
         self._queues(page)
         self._fleet(page, now)
+        self._shared(page)
         self._process(page)
         return page.render()
 
@@ -216,6 +227,10 @@ class Metrics:
             page.sample(RUNNING, (name,), dispatcher.running(name))
         usable = sum(load.usable > 0 for load in dispatcher.fleet.loads.values())
         page.sample(WAITING_EACH, (), waiting / max(1, usable))
+        if dispatcher.hedger is not None:
+            for name in dispatcher.hedger.lanes:
+                for result in RESULTS:
+                    page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
 
     def _fleet(self, page: Page, now: float) -> None:
         loads = self._gateway.dispatcher.fleet.loads
@@ -233,6 +248,15 @@ class Metrics:
         cost = cost_per_1000_tokens(self._observe, self._figures, loads.values(), now)
         if cost is not None:
             page.sample(COST, (), cost)
+
+    def _shared(self, page: Page) -> None:
+        """Nothing where no limits are shared."""
+        dispatcher = self._gateway.dispatcher
+        if isinstance(dispatcher.limits, SharedLimits):
+            low, high = dispatcher.part
+            page.sample(GATEWAYS, (), dispatcher.limits.gateways)
+            page.sample(CONNECTED, (), int(dispatcher.limits.connected))
+            page.sample(PART, (), high - low)
 
     def _reported(self, page: Page, watch: Watch) -> None:
         for key, value in watch.load.items():

@@ -218,6 +218,8 @@ def _of_request(record: Record) -> dict[str, Value]:
         "headgate.outcome": record.outcome.value,
         "headgate.reason": record.reason,
         "headgate.attempts": record.attempts,
+        "headgate.hedge": None if record.hedge is None else record.hedge.result,
+        "headgate.hedge.second": None if record.hedge is None else record.hedge.second,
     }
 
 

@@ -11,6 +11,7 @@ from headgate.policy.blocks import Ledger
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.estimate import StepTime
 from headgate.policy.health import Health, HealthConfig
+from headgate.policy.hedge import Hedger
 from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
 from headgate.policy.retry import RetryBudget
@@ -30,6 +31,7 @@ def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
         no_replica_wait_s=config.timeouts.no_replica_wait_s,
         tiers=tiers(config),
         retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
+        hedger=Hedger(config.hedge) if config.hedge.enabled else None,
     )
 
 

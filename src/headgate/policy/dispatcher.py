@@ -20,6 +20,8 @@ from headgate.model.event import (
     Ended,
     Event,
     FirstToken,
+    Hedge,
+    HedgeWon,
     Leased,
     Probed,
     Refuse,
@@ -41,8 +43,9 @@ from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.gradient import GradientLimit
 from headgate.policy.health import SAW, Health, Saw, State, Verdict
+from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
-from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Tally
+from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Race, Tally
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
@@ -73,6 +76,7 @@ class Dispatcher:
         retries: RetryBudget | None = None,
         no_replica_wait_s: float = 10.0,
         tiers: dict[str, Tier] | None = None,
+        hedger: Hedger | None = None,
     ) -> None:
         self.lanes = lanes
         self.tiers = tiers or TIERS
@@ -86,6 +90,8 @@ class Dispatcher:
         self.part = (0.0, 1.0)
         """From where to where each replica's room is ours; all of it, unless other gateways share it."""
         self.retries = retries or RetryBudget()
+        self.hedger = hedger
+        """None: nothing is sent twice."""
         self.passages: dict[str, Passage] = {}
         self.pools: dict[str | None, Pool] = {}
         self.wake_at = inf
@@ -118,6 +124,8 @@ class Dispatcher:
         elif isinstance(event, ReplicaJoined):
             self._join(event.replica, now)
             self._pump_all(now, commands)
+        elif isinstance(event, HedgeWon):
+            self._hedge_won(event, now, commands)
         elif isinstance(event, ReplicaLeft):
             self._leave(event.replica_id)
         elif isinstance(event, ReplicaParked):
@@ -229,9 +237,14 @@ class Dispatcher:
         if passage is None or passage.load is None or passage.first_token_at is not None:
             return
         was_long = passage.long_prefill
+        if self.hedger is not None and not passage.begun:
+            self.hedger.heard(passage, now)
         passage.first_token_at = now
+        passage.begun = True
         load = passage.load
         load.prefill_tokens -= passage.request.prompt_tokens
+        if load.silent_tokens:
+            self._heard_of(load)
         load.decode_tokens += passage.request.max_output
         self.fleet.changed(load)
         if was_long:
@@ -249,6 +262,8 @@ class Dispatcher:
         if load is None:
             self._dequeue(request_id, state, now)
         else:
+            if self.hedger is not None:
+                self._end_hedge(passage, self.hedger, outcome, now)
             self._watch(passage, load, outcome, usage, now)
             self._release(passage, load, state)
         if passage.grant is not None:
@@ -267,6 +282,8 @@ class Dispatcher:
             self._apply(self.health.on(replica_id, saw, now))
             return
         load.cold = False
+        if load.silent_tokens:
+            self._heard_of(load)
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
@@ -287,7 +304,12 @@ class Dispatcher:
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)
-        if passage is None or passage.load is None or passage.load.id != failed.replica_id:
+        if passage is None or passage.load is None:
+            return
+        if passage.race is not None:
+            self._one_left(passage, passage.race, passage.load, failed, now, commands)
+            return
+        if passage.load.id != failed.replica_id:
             return
         state = passage.state
         in_flight = self._release(passage, passage.load, state)
@@ -303,7 +325,10 @@ class Dispatcher:
     ) -> None:
         request, lane = passage.request, passage.state.lane
         elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
-        if elsewhere and not failed.refused:
+        if failed.unsent and passage.attempts > 1:
+            passage.attempts -= 1
+        if elsewhere and not (failed.refused or failed.unsent or passage.begun):
+            # What has begun is gone on with: a client whose stream is cut asks for all of it again, which costs more.
             # One replica's death fails all it had at once: that much is always absorbed.
             again = self.retries.spend(now, in_flight, passage.attempts)
             if not again:
@@ -314,9 +339,12 @@ class Dispatcher:
         # Others are busy, or there is nobody else: it waits like everybody, and no attempt is counted for what was
         # not its fault. The replica's own health decides when it is asked again.
         passage.attempts -= not elsewhere or failed.refused
-        passage.tried = frozenset()
+        passage.tried = request.unfit
         alone = not self.fleet.usable(request.model, request.lane) or (not elsewhere and not failed.refused)
-        self._wait_until(passage, now + (self._no_replica_wait_s if alone else lane.wait_bound_s), now)
+        patience_s = self._no_replica_wait_s if alone else lane.wait_bound_s
+        if passage.begun:  # it is no new work that could be refused
+            patience_s = max(patience_s, self._no_replica_wait_s)
+        self._wait_until(passage, now + patience_s, now)
         self._look_again_at = min(self._look_again_at, now + LOOK_AGAIN_S)
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
@@ -442,6 +470,9 @@ class Dispatcher:
         self.affinity.remember(request, choice.replica_id)
         passage.load, passage.sent_at, passage.first_token_at = load, now, None
         passage.attempts += 1
+        if self.hedger is not None:
+            self.hedger.sent(passage, now)
+            passage.since = now
         if passage.long_prefill:
             state.pool.long_prefills += 1
         if passage.attempts == 1:
@@ -478,6 +509,100 @@ class Dispatcher:
             pool.tallies[lane.name, tier] = tally
             for long in (False, True):
                 pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies)
+
+    # -- a second replica ---------------------------------------------------------------------------------------
+
+    def _hedge(self, passage: Passage, hedger: Hedger, now: float, commands: list[Command]) -> bool:
+        """Ask another replica as well, if that takes nothing from anybody. It has room and work of its own there."""
+        request, load = passage.request, passage.load
+        for pool in self.pools.values():
+            if pool.waiting:
+                return False
+        room, used = self.fleet.capacity(request.model, request.lane)
+        if load is None or not hedger.quiet(room, used) or not self._may_go(passage.state, request):
+            return False
+        there = passage.tried | {load.id}
+        if not self.fleet.left(self.fleet.pools(request.model, request.lane), there):
+            return False  # nor by those who serve other lanes, where this one has its own
+        choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, there)
+        other = self.fleet.get(choice.replica_id) if isinstance(choice, Choice) else None
+        if not isinstance(choice, Choice) or other is None or other.cold or not hedger.spend(request.lane):
+            return False
+        other.requests += 1
+        other.prefill_tokens += request.prompt_tokens
+        self.fleet.changed(other)
+        passage.state.tally.running += 1
+        if passage.long_prefill:
+            passage.state.pool.long_prefills += 1
+        passage.race, passage.hedged = Race(other, now), True
+        commands.append(Hedge(request.id, choice.replica_id, choice.reason, choice.scores))
+        return True
+
+    def _hedge_won(self, event: HedgeWon, now: float, commands: list[Command]) -> None:
+        passage = self.passages.get(event.request_id)
+        race = None if passage is None else passage.race
+        if passage is None or race is None or passage.load is None or self.hedger is None:
+            return
+        loser = race.load
+        if event.replica_id == race.load.id:
+            loser = passage.load
+            self._move(passage, race)
+            self.affinity.remember(passage.request, race.load.id)
+            loser.prefill_tokens += passage.request.prompt_tokens
+            loser.silent_tokens += passage.request.prompt_tokens
+        self.hedger.over(passage, LOST if loser is race.load else WON)
+        passage.race = None
+        self._drop(passage, loser)
+        self._pump_all(now, commands)
+
+    def _one_left(
+        self, passage: Passage, race: Race, load: Load, failed: AttemptFailed, now: float, commands: list[Command]
+    ) -> None:
+        """One of its two replicas failed: the other simply has it."""
+        if failed.replica_id not in (load.id, race.load.id) or self.hedger is None:
+            return
+        gone = race.load
+        if failed.replica_id == load.id:
+            gone = load
+            self._move(passage, race)
+            passage.since = race.sent_at
+            passage.attempts += 1
+        self.hedger.over(passage, FAILED if gone is race.load else TOOK_OVER)
+        passage.race = None
+        passage.tried |= {gone.id}
+        self._drop(passage, gone)
+        if not failed.refused:
+            self._apply(self.health.on(gone.id, SAW[failed.outcome], now))
+        self._pump_all(now, commands)
+
+    def _end_hedge(self, passage: Passage, hedger: Hedger, outcome: Outcome, now: float) -> None:
+        """It is over: whatever is said of it below is about one replica only."""
+        race = passage.race
+        if race is not None:
+            passage.race = None
+            hedger.over(passage, CANCELLED)
+            self._drop(passage, race.load)
+        if outcome is Outcome.COMPLETED and not passage.request.stream and not passage.begun:
+            hedger.heard(passage, now)
+        passage.hedged = True  # nobody needs to look at it any more
+
+    def _heard_of(self, load: Load) -> None:
+        """It was not stuck for good."""
+        load.prefill_tokens -= load.silent_tokens
+        load.silent_tokens = 0
+
+    def _move(self, passage: Passage, race: Race) -> None:
+        passage.load, passage.sent_at = race.load, race.sent_at
+
+    def _drop(self, passage: Passage, load: Load) -> None:
+        """Give the room of one of two back; neither has had a first token."""
+        request, state = passage.request, passage.state
+        state.tally.running -= 1
+        if passage.long_prefill:
+            state.pool.long_prefills -= 1
+        load.requests -= 1
+        load.prefill_tokens -= request.prompt_tokens
+        self.fleet.changed(load)
 
     # -- replicas -----------------------------------------------------------------------------------------------
 
@@ -597,6 +722,10 @@ class Dispatcher:
             self._apply(verdict)
         if self._look_again_at <= now:
             self._look_again_at = inf
+        if self.hedger is not None:
+            for passage in self.hedger.late(now):
+                if not self._hedge(passage, self.hedger, now, commands):
+                    self.hedger.look_again(passage, now)
         self._pump_all(now, commands)
 
     def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
@@ -614,6 +743,8 @@ class Dispatcher:
         for pool in self.pools.values():
             for state in pool.lanes.values() if pool.waiting else ():
                 wake_at = min(wake_at, state.queue.next_expiry)
+        if self.hedger is not None:
+            wake_at = min(wake_at, self.hedger.wake_at)
         self.wake_at = wake_at
 
 

@@ -1,6 +1,7 @@
 """What the dispatcher keeps of requests on their way, and of the lanes and pools they wait in. Only it writes these."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from headgate.model.lane import Lane
@@ -22,11 +23,15 @@ class Passage:
     __slots__ = (
         "ahead",
         "attempts",
+        "begun",
         "first_token_at",
         "grant",
+        "hedged",
         "load",
+        "race",
         "request",
         "sent_at",
+        "since",
         "state",
         "tried",
     )
@@ -39,9 +44,18 @@ class Passage:
         self.load: Load | None = None
         """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
         self.attempts = 0
-        self.tried: frozenset[ReplicaId] = frozenset()
+        self.tried: frozenset[ReplicaId] = request.unfit
         self.sent_at = 0.0
+        self.since = -inf
+        """When it was sent first, of those sendings that are not over: a second replica may have it since later. -inf:
+        it never was, or nobody asks."""
         self.first_token_at: float | None = None
+        self.race: Race | None = None
+        """The second replica that it is at, while neither has answered."""
+        self.hedged = False
+        """It was sent to a second one: that is done once."""
+        self.begun = False
+        """Its client has heard something, from the replica it is at or from one before."""
         self.ahead: Ahead | None = None
         """What stood before it when it began to wait."""
 
@@ -49,6 +63,16 @@ class Passage:
     def long_prefill(self) -> bool:
         """Whether it is at a replica right now with a long prompt that has not been prefilled yet."""
         return self.request.prompt_tokens > LONG_PROMPT and self.load is not None and self.first_token_at is None
+
+
+class Race:
+    """A passage's second replica."""
+
+    __slots__ = ("load", "sent_at")
+
+    def __init__(self, load: Load, sent_at: float) -> None:
+        self.load = load
+        self.sent_at = sent_at
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ when that replica dies. So over any window of w seconds
     retries ≤ ratio · requests + floor · (1 + w / REFILL_S)
 
 with the largest floor told in the window or in the `DEATH_S` before it. Nothing is saved up beyond that, however long
-all went well. The same class with a smaller ratio is a budget for hedging.
+all went well.
 """
 
 from enum import Enum

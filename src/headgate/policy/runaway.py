@@ -14,7 +14,6 @@ but tables, pictures, zeros and refrains repeat what is short and simple on purp
 """
 
 import re
-from math import inf
 from typing import Final
 
 from headgate.model.output_config import Runaway
@@ -117,7 +116,9 @@ class Detector:
         self._needed = max(kind.times * period, kind.least)
         compared = min(self.matched, len(said) - period)
         if said[-compared:] != said[-compared - period : -period] and not (kind is SENTENCES and numbered(unit)):
-            self._needed = inf
+            # Numbers count on somewhere in there. What has been said since they stopped is evidence, the rest is none.
+            exact = said[-KEY:] == said[-KEY - period : -period]
+            self.matched = min(compared, _agreement(said, period)) if exact else 0
         return self.matched >= self._needed * self.share
 
 

@@ -47,6 +47,14 @@ __all__ = [
     "usual",
 ]
 
+HEDGED = {
+    "won": "was first",
+    "lost": "was not first",
+    "took_over": "had it when the first failed",
+    "failed": "failed",
+    "cancelled": "was cancelled with it",
+}
+"""What became of the second replica that was asked."""
 MATERIAL_S = 0.001
 """Less is not called waiting."""
 SLOW_UPLOAD_S = 0.1
@@ -137,7 +145,11 @@ class _Story:
             took_s = lost_s if attempt is failed[-1] else min(attempt.took_s, lost_s)
             lost_s -= took_s
             self._add("retry", took_s, *failure(attempt))
-        if not failed and lost_s > 0:
+        if not failed and lost_s > 0 and record.hedge is not None:
+            first, second = record.hedge.first, record.hedge.second
+            cause = f"replica {first} had not answered when {second} was asked as well, which did"
+            self._add("retry", lost_s, cause, Because("retry", first))
+        elif not failed and lost_s > 0:
             self._add("retry", lost_s, "lost on replicas that failed", Because("retry"))
         if again_s > 0:
             _, because = failure(failed[-1])
@@ -157,9 +169,11 @@ class _Story:
     def _route(self) -> None:
         record = self.record
         figures: Figures = {seen.replica_id: round(seen.score, 3) for seen in record.seen}
-        self._add(
-            "route", 0.0, f"{record.replica}: {record.reason}", Because("ordinary", record.replica or "", figures)
-        )
+        said = f"{record.replica}: {record.reason}"
+        if record.hedge is not None:
+            hedge, what = record.hedge, HEDGED.get(record.hedge.result, record.hedge.result)
+            said += f"; hedged on {hedge.second} after {seconds(hedge.at_s)}, which {what}"
+        self._add("route", 0.0, said, Because("ordinary", record.replica or "", figures))
 
     # -- until the first token -------------------------------------------------------------------------------
 

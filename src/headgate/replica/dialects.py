@@ -5,7 +5,7 @@ frontend e1db8a6, TensorRT-LLM's `serve/` and `metrics/`), not from memory. All 
 connection closes, and this is how it is cancelled here; what is said beside that stands in the table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -60,6 +60,10 @@ class Dialect:
     """Takes lora_name and lora_path; None: adapters are given at its start, or with each request."""
     warms_itself: bool = False
     """Its health is good only after its own warm-up."""
+    embeddings: bool = True
+    """It has /v1/embeddings, or nobody knows. Whether its model has any is for itself to say."""
+    responses: bool = True
+    """It is known to have /v1/responses. Others get a chat instead, where that says the same."""
 
 
 DIALECTS: Final[dict[str, Dialect]] = {
@@ -68,7 +72,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect(
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
-            chat_continued="flags", warms_itself=True,
+            chat_continued="flags", warms_itself=True, embeddings=False, responses=False,
         ),
         Dialect(
             # Any priority but 0 is an error without --scheduling-policy priority. Adapters can be loaded only where
@@ -84,7 +88,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             chat_continued="flag", load_adapter="/load_lora_adapter",
         ),
         Dialect(  # Its list of models says the model's own name as owner: /info tells. `model` names an adapter.
-            kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed",
+            kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed", embeddings=False, responses=False,
         ),
         Dialect(
             # /metrics are statistics of iterations, which are gone once read. Priorities are 0 to 1, higher first.
@@ -96,12 +100,13 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect(  # Adapters are models with a name of their own, given at its start.
             kind="triton", name="Triton", owned_by="Triton Inference Server",
             health=("/health/ready", "/v2/health/ready", "/health", "/v1/models"), prefix="nv_", strict=True,
+            responses=False,
         ),
         Dialect(  # 503 while it loads. Adapters are given at its start, and their scale is set at /lora-adapters.
             kind="llama_cpp", name="llama.cpp's server", owned_by="llamacpp", prefix="llamacpp:",
             chat_continued="message",
         ),
-        Dialect(kind="openai", name="an OpenAI server", metrics=None),
+        Dialect(kind="openai", name="an OpenAI server", metrics=None, responses=False),
     )
 }  # fmt: skip
 PLAIN: Final = DIALECTS["openai"]
@@ -180,13 +185,20 @@ def session_line(dialect: Dialect, session: str) -> bytes:
 # -- going on with a reply --------------------------------------------------------------------------------
 
 
-def continued(kind: str | None, path: str, body: dict[str, Any], said: str, tokens: int) -> dict[str, Any] | None:
-    """The body that has another replica go on after `said`, which was `tokens` long. None: it can't be gone on with
-    there, or not so that nobody would notice: a grammar or a tool call would begin anew, and of several choices only
-    one is known. For streams: of a whole answer nobody has seen anything yet, and llama.cpp's repeats what was said."""
-    if (body.get("n") or 1) != 1 or any(body.get(name) for name in ("tools", "functions", "response_format")):
+def continued(
+    kind: str | None, path: str, body: dict[str, Any], said: str, tokens: int, pieces: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """The body that has another replica go on after `said`, which was `tokens` long and came in `pieces`. None: it
+    can't be gone on with there, or not so that nobody would notice: a tool call would begin anew, with most engines a
+    grammar too, and of several choices only one is known. For streams: of a whole answer nobody has seen anything yet,
+    and llama.cpp's repeats what was said."""
+    if (body.get("n") or 1) != 1 or any(body.get(name) for name in ("tools", "functions")):
         return None
     dialect = DIALECTS.get(kind or "", PLAIN)
+    if dialect.kind == "headgate":
+        return _own(path, body, pieces or (said,))
+    if body.get("response_format"):
+        return None
     going: dict[str, Any] | None
     if path.endswith("/chat/completions"):
         going = _chat(dialect, body, said)
@@ -194,13 +206,23 @@ def continued(kind: str | None, path: str, body: dict[str, Any], said: str, toke
         going = _text(body, said)
     else:
         return None
-    if going is not None and dialect.kind == "headgate":
-        going["continued_text"] = said  # it counts the tokens itself, and exactly
-    elif going is not None:
+    if going is not None:
         for name in ("max_tokens", "max_completion_tokens"):
             if isinstance(going.get(name), int):
                 going[name] = max(1, going[name] - tokens)
     return going
+
+
+def _own(path: str, body: dict[str, Any], pieces: Sequence[str]) -> dict[str, Any] | None:
+    """Our own engine makes of the pieces the very tokens that were said, and counts them itself."""
+    prompt = body.get("prompt")
+    if path.endswith("/chat/completions"):
+        one = True
+    elif path.endswith("/completions"):
+        one = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(token, int) for token in prompt))
+    else:
+        one = False
+    return {**body, "continued": list(pieces)} if one else None
 
 
 def _chat(dialect: Dialect, body: dict[str, Any], said: str) -> dict[str, Any] | None:

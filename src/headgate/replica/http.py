@@ -9,7 +9,7 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
-from headgate.model.errors import ReplicaFailed, ReplicaStalled
+from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached
 from headgate.replica.connection import Call, Connection, Listener, PoolLimits
 from headgate.wire.outbox import Outbox
 
@@ -154,10 +154,10 @@ class Pool:
         except asyncio.CancelledError:
             if connection in self._connections:  # made in the very moment of the cancellation
                 connection.drop()
-            call.fail(ReplicaFailed("the replica is no longer asked"))  # unless that is who cancelled
+            call.fail(ReplicaUnreached("the replica is no longer asked"))  # unless that is who cancelled
         except (OSError, UnicodeError) as error:
             why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
-            call.fail(ReplicaFailed(f"the replica could not be reached: {why}"))
+            call.fail(ReplicaUnreached(f"the replica could not be reached: {why}"))
         else:
             call.connecting = None
             connection.begin(call)

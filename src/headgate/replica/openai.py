@@ -22,12 +22,15 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None, False
     found = answer.usage
+    if found is None and answer.response is not None:
+        found = answer.response.usage
     if found is None:
         return None, False
-    details = found.prompt_tokens_details
+    details = found.prompt_tokens_details or found.input_tokens_details
     cached = details.cached_tokens if details is not None else None
     timings = _timings(answer.timings) if len(bytes(answer.timings)) > 4 else None  # neither absent nor null
-    return Usage(found.prompt_tokens, found.completion_tokens or 0, cached or 0, timings), answer.choices == []
+    prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
+    return Usage(prompt, output, cached or 0, timings), answer.choices == []
 
 
 def _timings(raw: msgspec.Raw) -> EngineTimings | None:

@@ -21,6 +21,14 @@ class AnswerUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
+    # What the same are called by /v1/responses.
+    input_tokens: int = 0
+    output_tokens: int | None = None
+    input_tokens_details: PromptDetails | None = None
+
+
+class Response(msgspec.Struct):
+    usage: AnswerUsage | None = None
 
 
 class Answer(msgspec.Struct):
@@ -31,6 +39,8 @@ class Answer(msgspec.Struct):
     timings: msgspec.Raw = msgspec.Raw()
     """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. Not `| None`,
     with which msgspec takes nothing but null."""
+    response: Response | None = None
+    """What an event of /v1/responses is about."""
 
 
 decode_timings = msgspec.json.Decoder(EngineTimings).decode

@@ -29,6 +29,8 @@ from headgate.model.event import (
     Ended,
     Event,
     FirstToken,
+    Hedge,
+    HedgeWon,
     Leased,
     Probed,
     Refuse,
@@ -46,6 +48,7 @@ from headgate.model.gateway_config import (
     Tenant,
     TimeoutsConfig,
 )
+from headgate.model.hedge_config import HedgeConfig
 from headgate.model.request import Request
 
 FORMAT: Final = "headgate-events-1"
@@ -55,6 +58,7 @@ EVENTS: Final[dict[str, type]] = {
     "first_token": FirstToken,
     "ended": Ended,
     "attempt_failed": AttemptFailed,
+    "hedge_won": HedgeWon,
     "probed": Probed,
     "replica_joined": ReplicaJoined,
     "replica_left": ReplicaLeft,
@@ -63,7 +67,7 @@ EVENTS: Final[dict[str, type]] = {
     "shared": Shared,
     "tick": Tick,
 }
-COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse}
+COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse, "hedge": Hedge}
 NAMES: Final[dict[type, str]] = {made: name for name, made in (EVENTS | COMMANDS).items()}
 WRITE_EVERY_S: Final = 0.2
 MOST_PENDING: Final = 200_000
@@ -84,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: TimeoutsConfig
     health: HealthConfig
     retry: RetryConfig
+    hedge: HedgeConfig = HedgeConfig()
+    """As by default where a log does not say: it was written before there was any."""
 
 
 def settings_of(config: GatewayConfig) -> Settings:
@@ -96,6 +102,7 @@ def settings_of(config: GatewayConfig) -> Settings:
         timeouts=config.timeouts,
         health=config.health,
         retry=config.retry,
+        hedge=config.hedge,
     )
 
 

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Protocol
 
-from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Tick
+from headgate.model.event import (
+    Arrived,
+    AttemptFailed,
+    Command,
+    Dispatch,
+    Ended,
+    Event,
+    FirstToken,
+    Hedge,
+    HedgeWon,
+    Tick,
+)
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
@@ -29,12 +40,14 @@ class Ticket:
         "cold",
         "first_at",
         "gap_s",
+        "gone",
         "number",
         "output",
         "queue_s",
         "replica",
         "request",
         "retry_s",
+        "rival",
         "said",
         "since",
         "step",
@@ -63,6 +76,10 @@ class Ticket:
         """The longest time between two of them."""
         self.step = 0
         """Its replica's own: which step gave it the first."""
+        self.rival: Ticket | None = None
+        """The same request at another replica, while neither has answered."""
+        self.gone = False
+        """The other one answered first: nothing is heard of this any more."""
 
 
 class SimulatedReplica(Protocol):
@@ -73,6 +90,9 @@ class SimulatedReplica(Protocol):
     @property
     def alive(self) -> bool: ...
     def submit(self, ticket: Ticket) -> None: ...
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Its connection is closed: it is dropped after the step under way."""
 
 
 class Recorder(Protocol):
@@ -156,9 +176,32 @@ class Gateway:
             ticket.replica = replica = self.replicas[command.replica_id]
             self.at_work.change(1, now)
             replica.submit(ticket)
+        elif isinstance(command, Hedge):
+            self._hedge(ticket, self.replicas[command.replica_id], now)
         else:
             ticket.queue_s += now - ticket.since
             self._leave(ticket, command.outcome, now)
+
+    def _hedge(self, ticket: Ticket, replica: SimulatedReplica, now: float) -> None:
+        second = Ticket(ticket.number, ticket.arrival, ticket.request, ticket.output, now)
+        second.attempts, second.queue_s = ticket.attempts, ticket.queue_s
+        second.retry_s = ticket.retry_s + now - ticket.since
+        second.replica = replica
+        ticket.rival, second.rival = second, ticket
+        self.at_work.change(1, now)
+        replica.submit(second)
+
+    def _win(self, ticket: Ticket, rival: Ticket) -> None:
+        """It answered first: it is the request, and the other is cancelled."""
+        self._part(ticket, rival)
+        self.tickets[ticket.request.id] = ticket
+        if rival.replica is not None:
+            rival.replica.cancel(rival)
+
+    def _part(self, ticket: Ticket, rival: Ticket) -> None:
+        ticket.rival = rival.rival = None
+        rival.gone = True
+        self.at_work.change(-1, self.world.now)
 
     def _leave(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
         del self.tickets[ticket.request.id]
@@ -170,13 +213,21 @@ class Gateway:
     def first(self, ticket: Ticket, way_s: float = 0.0) -> None:
         """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
         is heard until all of it is."""
-        if ticket.request.stream:
+        if ticket.request.stream and not ticket.gone:
+            if ticket.rival is not None and ticket.replica is not None:
+                self._win(ticket, ticket.rival)
+                self.hear(HedgeWon(ticket.request.id, ticket.replica.id))
             ticket.first_at = self.world.now + way_s
             self.hear(FirstToken(ticket.request.id))
 
     def ended(self, ticket: Ticket, outcome: Outcome, way_s: float = 0.0) -> None:
+        if ticket.gone:
+            return
         request, now = ticket.request, self.world.now + way_s
         usage: tuple[int, int] | None = None
+        if ticket.rival is not None and ticket.replica is not None:
+            self._win(ticket, ticket.rival)
+            self.hear(HedgeWon(request.id, ticket.replica.id))
         if outcome is Outcome.COMPLETED:
             if ticket.first_at is None:
                 ticket.first_at = now
@@ -190,8 +241,16 @@ class Gateway:
 
     def attempt_failed(self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False) -> None:
         """It broke off before the first token."""
+        if ticket.gone:
+            return
         now, replica = self.world.now, ticket.replica
         assert replica is not None
+        if ticket.rival is not None:
+            other = ticket.rival
+            self._part(other, ticket)
+            self.tickets[ticket.request.id] = other
+            self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message))
+            return
         ticket.retry_s += now - ticket.since
         ticket.since = now
         self.at_work.change(-1, now)

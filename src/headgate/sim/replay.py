@@ -171,7 +171,8 @@ def config_of(settings: Settings) -> GatewayConfig:
 
 def request_of(fields: dict[str, Any]) -> Request:
     """Raises msgspec.ValidationError or TypeError for what is none."""
-    return Request(**{**fields, "prefix": msgspec.convert(fields["prefix"], tuple[bytes, ...])})
+    made = {**fields, "prefix": msgspec.convert(fields["prefix"], tuple[bytes, ...])}
+    return Request(**{**made, "unfit": frozenset(made.get("unfit", ()))})
 
 
 def replica_of(fields: dict[str, Any]) -> Replica:

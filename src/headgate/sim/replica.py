@@ -136,6 +136,8 @@ class SteppedReplica:
         self.batcher = self._profile.batcher(self._config)
         self._inbox: list[Sequence] = []
         self._open: dict[int, _Open] = {}
+        self._leaving: list[int] = []
+        """Cancelled: they go when the step under way ends."""
         self._run: Run | None = None
         self._steps = 0
         self._longest = Longest()
@@ -172,7 +174,23 @@ class SteppedReplica:
     def submit(self, ticket: Ticket) -> None:
         self._world.at(self._world.now + self._delays.send_s, self._receive, ticket)
 
+    def cancel(self, ticket: Ticket) -> None:
+        leaving = [number for number, one in self._open.items() if one.ticket is ticket]
+        self._leaving += leaving
+        if leaving and self._run is not None and self._run.count > 1:
+            self._cut(self._run)
+
+    def _let_leave(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for number in leaving:
+            self._away.pop(number, None)
+            if self._open.pop(number, None) is not None:
+                self.batcher.cancel(number, self._world.now)
+        self._inbox = [sequence for sequence in self._inbox if sequence.id in self._open]
+
     def _receive(self, ticket: Ticket) -> None:
+        if ticket.gone:
+            return
         if not self.alive:
             self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
             return
@@ -216,6 +234,8 @@ class SteppedReplica:
         """Between two steps."""
         batcher, now = self.batcher, self._world.now
         self._run = None
+        if self._leaving:
+            self._let_leave()
         if self._inbox:
             self._take_mail()
         step = batcher.plan(now)

@@ -7,7 +7,7 @@ asking about the gateway, with hundreds of thousands of requests; sim/replica.py
 """
 
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import sqrt
 
 from headgate.model.outcome import Outcome
@@ -85,6 +85,8 @@ class ServiceReplica:
 
     def _forget(self) -> None:
         self._open: dict[int, Ticket] = {}
+        self._leaving: list[Ticket] = []
+        """Cancelled: they go when the step under way ends."""
         self._waiting: list[tuple[int, float, int, Ticket]] = []
         """A heap: who has to wait for memory or a slot, the urgent first."""
         self._prompts: list[tuple[int, float, int, _Prompt]] = []
@@ -160,6 +162,31 @@ class ServiceReplica:
         elif self._count > 1 and (self._chunked is None or self._prompts[0][3] is not self._chunked):
             self._cut()
 
+    def cancel(self, ticket: Ticket) -> None:
+        if self._open.get(ticket.number) is ticket:
+            self._leaving.append(ticket)
+            if self._count > 1:
+                self._cut()
+
+    def _let_leave(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        for ticket in leaving:
+            if self._open.pop(ticket.number, None) is None:
+                continue  # it has ended meanwhile
+            inside = len(self._waiting)
+            self._waiting = [one for one in self._waiting if one[3] is not ticket]
+            if len(self._waiting) == inside:
+                self._taken -= ticket.arrival.prompt_tokens + ticket.output
+            self._prompts = [one for one in self._prompts if one[3].ticket is not ticket]
+            saying = [one for one in self._saying if one[2] is not ticket]
+            if len(saying) < len(self._saying):
+                self._context -= ticket.arrival.prompt_tokens + self._steps - ticket.step
+            self._saying = saying
+        heapify(self._waiting)
+        heapify(self._prompts)
+        heapify(self._saying)
+        self._fill()
+
     def _refuse_connection(self, ticket: Ticket) -> None:
         self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
 
@@ -204,6 +231,8 @@ class ServiceReplica:
 
     def _next(self) -> None:
         """What the next step holds, and how many like it may follow."""
+        if self._leaving:
+            self._let_leave()
         saying, prompts = self._saying, self._prompts
         decodes = len(saying)
         if not decodes and not prompts:
@@ -350,5 +379,8 @@ class ServiceReplica:
             self._taken -= ticket.arrival.prompt_tokens + ticket.output
             ticket.said = ticket.output
             ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))
+        self._fill()
+
+    def _fill(self) -> None:
         while self._waiting and self._fits(self._waiting[0][3]):
             self._admit(heappop(self._waiting)[3])

@@ -40,6 +40,7 @@ CODES: dict[int, str] = {
     408: "request_timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
+    426: "upgrade_required",
     431: "headers_too_large",
     503: "too_many_connections",
 }

@@ -11,11 +11,12 @@ the answer is complete, or after the client has gone, has no effect.
                  the client leaves, in any state           → done, on_gone called
 """
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from headgate.model.errors import ServeError
 from headgate.wire.errors import STATUS, Headers, error_body, error_headers
@@ -52,12 +53,43 @@ class Connection(Protocol):
         """The exchange has written its last byte."""
 
 
+class Successor(Protocol):
+    """An asyncio protocol that takes a connection over, and speaks something else on it."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+    def take_over(self, server: Any, transport: asyncio.Transport, writable: bool) -> None:
+        """`server`: the ServerState."""
+
+    def drain(self) -> None:
+        """Leave as soon as nothing is under way."""
+
+
+class Switchable(Protocol):
+    """A connection that speaks HTTP."""
+
+    def switch(self, head: bytes, successor: Successor) -> bool:
+        """See Exchange.switch."""
+
+
+class Voice(Protocol):
+    """Says an answer in other words than a completion's: what it is given is OpenAI's chat, or whatever is relayed."""
+
+    def event(self, data: bytes) -> bytes:
+        """The SSE events that say it, each ended by an empty line; none: it is told later. [DONE] is the last."""
+
+    def body(self, body: bytes) -> bytes:
+        """A whole answer."""
+
+
 class Exchange:
     """The reader writes the request's fields until it is complete; from then on they are facts."""
 
     __slots__ = (
         "_connection",
         "_head",
+        "_plain",
         "_transport",
         "body",
         "done",
@@ -72,12 +104,15 @@ class Exchange:
         "received_at",
         "request_id",
         "started",
+        "voice",
     )
 
     def __init__(self, connection: Connection, received_at: float) -> None:
         self._connection = connection
         self._transport = connection.transport
         self._head: bytes | None = None
+        self._plain = False
+        """Whether its events are chunks, as nearly always."""
         self.method = ""
         self.path = ""
         self.query = ""
@@ -96,6 +131,8 @@ class Exchange:
         """Called once if the client leaves before the answer is complete. Set it before the handler returns."""
         self.on_writable: Callable[[], None] | None = None
         """Called when `writable` becomes true again."""
+        self.voice: Voice | None = None
+        """Who says what is answered here in a form of its own."""
 
     @property
     def writable(self) -> bool:
@@ -112,6 +149,8 @@ class Exchange:
             return
         if self.started:
             raise RuntimeError("respond() after the first event")
+        if self.voice is not None and status == 200:
+            body = self.voice.body(body)
         framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), len(body))
         head = self._make_head(status, framing, headers)
         self._finish(head if self.method == "HEAD" else head + body)
@@ -126,6 +165,7 @@ class Exchange:
             self.keep_alive = False  # no chunks there: the end of the connection is the end of the stream
         else:
             framing += b"transfer-encoding: chunked\r\n"
+        self._plain = not self.http10 and self.method != "HEAD"
         self._head = self._make_head(200, framing, _STREAM_HEADERS + headers)
 
     def event(self, data: bytes) -> None:
@@ -167,6 +207,15 @@ class Exchange:
         if not self.done:  # afterwards the connection may be another exchange's
             self._transport.abort()
 
+    def switch(self, head: bytes, successor: Successor) -> bool:
+        """Answer with `head`, and leave the connection to `successor`. Whether that was possible: not if the client
+        has already sent more, which was read as HTTP. Only while the handler is called."""
+        if self.done or self.started or not cast(Switchable, self._connection).switch(head, successor):
+            return False
+        self.started = True
+        self._settle()
+        return True
+
     def lost(self) -> None:
         """For the connection: the client has gone before the answer was complete."""
         gone = self.on_gone
@@ -190,14 +239,19 @@ class Exchange:
         self.on_gone = self.on_writable = None
 
     def _frame(self, data: bytes) -> bytes:
+        if self.voice is not None:
+            return self._chunk(self.voice.event(data))
         # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond each.
         if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # else what follows could pose as a field or event
             data = _LINE_END.sub(b"\ndata: ", data)
-        if self.method == "HEAD":
+        if self._plain:
+            return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
+        return self._chunk(b"data: %b\n\n" % data)
+
+    def _chunk(self, text: bytes) -> bytes:
+        if self.method == "HEAD" or not text:
             return b""
-        if self.http10:
-            return b"data: %b\n\n" % data
-        return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)
+        return text if self.http10 else b"%x\r\n%b\r\n" % (len(text), text)
 
     def _last_chunk(self) -> bytes:
         return b"" if self.http10 or self.method == "HEAD" else b"0\r\n\r\n"

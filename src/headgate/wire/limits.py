@@ -35,5 +35,9 @@ class Limits:
     notsent_lowat: int = 16 * 1024
     """Unsent bytes the kernel accepts. By its own default it takes 4 MB, 19 000 small events, before a
     stalled reader is noticed."""
+    ping_every_s: float = 20.0
+    """A WebSocket on which nothing has come for this long is pinged: proxies cut quiet ones, often after a minute."""
+    pong_timeout_s: float = 20.0
+    """A WebSocket on which nothing has come for this long after a ping is dropped."""
     json_depth: int = 64
     """Objects and arrays within each other in a body."""

@@ -14,7 +14,7 @@ from typing import Final, cast
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, ServeError
 from headgate.wire.errors import refusal_body
-from headgate.wire.exchange import Exchange, Handler
+from headgate.wire.exchange import Exchange, Handler, Successor
 from headgate.wire.limits import Limits
 from headgate.wire.outbox import Outbox
 from headgate.wire.reader import HEADERS, IDLE, RequestReader
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 ANSWERING: Final = "answering"
 CLOSING: Final = "closing"
+STALLED: Final = "stalled"
+"""Answers wait to be read: until they are, nothing more is read of the client either, or they would pile up."""
 _REFUSED_AT_ONCE: Final = 256
 """Clients beyond max_connections that are told so at the same time; any more are just dropped."""
 
@@ -36,11 +38,16 @@ class ServerState:
     limits: Limits
     new_id: Callable[[], str]
     loop: asyncio.AbstractEventLoop
-    connections: set["ServerProtocol"] = field(default_factory=set)
+    connections: set["ServerProtocol | Successor"] = field(default_factory=set)
     draining: bool = False
     outbox: Outbox = field(default_factory=Outbox)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last connection of a draining server is gone."""
+
+    def forget(self, connection: "ServerProtocol | Successor") -> None:
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
+            self.empty.set()
 
 
 class ServerProtocol(asyncio.Protocol):
@@ -76,7 +83,7 @@ class ServerProtocol(asyncio.Protocol):
         self._pumping = False
         self._reading = True
         self._timed: str = ANSWERING
-        """What the deadline is for: the reader's phase, ANSWERING (none), or CLOSING."""
+        """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -129,10 +136,7 @@ class ServerProtocol(asyncio.Protocol):
         self._held.clear()
         self._reader.close()
         del self._reader  # it refers to us: only the garbage collector could free the two
-        server = self._server
-        server.connections.discard(self)
-        if server.draining and not server.connections:
-            server.empty.set()
+        self._server.forget(self)
         exchange, self._current = self._current, None
         if exchange is not None:
             exchange.lost()
@@ -143,6 +147,10 @@ class ServerProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
         exchange = self._current
+        if self._timed is STALLED:
+            self._timed = ANSWERING
+            self._pump()
+            return
         if exchange is not None and exchange.on_writable is not None:
             try:
                 exchange.on_writable()
@@ -174,6 +182,26 @@ class ServerProtocol(asyncio.Protocol):
         elif not self._pumping:
             self._pump()
 
+    def switch(self, head: bytes, successor: Successor) -> bool:
+        reader, server = self._reader, self._server
+        if reader.ready or reader.exhausted or reader.refusal is not None or reader.phase is not IDLE or self._held:
+            return False
+        self._current = None
+        self._timed = CLOSING
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._said.append(head)
+        self.flush()
+        self._read_on()
+        self._reader.close()
+        del self._reader
+        server.connections.discard(self)
+        server.connections.add(successor)
+        self.transport.set_protocol(cast(asyncio.Protocol, successor))
+        successor.take_over(server, self.transport, self.writable)
+        return True
+
     def drain(self) -> None:
         """Leave as soon as no request is under way."""
         if self._timed is IDLE:
@@ -186,6 +214,9 @@ class ServerProtocol(asyncio.Protocol):
         reader = self._reader
         self._pumping = True
         while self._current is None and self._timed is not CLOSING:
+            if not self.writable:
+                self._stall()
+                break
             if reader.ready:
                 self._hand_over(reader.ready.popleft())
             elif reader.refusal is not None:
@@ -201,6 +232,14 @@ class ServerProtocol(asyncio.Protocol):
                 self._await_input()
                 break
         self._pumping = False
+
+    def _stall(self) -> None:
+        if self._timed is not STALLED:
+            self._timed = STALLED
+            self._expire_in(self._server.limits.flush_timeout_s)
+        if self._reading:
+            self._reading = False
+            self.transport.pause_reading()
 
     def _hand_over(self, exchange: Exchange) -> None:
         self._current = exchange
@@ -297,7 +336,7 @@ class ServerProtocol(asyncio.Protocol):
                 self._set_timer()
         elif self._timed is IDLE:
             self._close()
-        elif self._timed is CLOSING:
+        elif self._timed is CLOSING or self._timed is STALLED:
             self._hang_up()
         else:
             self._refuse(408, f"the request's {self._timed} did not arrive in time")

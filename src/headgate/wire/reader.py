@@ -21,7 +21,7 @@ IDLE: Final = "idle"
 HEADERS: Final = "headers"
 BODY: Final = "body"
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Ids:
@@ -179,7 +179,7 @@ class RequestReader:
         body = self._body
         exchange.body = body[0] if len(body) == 1 else b"".join(body)
         given = exchange.headers.get("x-request-id")
-        exchange.request_id = given if given is not None and _SANE_ID.fullmatch(given) else self._new_id()
+        exchange.request_id = given if given is not None and SANE_ID.fullmatch(given) else self._new_id()
         self.ready.append(exchange)
         self.phase = IDLE
         self._unaccounted = 0

@@ -13,6 +13,8 @@ class Router:
     """Itself a Handler."""
 
     def __init__(self, routes: Routes) -> None:
+        self.table: list[tuple[str, str]] = list(routes)
+        """What there is, for whoever describes it."""
         self._routes = dict(routes)
         self._allowed: dict[str, list[str]] = {}
         for method, path in routes:

@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 
 Reload = Callable[[], GatewayConfig]
 LOOK_EVERY_S = 1.0
-FIXED = ("listen", "limits", "timeouts", "relay", "health", "warm", "retry", "embedded", "shared", "observe", "record")
+FIXED = (
+    "listen", "limits", "timeouts", "relay", "health", "warm", "retry", "hedge", "embedded", "shared", "observe",
+    "record",
+)  # fmt: skip
 
 
 class Change:

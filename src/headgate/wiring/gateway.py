@@ -21,12 +21,14 @@ from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
 from headgate.gateway.warmup import Warmup
+from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.config import ListenConfig
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
 from headgate.observe.access import Access
+from headgate.observe.api.page import ApiPage
 from headgate.observe.instruments import Instruments
 from headgate.policy.compose import classifier, dispatcher_for
 from headgate.policy.output import Output
@@ -108,7 +110,11 @@ async def _serve_gateway(
         admin = fleet_admin(access, change, roster, fleet)
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
-        surface = Surface(gateway, roster.catalog, {**instruments.routes(), **admin.routes(), **versions.routes()})
+        sockets = Sockets(gateway, loopback_only=is_loopback(config.listen.host))
+        more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes()}
+        api = ApiPage()
+        surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
+        api.table = surface.router.table
         http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
@@ -139,6 +145,7 @@ async def _serve_gateway(
             await asyncio.sleep(NOTICE_S)
             http.close_listener()
             instruments.live.close()
+            sockets.drain()
             await gateway.finish(config.listen.drain_s)
             await http.drain(NOTICE_S)
         finally:

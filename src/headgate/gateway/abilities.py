@@ -1,0 +1,55 @@
+"""Who has /v1/embeddings, who /v1/responses? Not every engine does: replica/dialects.py knows which.
+
+Asked for those requests only. Chats and text completions are for everybody.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
+
+from headgate.model.errors import NotOffered
+from headgate.model.replica import Replica, ReplicaId
+from headgate.replica.dialects import DIALECTS, Dialect, dialect_of
+
+CHAT: Final = "/v1/chat/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+RESPONSES: Final = "/v1/responses"
+
+
+class Somewhere(Protocol):
+    @property
+    def replica(self) -> Replica: ...
+
+
+class Abilities:
+    def __init__(self, places: Mapping[ReplicaId, Somewhere]) -> None:
+        self._places = places
+
+    def all_respond(self, models: Collection[str]) -> bool:
+        """Whether everybody who serves one of these is known to have /v1/responses."""
+        serving = self._serving(models)
+        return bool(serving) and all(dialect_of(replica).responses for replica in serving)
+
+    def unfit(self, path: str, model: str) -> frozenset[ReplicaId]:
+        """Replicas of this model that can't answer there. Raises NotOffered if none can; while nobody is known at all,
+        somebody may still come."""
+        serving = self._serving((model,))
+        unfit = frozenset(replica.id for replica in serving if not _has(dialect_of(replica), path))
+        if serving and len(unfit) == len(serving):
+            kinds = ", ".join(sorted({dialect_of(replica).name for replica in serving}))
+            able = ", ".join(dialect.name for dialect in DIALECTS.values() if _has(dialect, path))
+            raise NotOffered(
+                f"no replica of model {model[:256]!r} has {path}: they are {kinds}. "
+                f"Add a replica with a model for it behind one of: {able}",
+                param="model",
+            )
+        return unfit
+
+    def _serving(self, models: Collection[str]) -> list[Replica]:
+        # A copy: bodies that are long are understood in another thread.
+        replicas = [place.replica for place in tuple(self._places.values())]
+        return [one for one in replicas if not one.names or any(model in one.names for model in models)]
+
+
+def _has(dialect: Dialect, path: str) -> bool:
+    """Any server that speaks OpenAI may have it, if it is of no kind we know."""
+    return dialect.embeddings if path == EMBEDDINGS else dialect.responses or dialect.kind == "openai"

@@ -1,0 +1,242 @@
+"""One request at two replicas: whoever answers first is the one.
+
+    asked ─┬─ its first event, or its whole answer, comes before the other's ──→ leads: the relay's call is this one
+           ├─ the relay's own replica fails ───────────────────────────────────→ leads, with nothing heard yet
+           ├─ the relay's own replica answers first ──→ cancelled
+           ├─ it fails itself ────────────────────────→ forgotten
+           └─ the client leaves ──────────────────────→ cancelled, both
+
+Nothing of what it says goes to the client before it leads, and nothing of the other one's afterwards. Of an answer in
+one piece all has to be there: what comes until then is kept, up to a bound.
+"""
+
+from typing import Any, Final, Protocol
+
+from headgate.gateway.accept import Accepted
+from headgate.gateway.bounded import Bounded, bounded
+from headgate.gateway.gather import Gather
+from headgate.gateway.output import generation_s
+from headgate.gateway.relay import Relay
+from headgate.gateway.response_reader import ResponseReader
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.model.event import AttemptFailed, Event, Hedge, HedgeWon
+from headgate.model.lane import Lane
+from headgate.model.outcome import Outcome
+from headgate.model.record import Attempt, Hedged, Seen
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
+from headgate.replica.http import Call
+
+MOST_KEPT: Final = 1024 * 1024
+"""Bytes of an answer in one piece that are kept while the other replica may still be first."""
+_ERROR: Final = b'{"error"'
+_REFUSALS: Final = (400, 404, 405, 409, 413, 415, 422, 429, 501, 503)
+"""It is busy, or does not want this request: no fault of its own."""
+_ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
+
+
+class Ticket(Protocol):
+    """What is read and written of the passage."""
+
+    accepted: Accepted
+    replica: Replica | None
+    reason: str
+    seen: tuple[Seen, ...]
+    since: float
+    retry_s: float
+    failed: tuple[Attempt, ...]
+
+
+class Gateway(Protocol):
+    """Who is told. `ticket` is the one that the Rival was made with."""
+
+    def hear(self, event: Event, now: float | None = None) -> None: ...
+    def abort(self, ticket: Any, replica_id: ReplicaId) -> None: ...
+
+
+class Rival:
+    """A Listener to the second replica."""
+
+    __slots__ = (
+        "_at",
+        "_call",
+        "_clock",
+        "_command",
+        "_first",
+        "_gateway",
+        "_generation_s",
+        "_head",
+        "_kept",
+        "_kept_bytes",
+        "_leads",
+        "_reader",
+        "_relay",
+        "_replica",
+        "_result",
+        "_ticket",
+    )
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        ticket: Ticket,
+        relay: Relay,
+        replica: Replica,
+        command: Hedge,
+        lane: Lane,
+        clock: Clock,
+        now: float,
+    ) -> None:
+        assert ticket.replica is not None
+        accepted, allowance = ticket.accepted, ticket.accepted.allowance
+        own = replica.kind == "headgate"
+        self._gateway = gateway
+        self._ticket = ticket
+        self._relay = relay
+        self._replica = replica
+        self._command = command
+        self._clock = clock
+        self._at = now
+        self._first: ReplicaId = ticket.replica.id
+        self._generation_s = generation_s(accepted, lane, own)
+        reader = None if allowance is None or own else bounded(accepted, allowance, lane, relay, clock)
+        self._reader: Relay | Bounded | Gather | ResponseReader = relay if reader is None else reader
+        """Who hears all of it once it leads."""
+        self._call: Call | None = None
+        self._head: tuple[int, dict[str, str], bool] | None = None
+        self._kept: list[bytes] = []
+        """Events of an answer in one piece."""
+        self._kept_bytes = 0
+        self._leads = False
+        self._result = ""
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What the replica is asked."""
+        return body if isinstance(self._reader, Relay) else self._reader.body(body)
+
+    def start(self, call: Call) -> None:
+        self._call = call
+        self._relay.rival = self
+
+    @property
+    def told(self) -> Hedged:
+        """For the record."""
+        at_s = self._at - self._ticket.accepted.request.arrived
+        return Hedged(self._first, self._replica.id, at_s, self._result or CANCELLED)
+
+    # -- who is the one ------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """The client has heard the first of one of the two."""
+        if self._result:
+            return
+        loser, winner = (self._first, self._replica.id) if self._leads else (self._replica.id, self._first)
+        self._result = WON if self._leads else LOST
+        if not self._leads:
+            self._relay.rival = None
+            self.cancel()
+        self._gateway.abort(self._ticket, loser)
+        self._gateway.hear(HedgeWon(self._ticket.accepted.request.id, winner))
+
+    def over(self, outcome: Outcome) -> None:
+        """So the exchange ended; the relay has cancelled whoever was still at it."""
+        if self._leads or outcome in _ANSWERED:
+            self.settle()
+        elif not self._result:
+            self._result = CANCELLED
+            self._gateway.abort(self._ticket, self._replica.id)
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
+        ticket, request_id = self._ticket, self._ticket.accepted.request.id
+        at_s, took_s = ticket.since - ticket.accepted.request.arrived, self._clock() - ticket.since
+        ticket.failed += (Attempt(self._first, at_s, took_s, error.outcome, refused, error.message),)
+        self._result = TOOK_OVER
+        self._lead()
+        self._gateway.hear(AttemptFailed(request_id, self._first, error.outcome, refused, error.message))
+
+    def _lead(self) -> None:
+        """From here on it is the relay's call, as if there had been no other; what was heard is told now."""
+        ticket, call, command = self._ticket, self._call, self._command
+        assert call is not None
+        self._leads = True
+        self._relay.hand_over(self._generation_s)
+        ticket.replica, ticket.reason, ticket.seen = self._replica, command.reason, command.seen
+        ticket.retry_s += self._at - ticket.since
+        ticket.since = self._at
+        self._reader.start(call)
+        if self._head is not None:
+            self._reader.on_head(*self._head)
+        if self._kept:
+            kept, self._kept = self._kept, []
+            self._reader.on_events(kept)
+
+    def _fail(self, error: ReplicaFailed, refused: bool) -> None:
+        self._result = FAILED
+        self._relay.rival = None
+        self.cancel()
+        request_id = self._ticket.accepted.request.id
+        self._gateway.hear(AttemptFailed(request_id, self._replica.id, error.outcome, refused, error.message))
+
+    # -- told by the connection to the replica -------------------------------------------------------------
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        if self._leads:
+            self._reader.on_head(status, headers, is_stream)
+        elif status >= 300:
+            self._fail(ReplicaFailed(f"the replica answered {status}"), status in _REFUSALS)
+        elif is_stream != self._streams and not isinstance(self._reader, Gather):
+            self._fail(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"), False)
+        else:
+            self._head = (status, headers, is_stream)
+
+    @property
+    def _streams(self) -> bool:
+        return self._ticket.accepted.request.stream
+
+    def on_events(self, events: list[bytes]) -> None:
+        if not self._leads:
+            if events[0].startswith(_ERROR):
+                self._fail(ReplicaFailed("the replica sent an error"), False)
+                return
+            if not self._streams:
+                self._keep(events)
+                return
+            self._lead()
+        self._reader.on_events(events)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._leads:
+            self._lead()
+        self._reader.on_body(body)
+
+    def on_done(self) -> None:
+        if not self._leads:
+            if not self._kept:
+                self._fail(ReplicaFailed("the replica said nothing"), False)
+                return
+            self._lead()
+            if self._relay.over:
+                return  # what was kept had to be ended early
+        self._reader.on_done()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        if self._leads:
+            self._reader.on_failed(error, sent)
+        else:
+            self._fail(error, False)
+
+    def on_late(self) -> None:
+        """The relay says when; before it leads, nobody does."""
+        if self._leads:
+            self._reader.on_late()
+
+    def _keep(self, events: list[bytes]) -> None:
+        self._kept += events
+        self._kept_bytes += sum(map(len, events))
+        if self._kept_bytes > MOST_KEPT:
+            self._fail(ReplicaFailed("its answer was too long to be kept beside another's"), True)

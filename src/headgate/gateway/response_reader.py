@@ -1,0 +1,125 @@
+"""What of an engine's own /v1/responses stream is a token, and what its end? Between a replica and its Relay.
+
+Engines announce a response before they have computed anything. What comes before the first token is held back, so that
+a replica that fails until then can still be replaced, and the first token's time is that of a token.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from headgate.gateway.output import REPETITION
+from headgate.gateway.relay import Relay
+from headgate.gateway.response_voice import DONE, Said, read_said
+from headgate.model.errors import ReplicaFailed
+from headgate.policy.runaway import Detector
+from headgate.replica.http import Call
+
+BEFORE: Final = frozenset(
+    {
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.reasoning_part.added",
+        "response.reasoning_summary_part.added",
+    }
+)
+ENDS: Final = frozenset({"response.completed", "response.incomplete"})
+FAILS: Final = frozenset({"response.failed", "response.error", "error"})
+MOST_HELD: Final = 64
+"""Events; an engine that has so many to say before its first token is taken to have begun."""
+
+
+class ResponseReader:
+    """A Listener."""
+
+    __slots__ = ("_detector", "_ended", "_held", "_relay")
+
+    def __init__(self, relay: Relay, detector: Detector | None) -> None:
+        self._relay = relay
+        self._detector = detector
+        self._held: list[bytes] | None = []
+        """None: it has begun."""
+        self._ended = False
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def start(self, call: Call) -> None:
+        self._relay.start(call)
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._relay.on_head(status, headers, is_stream)
+
+    def on_events(self, events: list[bytes]) -> None:
+        ready: list[bytes] = []
+        for data in events:
+            if self._ended:
+                break  # some say [DONE] after all
+            said = _read(data)
+            if said.type in FAILS or data.startswith(b'{"error"'):
+                self._pass_on(ready)
+                self._ended = True
+                if not self._relay.over:
+                    self._relay.on_events([_error(said, data)])
+                return
+            ready.append(data)
+            if self._held is not None and said.type in BEFORE and len(self._held) + len(ready) < MOST_HELD:
+                self._held.append(ready.pop())
+                continue
+            if said.type in ENDS:
+                ready.append(DONE)
+                self._ended = True
+            elif self._detector is not None and said.type.endswith(".delta") and self._repeats(said):
+                self._pass_on(ready)
+                self._ended = True
+                if not self._relay.over:
+                    self._relay.cut(REPETITION, "stop")
+                return
+        self._pass_on(ready)
+
+    def _pass_on(self, events: list[bytes]) -> None:
+        if events and not self._relay.over:
+            held, self._held = self._held or [], None
+            self._relay.on_events([*held, *events])
+            events.clear()
+
+    def _repeats(self, said: Said) -> bool:
+        assert self._detector is not None
+        return self._detector.hear(bytes(said.delta)[1:-1])  # without its quotes
+
+    def on_body(self, body: bytes) -> None:
+        self._relay.on_body(body)
+
+    def on_done(self) -> None:
+        self._relay.on_done()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._relay.on_failed(error, sent)
+
+    def on_late(self) -> None:
+        self._relay.on_late()
+
+
+def _read(data: bytes) -> Said:
+    try:
+        return read_said(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Said()
+
+
+def _error(said: Said, data: bytes) -> bytes:
+    """As the Relay knows errors."""
+    if data.startswith(b'{"error"'):
+        return data
+    message, code = said.message, said.code
+    if said.type == "response.failed":
+        try:
+            error = msgspec.json.decode(bytes(said.response) or b"{}").get("error") or {}
+            message, code = error.get("message"), error.get("code")
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            message = None
+    told = {"message": message or "the replica gave no reason", "type": "server_error", "param": None, "code": code}
+    return msgspec.json.encode({"error": told})

@@ -1,0 +1,266 @@
+"""How is an answer told in the words of /v1/responses?
+
+    Native      an engine's own events: each gets its name back. What the gateway adds comes as a chat's, since that is
+                all it knows: an end before the replica's own.
+    Translated  a chat's events, or its whole answer.
+
+Both are Voices of an Exchange, so that everything before it (relay, bounds, going on elsewhere) is the same as ever.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+DONE: Final = b"[DONE]"
+MOST_KEPT: Final = 1024 * 1024
+"""Characters of an answer that are kept, to be told once more at its end. Beyond, the end tells none."""
+NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
+"""What reading something else as a chat may raise."""
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Said(msgspec.Struct):
+    """What an engine's event is, as far as it has to be known."""
+
+    type: str = ""
+    delta: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
+    message: str | None = None
+    code: str | int | None = None
+
+
+read_said = msgspec.json.Decoder(Said).decode
+
+
+def sse(name: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode("ascii", "replace"), data)
+
+
+def skeleton(body: dict[str, Any], name: str, model: str, created: float) -> dict[str, Any]:
+    """A response that has just begun, to this request."""
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": body.get("temperature"),
+        "text": body.get("text") or {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": body.get("top_p"),
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.get("user"),
+    }
+
+
+class Ending:
+    """How a chat ended, and what it cost."""
+
+    def __init__(self) -> None:
+        self.finish = "stop"
+        self.extra: dict[str, Any] = {}
+        """What the gateway says beside it: why it ended the answer."""
+        self.usage: dict[str, Any] | None = None
+
+    def take(self, said: dict[str, Any]) -> None:
+        for choice in said.get("choices") or ():
+            self.finish = choice.get("finish_reason") or self.finish
+            if "headgate_stop" in choice:
+                self.extra["headgate_stop"] = choice["headgate_stop"]
+        if said.get("usage"):
+            self.usage = _usage(said["usage"])
+        if "headgate_usage" in said:
+            self.extra["headgate_usage"] = said["headgate_usage"]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is incomplete; None: it is complete."""
+        return {"length": "max_output_tokens", "content_filter": "content_filter"}.get(self.finish)
+
+    def finished(self, response: dict[str, Any], output: list[dict[str, Any]]) -> dict[str, Any]:
+        reason = self.reason
+        return {
+            **response,
+            "status": "completed" if reason is None else "incomplete",
+            "incomplete_details": None if reason is None else {"reason": reason},
+            "output": output,
+            "usage": self.usage,
+            **self.extra,
+        }
+
+
+class Native:
+    """Of one exchange."""
+
+    def __init__(self) -> None:
+        self._began: bytes = b"{}"
+        self._said: list[bytes] = []
+        self._kept = 0
+        self._events = 0
+        self._ending: Ending | None = None
+
+    def body(self, body: bytes) -> bytes:
+        return body
+
+    def event(self, data: bytes) -> bytes:
+        self._events += 1
+        if data == DONE:
+            return b"" if self._ending is None else self._end(self._ending)
+        if data.startswith(b'{"choices"'):
+            self._ending = self._ending or Ending()
+            self._ending.take(_decode(data))
+            return b""
+        if data.startswith(b'{"error"'):
+            return failure(data, self._events)
+        try:
+            said = read_said(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return sse("message", data.replace(b"\n", b"\ndata: "))
+        if said.type == "response.created":
+            self._began = bytes(said.response)
+        elif said.type == "response.output_text.delta" and self._kept < MOST_KEPT:
+            self._said.append(bytes(said.delta))
+            self._kept += len(self._said[-1])
+        # Written in several lines it is still one event.
+        return sse(said.type, data if data.find(b"\n") < 0 else data.replace(b"\n", b"\ndata: "))
+
+    def _end(self, ending: Ending) -> bytes:
+        """The gateway ends it in the replica's place, with what there is."""
+        try:
+            text = "".join(_decode(piece) for piece in self._said) if self._kept < MOST_KEPT else ""
+            began = _decode(self._began)
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+            text, began = "", {}
+        output = [message("msg_0", text, "completed" if ending.reason is None else "incomplete")]
+        response = ending.finished(began if isinstance(began, dict) else {}, output)
+        name = f"response.{response['status']}"
+        return sse(name, _encode({"type": name, "sequence_number": self._events, "response": response}))
+
+
+class Translated:
+    """Of one exchange."""
+
+    def __init__(self, body: dict[str, Any], request_id: str) -> None:
+        """`body`: the request as it came."""
+        self._body = body
+        self._id = f"resp_{request_id}"
+        self._item = f"msg_{request_id}"
+        self._response: dict[str, Any] | None = None
+        self._said: list[str] = []
+        self._kept = 0
+        self._number = 0
+        self._ending = Ending()
+
+    def body(self, body: bytes) -> bytes:
+        try:
+            said: dict[str, Any] = _decode(body)
+            self._ending.take(said)
+            choices = said.get("choices") or [{}]
+            text = (choices[0].get("message") or {}).get("content") or ""
+        except NO_CHAT:
+            return body
+        began = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
+        return _encode(self._ending.finished(began, [self._message(text, self._status())]))
+
+    def event(self, data: bytes) -> bytes:
+        if data == DONE:
+            return self._end()
+        if data.startswith(b'{"error"'):
+            return failure(data, self._number)
+        try:
+            said: dict[str, Any] = _decode(data)
+            self._ending.take(said)
+            deltas = [(choice.get("delta") or {}).get("content") for choice in said.get("choices") or ()]
+        except NO_CHAT:
+            return b""
+        events = b"" if self._response is not None else self._begin(said)
+        for delta in deltas:
+            if isinstance(delta, str) and delta:
+                events += self._delta(delta)
+        return events
+
+    def _begin(self, said: dict[str, Any]) -> bytes:
+        self._response = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
+        return (
+            self._tell("response.created", response=self._response)
+            + self._tell("response.in_progress", response=self._response)
+            + self._tell("response.output_item.added", item=self._message(None, "in_progress"), output_index=0)
+            + self._tell("response.content_part.added", **self._where(), part=_part(""))
+        )
+
+    def _delta(self, text: str) -> bytes:
+        if self._kept < MOST_KEPT:
+            self._said.append(text)
+            self._kept += len(text)
+        return self._tell("response.output_text.delta", **self._where(), delta=text, logprobs=[])
+
+    def _end(self) -> bytes:
+        began = b"" if self._response is not None else self._begin({})
+        assert self._response is not None
+        text = "".join(self._said) if self._kept < MOST_KEPT else ""
+        whole = self._message(text, self._status())
+        response = self._ending.finished(self._response, [whole])
+        return (
+            began
+            + self._tell("response.output_text.done", **self._where(), text=text, logprobs=[])
+            + self._tell("response.content_part.done", **self._where(), part=_part(text))
+            + self._tell("response.output_item.done", item=whole, output_index=0)
+            + self._tell(f"response.{response['status']}", response=response)
+        )
+
+    def _status(self) -> str:
+        return "completed" if self._ending.reason is None else "incomplete"
+
+    def _message(self, text: str | None, status: str) -> dict[str, Any]:
+        return message(self._item, text, status)
+
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+
+    def _tell(self, name: str, **fields: Any) -> bytes:
+        data = _encode({"type": name, "sequence_number": self._number, **fields})
+        self._number += 1
+        return sse(name, data)
+
+
+def message(name: str, text: str | None, status: str) -> dict[str, Any]:
+    content = [] if text is None else [_part(text)]
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def failure(data: bytes, number: int) -> bytes:
+    """An error after the stream has begun: in the words of /v1/responses, and of everybody else."""
+    error: dict[str, Any] = _decode(data)["error"]
+    fields = {name: error.get(name) for name in ("code", "message", "param")}
+    return sse("error", _encode({"type": "error", "sequence_number": number, **fields, "error": error}))
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(chat: dict[str, Any]) -> dict[str, Any]:
+    prompt, output = chat.get("prompt_tokens") or 0, chat.get("completion_tokens") or 0
+    cached = (chat.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    thought = (chat.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": prompt + output,
+    }

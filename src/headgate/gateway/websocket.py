@@ -1,0 +1,272 @@
+"""Completions over a WebSocket: the same requests, answered by the same gateway, one message for each event.
+
+A message is a body as it would be POSTed to the same path, and may carry an `event_id`. Requests on one connection are
+answered one at a time, in order, as on an HTTP connection; the next begins when its turn comes. `{"type": "cancel"}`
+ends the one that is being answered, as leaving would.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from headgate.gateway.gateway import ASIDE_BYTES, Gateway
+from headgate.gateway.origin import is_foreign
+from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError, Unauthorized
+from headgate.wire import json
+from headgate.wire.errors import refusal_body
+from headgate.wire.exchange import Exchange
+from headgate.wire.limits import Limits
+from headgate.wire.message import MessageExchange
+from headgate.wire.protocol import ServerState
+from headgate.wire.reader import SANE_ID
+from headgate.wire.router import Routes
+from headgate.wire.websocket import WebSocket, accept_head, refusal
+
+log = logging.getLogger(__name__)
+
+PATHS: Final = ("/v1/chat/completions", "/v1/completions")
+SUBPROTOCOL: Final = "chat-completions"
+KEY_PREFIX: Final = "openai-insecure-api-key."
+"""Where browsers, which can't set headers, put a key: among the subprotocols they offer, as for OpenAI."""
+OF_THE_CONNECTION: Final = ("connection", "upgrade", "x-request-id")
+LONGEST_CANCEL: Final = 1024
+LONGEST_EVENT_ID: Final = 512
+_encode = msgspec.json.Encoder().encode
+
+
+class Envelope(msgspec.Struct):
+    """What a message may say that is no part of a body."""
+
+    type: Any = msgspec.UNSET
+    event_id: Any = msgspec.UNSET
+
+
+_read_envelope = msgspec.json.Decoder(Envelope).decode
+
+
+class Opened(NamedTuple):
+    body: bytes
+    event_id: str | None
+    error: InvalidRequest | None
+
+
+def open_message(data: bytes, limits: Limits) -> Opened:
+    """The body without what was around it. What is no JSON, or none that we take, is left to whoever reads bodies."""
+    try:
+        envelope = _read_envelope(data)
+    except (msgspec.DecodeError, RecursionError):
+        return Opened(data, None, None)
+    event_id = envelope.event_id
+    if envelope.type is not msgspec.UNSET:
+        known = event_id if isinstance(event_id, str) else None
+        wrong = 'a message is a body, as for HTTP, or {"type": "cancel"}'
+        return Opened(data, known, InvalidRequest(wrong, param="type"))
+    if event_id is msgspec.UNSET:
+        return Opened(data, None, None)
+    if not isinstance(event_id, str) or len(event_id) > LONGEST_EVENT_ID:
+        wrong = f"event_id must be a string of at most {LONGEST_EVENT_ID} characters"
+        return Opened(data, None, InvalidRequest(wrong, param="event_id"))
+    try:
+        body = json.parse(data, limits)
+    except InvalidRequest:
+        return Opened(data, event_id, None)
+    assert isinstance(body, dict)
+    del body["event_id"]
+    return Opened(_encode(body), event_id, None)
+
+
+def _is_cancel(data: bytes) -> bool:
+    if len(data) > LONGEST_CANCEL or data.find(b'"cancel"') < 0:
+        return False
+    try:
+        envelope = _read_envelope(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return bool(envelope.type == "cancel")
+
+
+class Sockets:
+    """Who may have a WebSocket, and who has one."""
+
+    def __init__(self, gateway: Gateway, *, loopback_only: bool) -> None:
+        self._gateway = gateway
+        self._loopback_only = loopback_only
+        self._leaving = False
+        self.open_now: set[WebSocket] = set()
+        """As bounded as connections are."""
+
+    def routes(self) -> Routes:
+        return {("GET", path): self.open for path in PATHS}
+
+    def open(self, exchange: Exchange) -> None:
+        """A handler."""
+        refused = refusal(exchange)
+        if refused is not None:
+            exchange.respond(refused.status, refusal_body(refused.status, refused.message), headers=refused.headers)
+            return
+        if self._leaving:
+            raise NotReady("draining")
+        try:
+            headers, subprotocol = self._admit(exchange.headers)
+        except ServeError as error:
+            self._gateway.turn_away(exchange, error)
+            return
+        socket = WebSocket(Conversation(self, self._gateway, exchange.path, headers))
+        if not exchange.switch(accept_head(exchange, subprotocol), socket):
+            early = "something was sent before the WebSocket was open"
+            exchange.respond(400, refusal_body(400, early))
+
+    def drain(self) -> None:
+        """Say goodbye to everybody, as soon as they have what they wait for."""
+        self._leaving = True
+        for socket in tuple(self.open_now):
+            socket.drain()
+
+    def _admit(self, given: dict[str, str]) -> tuple[dict[str, str], str | None]:
+        """The headers of all its requests, and the subprotocol. Raises InvalidRequest or Unauthorized."""
+        headers = {
+            name: value
+            for name, value in given.items()
+            if name not in OF_THE_CONNECTION and not name.startswith("sec-websocket-")
+        }
+        offered = [name.strip() for name in given.get("sec-websocket-protocol", "").split(",") if name.strip()]
+        if "authorization" not in headers and "x-api-key" not in headers:
+            for name in offered:
+                if name.startswith(KEY_PREFIX):
+                    headers["authorization"] = f"Bearer {name.removeprefix(KEY_PREFIX)}"
+        known = self._gateway.acceptor.knows(headers)
+        if not known and is_foreign(headers, loopback_only=self._loopback_only):
+            raise Unauthorized("a page from elsewhere needs an API key, one that is configured here")
+        if offered and SUBPROTOCOL not in offered:
+            raise InvalidRequest(f"of subprotocols only {SUBPROTOCOL!r} is spoken: offer it as well")
+        return headers, SUBPROTOCOL if offered else None
+
+
+class Conversation:
+    """One client's WebSocket. A Talk."""
+
+    def __init__(self, sockets: Sockets, gateway: Gateway, path: str, headers: dict[str, str]) -> None:
+        self._sockets = sockets
+        self._gateway = gateway
+        self._path = path
+        self._headers = headers
+        self._current: MessageExchange | None = None
+        self._held: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._pumping = False
+        self.busy = False
+
+    # -- told by the socket ------------------------------------------------------------------------
+
+    def on_open(self, socket: WebSocket, server: ServerState) -> None:
+        self._socket = socket
+        self._server = server
+        self._sockets.open_now.add(socket)
+
+    def on_message(self, data: bytes) -> None:
+        current = self._current
+        if _is_cancel(data):
+            if current is not None:
+                self._cancel(current)
+            return
+        limits = self._server.limits
+        self._held_bytes += len(data)
+        if len(self._held) >= limits.pipelined or (self._held and self._held_bytes > limits.body_bytes):
+            self._socket.fail(1008, "too many messages wait for their turn")
+            return
+        self._held.append(data)
+        self._pump()
+
+    def on_answered(self, keep_alive: bool) -> None:
+        self._settle()
+        if not keep_alive:
+            self._socket.close(1008, "what was sent was not read")
+        elif self._socket.draining:
+            self._socket.drain()
+        else:
+            self._pump()
+
+    def on_writable(self) -> None:
+        current = self._current
+        if current is None:
+            self._pump()
+        elif current.on_writable is not None:
+            try:
+                current.on_writable()
+            except Exception as error:
+                _fail(current, error)
+
+    def on_lost(self) -> None:
+        self._sockets.open_now.discard(self._socket)
+        self._held.clear()
+        current = self._current
+        self._settle()
+        if current is not None:
+            current.lost()
+
+    # -- one request after the other ---------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Begin with the next, if the client has read the last answer, so that what it has not read stays bounded."""
+        if self._pumping:
+            return
+        self._pumping = True
+        while self._held and self._current is None and self._socket.writable and self._socket.is_open:
+            data = self._held.popleft()
+            self._held_bytes -= len(data)
+            self._begin(data)
+        self._pumping = False
+
+    def _begin(self, data: bytes) -> None:
+        server = self._server
+        exchange = MessageExchange(self._socket, server.clock())
+        exchange.path = self._path
+        exchange.headers = self._headers
+        exchange.body = data
+        exchange.request_id = server.new_id()
+        self._current = exchange
+        self.busy = True
+        if len(data) > ASIDE_BYTES:
+            asyncio.get_running_loop().run_in_executor(None, self._open_aside, exchange)
+        else:
+            self._hand_on(exchange, open_message(data, server.limits))
+
+    def _open_aside(self, exchange: MessageExchange) -> None:
+        """As long as the gateway would need to understand it."""
+        opened = open_message(exchange.body, self._server.limits)
+        self._server.loop.call_soon_threadsafe(self._hand_on, exchange, opened)
+
+    def _hand_on(self, exchange: MessageExchange, opened: Opened) -> None:
+        exchange.body = opened.body
+        exchange.event_id = opened.event_id
+        if opened.event_id is not None and SANE_ID.fullmatch(opened.event_id):
+            exchange.request_id = opened.event_id
+        try:
+            if opened.error is not None:
+                self._gateway.turn_away(exchange, opened.error)
+            else:
+                self._gateway.complete(exchange)
+        except Exception as error:
+            _fail(exchange, error)
+
+    def _cancel(self, current: MessageExchange) -> None:
+        self._settle()
+        error = Gone("cancelled by the client")
+        error.code = error.outcome.value
+        self._socket.send(current.cancelled(error))
+        self.on_answered(True)
+
+    def _settle(self) -> None:
+        self._current = None
+        self.busy = False
+
+
+def _fail(exchange: Exchange, error: Exception) -> None:
+    if isinstance(error, ServeError):
+        exchange.fail(error)
+    else:
+        log.error("request %s: it could not be handled", exchange.request_id, exc_info=error)
+        exchange.fail(EngineFailed("internal error"))

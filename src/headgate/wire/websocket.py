@@ -1,0 +1,331 @@
+"""A connection that has become a WebSocket (RFC 6455): which messages come in, when is it pinged, how does it end?
+
+The rules of frames are websockets' own sans-I/O protocol's: masks, control frames, fragments, close codes 1002 and
+1009. What it lets pass is refused here: text that is not UTF-8, binary messages, floods of tiny frames, messages
+without end. What goes out is framed in message.py.
+"""
+
+import asyncio
+import base64
+import binascii
+import logging
+import math
+from typing import Final, NamedTuple, Protocol
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import SERVER, State
+from websockets.protocol import Protocol as Frames
+from websockets.utils import accept_key
+
+from headgate.wire.errors import Headers
+from headgate.wire.exchange import Exchange
+from headgate.wire.protocol import ServerState
+
+log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.frames")
+_quiet.setLevel(logging.WARNING)  # it would note the end of every connection
+
+_SLICE: Final = 4096
+_FRAMES_A_READ: Final = 1024
+"""More frames in one read are nothing a client has to say: each costs us as much as its bytes would in a long one."""
+
+
+class Refused(NamedTuple):
+    status: int
+    message: str
+    headers: Headers
+
+
+def refusal(exchange: Exchange) -> Refused | None:
+    """Why this is no request for a WebSocket; None: it is one."""
+    headers = exchange.headers
+    if exchange.method != "GET" or not _says(headers, "upgrade", "websocket") or exchange.http10:
+        asked = (("upgrade", "websocket"), ("connection", "upgrade"))
+        return Refused(426, "a GET here opens a WebSocket: Upgrade: websocket; or send a POST", asked)
+    if not _says(headers, "connection", "upgrade"):
+        return Refused(400, "no Connection: Upgrade", ())
+    if exchange.body or "transfer-encoding" in headers:
+        return Refused(400, "the request for a WebSocket has a body", ())
+    if headers.get("sec-websocket-version") != "13":
+        return Refused(426, "only version 13 of the WebSocket protocol is spoken", (("sec-websocket-version", "13"),))
+    try:
+        key = base64.b64decode(headers.get("sec-websocket-key", ""), validate=True)
+    except binascii.Error:
+        key = b""
+    return None if len(key) == 16 else Refused(400, "Sec-WebSocket-Key is not 16 bytes in base64", ())
+
+
+def accept_head(exchange: Exchange, subprotocol: str | None) -> bytes:
+    """The answer to a request that is not refused."""
+    accepted = accept_key(exchange.headers["sec-websocket-key"])
+    head = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+    head += f"sec-websocket-accept: {accepted}\r\n"
+    if subprotocol is not None:
+        head += f"sec-websocket-protocol: {subprotocol}\r\n"
+    return f"{head}\r\n".encode()
+
+
+def _says(headers: dict[str, str], name: str, token: str) -> bool:
+    return token in [each.strip().lower() for each in headers.get(name, "").split(",")]
+
+
+class Talk(Protocol):
+    """Who is spoken to."""
+
+    busy: bool
+    """Something is being answered."""
+
+    def on_open(self, socket: "WebSocket", server: ServerState) -> None: ...
+
+    def on_message(self, data: bytes) -> None:
+        """Some UTF-8."""
+
+    def on_answered(self, keep_alive: bool) -> None:
+        """An exchange on this socket has written its last byte."""
+
+    def on_writable(self) -> None: ...
+
+    def on_lost(self) -> None:
+        """The client has left, or can't be talked to any more. Called once."""
+
+
+class WebSocket(asyncio.Protocol):
+    """The connection of MessageExchanges. Made before the connection is; `take_over` gives it one."""
+
+    __slots__ = (
+        "_begun_at",
+        "_flushing",
+        "_frames",
+        "_heard_at",
+        "_leaving",
+        "_lost",
+        "_message",
+        "_open_message",
+        "_pinged_at",
+        "_said",
+        "_said_bytes",
+        "_server",
+        "_talk",
+        "_timer",
+        "transport",
+        "writable",
+    )
+    transport: asyncio.Transport
+    _server: ServerState
+    _frames: Frames
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._message = bytearray()
+        self._open_message = False
+        """The fragments so far, if there are some."""
+        self._begun_at = math.inf
+        """When the first byte was read of a message that is not complete."""
+        self._heard_at = 0.0
+        self._pinged_at = math.inf
+        self._said: list[bytes] = []
+        self._said_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._lost = False
+        self._flushing = False
+        self.writable = True
+
+    def take_over(self, server: ServerState, transport: asyncio.Transport, writable: bool) -> None:
+        """For the connection: from here on it is ours."""
+        self._server = server
+        self.transport = transport
+        self.writable = writable
+        self._frames = Frames(SERVER, max_size=server.limits.body_bytes, logger=_quiet)
+        self._heard_at = server.loop.time()
+        self._look_in(server.limits.ping_every_s)
+        self._talk.on_open(self, server)
+
+    @property
+    def draining(self) -> bool:
+        return self._leaving or self._server.draining
+
+    @property
+    def is_open(self) -> bool:
+        return self._frames.state is State.OPEN
+
+    # -- called by the loop ------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        frames, server = self._frames, self._server
+        now = self._heard_at = server.loop.time()
+        self._pinged_at = math.inf
+        seen = messages = 0
+        for start in range(0, len(data), _SLICE):
+            frames.receive_data(data[start : start + _SLICE])
+            heard = frames.events_received()
+            self._write_control()
+            for frame in heard:
+                if isinstance(frame, Frame) and self._take(frame):
+                    messages += 1
+                if messages > server.limits.pipelined + 1:
+                    self.fail(CloseCode.POLICY_VIOLATION, "too many messages at once")
+            seen += len(heard)
+            if seen > _FRAMES_A_READ:
+                self.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
+            if frames.eof_sent:
+                return  # what else it says is nobody's concern
+        if not self._open_message and not frames.reader.buffer:
+            self._begun_at = math.inf
+        elif self._begun_at == math.inf:
+            self._begun_at = now
+
+    def eof_received(self) -> None:
+        if self._talk.busy:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._message.clear()
+        self._frames.reader.discard()  # the rest is small, and left to the garbage collector
+        self._said.clear()
+        self._server.forget(self)
+        self._lose()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        self._talk.on_writable()
+
+    # -- called by exchanges, their talk and the server --------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Frames."""
+        if self._frames.state is State.OPEN:
+            self._say(data)
+
+    def answered(self, keep_alive: bool) -> None:
+        self._talk.on_answered(keep_alive)
+
+    def drain(self) -> None:
+        """Leave as soon as nothing is being answered."""
+        self._leaving = True
+        if not self._talk.busy:
+            self.close(CloseCode.GOING_AWAY, "the server is shutting down")
+
+    def close(self, code: int, reason: str) -> None:
+        """Regularly: the client may answer."""
+        if self._frames.state is State.OPEN:
+            self._frames.send_close(code, reason)
+            self._write_control()
+
+    def fail(self, code: int, reason: str) -> None:
+        """Whatever else it sends, it is not read."""
+        if not self._frames.eof_sent:
+            self._frames.fail(code, reason)
+            self._write_control()
+
+    def flush(self) -> None:
+        said = self._said
+        if said:
+            self._said = []
+            self._said_bytes = 0
+            if not self.transport.is_closing():
+                self.transport.write(said[0] if len(said) == 1 else b"".join(said))
+
+    # -- frames ------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> bool:
+        """Whether it was the last of a message."""
+        if frame.opcode is Opcode.BINARY:
+            self.fail(CloseCode.UNSUPPORTED_DATA, "messages are text")
+        if frame.opcode not in (Opcode.TEXT, Opcode.CONT) or self._frames.state is not State.OPEN:
+            return False
+        if not frame.fin:
+            self._open_message = True
+            self._message += frame.data
+            return False
+        data = bytes(frame.data)
+        if self._open_message:
+            data = bytes(self._message) + data
+            self._message = bytearray()
+            self._open_message = False
+        self._begun_at = math.inf
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            self.fail(CloseCode.INVALID_DATA, f"{error.reason} at byte {error.start}")
+            return False
+        try:
+            self._talk.on_message(data)
+        except Exception:
+            log.exception("a message could not be handled")
+            self.fail(CloseCode.INTERNAL_ERROR, "internal error")
+        return True
+
+    def _write_control(self) -> None:
+        """Write what the rules of frames ask for, and go where they lead: pongs, pings, close."""
+        frames = self._frames
+        writes = frames.data_to_send()
+        # A client that reads nothing gets no pongs: it could make us keep any number of them.
+        if writes and (self.writable or frames.state is not State.OPEN):
+            for data in writes:
+                if data:
+                    self._say(data)
+        if frames.state is State.OPEN or self._flushing:
+            return
+        if not frames.eof_sent:  # we want to leave, and have said so: a client that is there says so too
+            self._look_in(self._server.limits.linger_s)
+            return
+        self._flushing = True
+        self.flush()
+        self._lose()
+        if frames.close_rcvd is not None:
+            self.transport.close()
+            self._look_in(self._server.limits.flush_timeout_s)
+        else:
+            # Closing with input unread sends a reset, which can overtake what we say: let the client finish talking.
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._look_in(self._server.limits.linger_s)
+
+    def _say(self, data: bytes) -> None:
+        self._said.append(data)
+        self._said_bytes += len(data)
+        if self._said_bytes > self._server.limits.write_high_water:
+            self.flush()  # so much is not held back: only the transport knows whether the client keeps up
+        elif len(self._said) == 1:
+            self._server.outbox.add(self)
+
+    def _lose(self) -> None:
+        if not self._lost:
+            self._lost = True
+            self._talk.on_lost()
+
+    # -- one timer ---------------------------------------------------------------------------------
+
+    def _look_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._server.loop.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        limits, now = self._server.limits, self._server.loop.time()
+        unread = self.transport.get_write_buffer_size() > 0
+        if self._frames.state is not State.OPEN:
+            self.transport.abort()
+        elif now - self._begun_at >= limits.body_timeout_s:
+            self.fail(CloseCode.POLICY_VIOLATION, "a message was begun and did not arrive in time")
+        elif now - self._pinged_at >= limits.pong_timeout_s and not (unread and self._talk.busy):
+            self.transport.abort()  # while it is sent an answer, the relay judges whether it reads
+        else:
+            quiet_s = now - self._heard_at
+            if self._pinged_at == math.inf and quiet_s >= limits.ping_every_s:
+                self._pinged_at = now
+                self._frames.send_ping(b"")
+                self._write_control()
+            ping_s = limits.ping_every_s - (quiet_s if self._pinged_at == math.inf else 0.0)
+            pong_s = self._pinged_at + limits.pong_timeout_s - now
+            if pong_s <= 0:
+                pong_s = limits.pong_timeout_s
+            self._look_in(max(0.0, min(ping_s, pong_s, self._begun_at + limits.body_timeout_s - now)))
