@@ -15,9 +15,11 @@ ENOUGH: Final = 8
 """Prompts that a line is made of; before that it is a ratio."""
 SPREAD: Final = 0.01
 """How much sizes have to differ before a line is made of them: among equals any slope fits."""
-SLOPES: Final = (0.05, 1.0)
+FLATTEST: Final = 0.05
+STEEPEST: Final = 1.0
 """Tokens per byte that text can have."""
-PLAUSIBLE: Final = (0.02, 4.0)
+FEWEST: Final = 0.02
+MOST: Final = 4.0
 """Of a whole prompt. A picture in base64 has fewer, and says nothing about text."""
 MOST_NAMES: Final = 1024
 """Names come from clients: there is an end to them."""
@@ -51,8 +53,7 @@ class Line:
         spread = self._w * self._wxx - 1.0
         self._slope, self._intercept = self._wy, 0.0
         if self._count >= ENOUGH and spread > SPREAD:
-            least, most = SLOPES
-            self._slope = min(most, max(least, (self._w * self._wxy - self._wy) / spread))
+            self._slope = min(STEEPEST, max(FLATTEST, (self._w * self._wxy - self._wy) / spread))
             self._intercept = max(0.0, (self._wy - self._slope) / self._w)
 
 
@@ -67,8 +68,7 @@ class PromptSizes:
         return (self._overall[opened] if line is None else line).of(size)
 
     def learn(self, model: str, opened: bool, size: int, tokens: int) -> None:
-        least, most = PLAUSIBLE
-        if size <= 0 or not least <= tokens / size <= most:
+        if size <= 0 or not FEWEST <= tokens / size <= MOST:
             return
         self._overall[opened].learn(size, tokens)
         line = self._known.get((model, opened))

@@ -109,7 +109,7 @@ class Scaler:
             needs = [Need(0.0, f"Nobody has been here for {now - self._here_at:.0f} s.")]
         soon = self._floor(wall, view.start_s + config.ahead_s)
         reasons = self._level(there, needs, soon, self._later(view, soon, wall), queue is not None, now)
-        parked = self._to_park([need for need in needs if need is not queue], soon)
+        parked = min(config.warm, config.max - self.serving)
         actions, done = self._roster.settle(
             there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
         )
@@ -211,12 +211,6 @@ class Scaler:
         reasons = [self._headline(before), first.why]
         reasons += [need.why for need in (*needs[:2], soon) if need is not first and need.why]
         return [*reasons, held] if held else reasons
-
-    def _to_park(self, lasting: list[Need], soon: Need) -> int:
-        """The warm pool, less what of it has been lent to a burst: that is filled up again once averages say that what
-        came stays. Until then those that serve have the room to spare, or somebody waits, and more are started."""
-        lent = self.serving - self._clamp(_past(max(soon.replicas, *(need.replicas for need in lasting))))
-        return min(max(0, self.config.warm - max(0, lent)), self.config.max - self.serving)
 
     def _grow(self, up: int, there: Sorted, queue: bool, now: float) -> str:
         wait_s = self._grown_at + self.config.up_cooldown_s - now
