@@ -124,12 +124,20 @@ ROWS = (
     Row("the same over nginx", "headgate.tokens_s", "nginx.tokens_s"),
     Row("CPU µs per streamed token, over the best router", "headgate.token_cpu_us", "best.token_cpu_us", "≤", 1.0, 0.7),
     Row("the same over nginx", "headgate.token_cpu_us", "nginx.token_cpu_us"),
-    Row("added TTFT p99, ms, above nginx's", "headgate.added_p99_ms", "nginx.added_p99_ms", "≤", 2, 1, "difference"),
+    Row("added TTFT p99, ms, above nginx's in the same round", "headgate.above_nginx_ms", None, "≤", 2, 1),
     Row("memory for 1 000 held streams, MB", "headgate.streams_mb", None, "≤", 40, 25),
     Row("routing decision at 1 000 replicas, over 10", "headgate.routing_ratio", None, "≤", 2, 1.3),
 )
 ROUTERS = ("sglang", "vllm")
 """Of these the best is to be beaten. nginx decides nothing, and LiteLLM is never the best."""
+
+
+def above_nginx(samples: Samples) -> Samples:
+    """Round by round: what a round without a gateway had of the machine's hiccups cancels out."""
+    ours, theirs = samples.get(f"{OURS}.ttft_p99_ms", []), samples.get("nginx.ttft_p99_ms", [])
+    if not ours or len(ours) != len(theirs):
+        return {}
+    return {f"{OURS}.above_nginx_ms": [mine - its for mine, its in zip(ours, theirs, strict=True)]}
 
 
 def best_routers(samples: Samples, gateways: tuple[str, ...]) -> Samples:
@@ -187,7 +195,7 @@ def plan_of(args: argparse.Namespace, peers: tuple[str, ...]) -> Plan:
     return Plan(
         rounds=1 if args.quick else args.rounds,
         load_s=1.5 if args.quick else 4.0,
-        open_s=5.0 if args.quick else 12.0,
+        open_s=5.0 if args.quick else 25.0,
         hold_within_s=6.0 if args.quick else 10.0,
         gateways=(OURS, *peers),
         figures=(args.only,) if args.only else FIGURES,
@@ -217,7 +225,7 @@ def conclude(args: argparse.Namespace, bench: Bench, facts: Facts, others: float
     if bench.notes:
         facts["not_measured"] = "; ".join(dict.fromkeys(note.splitlines()[0] for note in bench.notes))
     whole = not (args.quick or args.only or set(args.peers) != set(PEERS))
-    seen = dict(bench.samples) | best_routers(bench.samples, args.peers)
+    seen = dict(bench.samples) | best_routers(bench.samples, args.peers) | above_nginx(bench.samples)
     verdicts = [judge(row, seen) for row in ROWS if whole or row.value in seen]
     overview = side_by_side(bench)
     console.print(overview.table("Side by side"), verdict_grid(verdicts).table(TITLE))

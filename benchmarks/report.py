@@ -32,13 +32,12 @@ class Row:
     label: str
     value: str
     against: str | None
-    """Judged is the ratio of the two medians, or their difference; without this, the median itself."""
+    """Judged is the ratio of the two medians; without this, the median itself."""
     sense: Literal["≤", "≥"] = "≤"
     limit: float | None = None
     """None: printed, not judged."""
     aim: float | None = None
     """What we want beyond the limit. Missing it fails nothing."""
-    by: Literal["ratio", "difference"] = "ratio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,6 @@ class Verdict:
     passed: bool | None = None
     """None: no bound, or not measured in this run."""
     aim_met: bool | None = None
-    by: Literal["ratio", "difference"] = "ratio"
 
     @property
     def unjudged(self) -> bool:
@@ -60,14 +58,10 @@ class Verdict:
 def judge(row: Row, samples: Samples) -> Verdict:
     median, against = _median(row.value, samples), _median(row.against, samples)
     if median is None or (row.against and against is None):
-        return Verdict(row.label, median, against, _bound(row), by=row.by)
-    judged = median
-    if against is not None and row.by == "difference":
-        judged = median - against
-    elif against:
-        judged = median / against
+        return Verdict(row.label, median, against, _bound(row))
+    judged = median / against if against else median
     passed, aim_met = _within(judged, row.sense, row.limit), _within(judged, row.sense, row.aim)
-    return Verdict(row.label, median, against, _bound(row), passed, aim_met, row.by)
+    return Verdict(row.label, median, against, _bound(row), passed, aim_met)
 
 
 def _median(figure: str | None, samples: Samples) -> float | None:
@@ -76,9 +70,7 @@ def _median(figure: str | None, samples: Samples) -> float | None:
 
 def _bound(row: Row) -> str:
     def text(limit: float) -> str:
-        if not row.against:
-            return f"{row.sense} {limit:g}"
-        return f"{row.sense} {limit:g}×" if row.by == "ratio" else f"{row.sense} {limit:+g}"
+        return f"{row.sense} {limit:g}" + ("×" if row.against else "")
 
     limit = "" if row.limit is None else text(row.limit)
     aim = "" if row.aim is None else f"aim {text(row.aim)}"
@@ -122,9 +114,7 @@ def verdict_grid(verdicts: Sequence[Verdict]) -> Grid:
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     compared = ""
-    if verdict.median is not None and verdict.against is not None and verdict.by == "difference":
-        compared = f"{verdict.median - verdict.against:+.3g}"
-    elif verdict.median and verdict.against:
+    if verdict.median and verdict.against:
         compared = f"{number(verdict.median / verdict.against)}×"
     return (verdict.label, number(verdict.median), number(verdict.against), compared, verdict.bound, _word(verdict))
 

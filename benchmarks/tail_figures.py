@@ -121,12 +121,11 @@ def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[
     if refused is not None and asked:
         made["refused_2"] = [refused / asked]
     for name in ("goodput", "good_tokens"):
-        peak = [value for load in loads if (value := ours(load, name)) is not None]
-        if peak:
-            made[f"{name}_peak"] = [max(peak)]
-        for load in (2.0, 3.0):
-            if (value := ours(load, name)) is not None:
-                made[f"{name}_{load:g}"] = [value]
+        for top in (2.0, 3.0):
+            upto = [value for load in loads if load <= top and (value := ours(load, name)) is not None]
+            if (value := ours(top, name)) is not None:
+                made[f"{name}_{top:g}"] = [value]
+                made[f"{name}_peak_{top:g}"] = [max(upto)]
     best = [value for peer in peers if (value := p99(peer, 1.5)) is not None]
     if best:
         made["best_p99_1.5"] = [min(best)]
@@ -145,10 +144,10 @@ def rows(setup: Setup) -> list[Row]:
         Row("interactive p99 TTFT at the worst load, s", "worst_p99", None, "≤", within, aim),
         Row("interactive p99 TTFT at 2×, over that at 0.8×", "p99_2", "p99_0.8", "≤", 1.5, 1.2),
         Row("interactive refused at 2×, share", "refused_2", None, "≤", 0.01),
-        Row("goodput at 2× over its peak, requests/s", "goodput_2", "goodput_peak", "≥", 0.9, 0.95),
-        Row("goodput at 3× over its peak, requests/s", "goodput_3", "goodput_peak", "≥", 0.9, 0.95),
-        Row("goodput at 2× over its peak, tokens/s", "good_tokens_2", "good_tokens_peak", "≥", 0.9, 0.95),
-        Row("goodput at 3× over its peak, tokens/s", "good_tokens_3", "good_tokens_peak", "≥", 0.9, 0.95),
+        Row("goodput at 2× over its peak up to there, requests/s", "goodput_2", "goodput_peak_2", "≥", 0.9, 0.95),
+        Row("goodput at 3× over its peak up to there, requests/s", "goodput_3", "goodput_peak_3", "≥", 0.9, 0.95),
+        Row("goodput at 2× over its peak up to there, tokens/s", "good_tokens_2", "good_tokens_peak_2", "≥", 0.9, 0.95),
+        Row("goodput at 3× over its peak up to there, tokens/s", "good_tokens_3", "good_tokens_peak_3", "≥", 0.9, 0.95),
         Row("best peer's interactive p99 TTFT at 1.5×, over ours", "best_p99_1.5", "p99_1.5", "≥", 5, 10),
         Row("tokens/s at saturation, over the best peer's", "tokens", "best_tokens", "≥", 0.95),
         Row("CPU that engines, gateway and client left at the busiest point", "spare", None, "≥", SPARE_LEAST),

@@ -4,7 +4,7 @@ from math import inf
 import pytest
 
 from headgate.model.request import Request
-from headgate.policy.fair import FairQueue
+from headgate.policy.fair import EXPIRE_AT_ONCE, FairQueue
 
 
 def ask(name: str, tenant: str = "a", tokens: int = 100, **rest: float) -> Request:
@@ -107,6 +107,13 @@ def test_what_is_cancelled_or_expired_is_gone() -> None:
     assert (waiting.next_expiry, len(waiting), waiting.tokens, waiting.tenants) == (inf, 0, 0, 0)
     assert waiting.peek() is None
     assert waiting.peek(lambda _: 1.0, 9.0) is None
+
+
+def test_of_many_that_expire_together_some_go_at_a_time_and_the_rest_are_due_at_once() -> None:
+    waiting = queue(*(ask(f"a{number}", wait_until=1.0) for number in range(2 * EXPIRE_AT_ONCE + 1)))
+    assert len(waiting.expired(1.5)) == EXPIRE_AT_ONCE
+    assert waiting.next_expiry == 1.0
+    assert [len(waiting.expired(1.5)) for _ in range(3)] == [EXPIRE_AT_ONCE, 1, 0]
 
 
 def test_taking_from_an_empty_queue_or_pushing_twice_is_a_mistake() -> None:

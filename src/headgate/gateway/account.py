@@ -27,8 +27,10 @@ class Account:
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
 
-    def fresh(self) -> list[Record]:
+    def fresh(self, most: int | None = None) -> list[Record]:
         """Those closed since this was last asked: figures and traces are made of them aside from the requests' path."""
+        if most is not None and len(self._fresh) > most:
+            return [self._fresh.popleft() for _ in range(most)]
         records = list(self._fresh)
         self._fresh.clear()
         return records

@@ -36,6 +36,8 @@ from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 
 LOOK_EVERY_S = 0.25
+AT_ONCE = 500
+"""Records that are looked at before the loop goes on: a few milliseconds' worth."""
 ALARMS_EVERY = 4
 """Of the above: promises are judged once a second."""
 SEND_GRACE_S = 2.0
@@ -129,10 +131,17 @@ class Instruments:
                 self._tasks.append(loop.create_task(self._exporter.run()))
         self._look(loop)
 
-    def catch_up(self) -> None:
-        records, now = self._gateway.account.fresh(), self._clock()
+    def catch_up(self, most: int | None = None) -> int:
+        """How many records had closed, all of them unless `most` says otherwise."""
+        records, now = self._gateway.account.fresh(most), self._clock()
         for consumer in self._consumers:
             consumer(records, now)
+        return len(records)
+
+    def _catch_up_in_turns(self, loop: asyncio.AbstractEventLoop) -> None:
+        """After a burst there are thousands: streams under way come in between."""
+        if self.catch_up(AT_ONCE) == AT_ONCE:
+            loop.call_soon(self._catch_up_in_turns, loop)
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -154,7 +163,7 @@ class Instruments:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(LOOK_EVERY_S, self._look, loop)
-        self.catch_up()
+        self._catch_up_in_turns(loop)
         if not self._on:
             return
         now, dispatcher = self._clock(), self._gateway.dispatcher

@@ -12,9 +12,12 @@ difference, which may be negative, later.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from headgate.model.request import Request
+
+EXPIRE_AT_ONCE: Final = 64
+"""A thousand refusals in one go would keep everybody else waiting."""
 
 T = TypeVar("T")
 
@@ -161,9 +164,9 @@ class FairQueue:
         return request
 
     def expired(self, now: float) -> list[Request]:
-        """Take out those who may wait no longer."""
-        gone = []
-        while (first := self._expiries.first()) is not None and first.wait_until <= now:
+        """Take out those who may wait no longer; some of them, if they are many: ask again."""
+        gone: list[Request] = []
+        while len(gone) < EXPIRE_AT_ONCE and (first := self._expiries.first()) is not None and first.wait_until <= now:
             self._take_out(first)
             gone.append(first)
         return gone
