@@ -19,7 +19,9 @@ class Setup:
     engine: tuple[str, ...]
     """What each of its engines is told."""
     says: str
-    """The same for people."""
+    """The same for people …"""
+    briefly: str
+    """… and where there is little room."""
     replicas: int
     slots: int
     """Sequences that an engine runs at once. Only Headgate is told: nobody else has a limit to be set."""
@@ -46,6 +48,7 @@ EMULATED = Setup(
     name="emulated",
     engine=("--emulate", "h100-llama3-8b", "--dilate", "2", "--slots", "32", "--in-order"),
     says="emulated H100 with Llama 3 8B, at half its speed, 32 sequences at once, first come, first served",
+    briefly="emulated H100 with Llama 3 8B",
     replicas=4,
     slots=32,
     mix="; ".join((CHAT.format(20), CODE.format(4.1), DOCS.format(0.9), BATCH.format(6.4))),
@@ -62,6 +65,7 @@ REAL = Setup(
     engine=("--slots", "8", "--in-order"),
     says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, "
     "first come, first served",
+    briefly="embedded engine, SmolLM2 135M",
     replicas=1,
     slots=8,
     mix=(
