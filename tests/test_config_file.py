@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.config_file import MOST_PROBLEMS, check_exposure, describe, hash_key, load, parse, replica_at
-from headgate.model import gateway_config
+from headgate.model import gateway_config, hints
+from headgate.model.bounds import BOUNDS
 from headgate.model.config import EngineConfig
 from headgate.model.errors import StartupError
 from headgate.model.fleet_config import EmulateConfig, FleetConfig
@@ -109,10 +110,10 @@ def test_what_the_example_has_off_can_be_switched_on() -> None:
 
 def test_the_example_shows_every_setting_and_every_choice() -> None:
     shown = set(re.findall(r"(\w+):", TEXT))
-    for cls in vars(gateway_config).values():
-        if isinstance(cls, type) and is_dataclass(cls) and cls not in (gateway_config.Check, EngineConfig):
+    for cls in (*vars(gateway_config).values(), *BOUNDS):
+        if isinstance(cls, type) and is_dataclass(cls) and cls not in (hints.Check, EngineConfig):
             assert {one.name for one in fields(cls)} - {"name"} <= shown, cls
-    for choices in (gateway_config.Algorithm, gateway_config.TierName, gateway_config.Kind):
+    for choices in (hints.Algorithm, hints.TierName, hints.Kind):
         assert all(choice in TEXT for choice in get_args(choices))
 
 

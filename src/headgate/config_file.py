@@ -20,19 +20,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import yaml
 
+from headgate.model.bounds import BOUNDS
+from headgate.model.contradictions import contradictions, did_you_mean, replica_id
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import (
-    ANONYMOUS,
-    BOUNDS,
-    EmbeddedConfig,
-    GatewayConfig,
-    Name,
-    ReplicaUrl,
-    Tenant,
-    contradictions,
-    did_you_mean,
-    replica_id,
-)
+from headgate.model.gateway_config import ANONYMOUS, EmbeddedConfig, GatewayConfig, Tenant
+from headgate.model.hints import Name, ReplicaUrl
 from headgate.model.lane import LANES, Lane
 from headgate.model.output_config import OTHER, TASKS, OutputConfig, TaskConfig
 from headgate.model.replica import Replica

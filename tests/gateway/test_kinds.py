@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from headgate.model.gateway_config import Kind
+from headgate.model.hints import Kind
 from headgate.replica.dialects import DIALECTS, continued
 from headgate.replica.gauges import read_gauges
 from tests.engine.process import ask

@@ -7,25 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from headgate.model import gateway_config
-from headgate.model.gateway_config import (
-    ANONYMOUS,
-    BOUNDS,
-    ClassifyConfig,
-    EmbeddedConfig,
-    GatewayConfig,
-    KeyHash,
-    Name,
-    RelayConfig,
-    ReplicaUrl,
-    Seconds,
-    Share,
-    Tenant,
-    Text,
-    contradictions,
-    did_you_mean,
-    replica_id,
-)
+from headgate.model import gateway_config, hints
+from headgate.model.bounds import BOUNDS
+from headgate.model.contradictions import contradictions, did_you_mean, replica_id
+from headgate.model.gateway_config import ANONYMOUS, ClassifyConfig, EmbeddedConfig, GatewayConfig, RelayConfig, Tenant
+from headgate.model.hints import KeyHash, Name, ReplicaUrl, Seconds, Share, Text
 from headgate.model.lane import LANES
 from headgate.model.replica import Replica
 
@@ -87,7 +73,7 @@ def test_every_config_is_frozen_and_every_bound_is_of_a_field_that_exists() -> N
         (Share, [0.0, 1.0], [-0.1, 1.1]),
         (Name, ["fast", "a-1_B"], ["", "a b", "-a", "a.b", "é", "a\n", "x" * 65]),
         (Text, ["meta/llama 3:8b", "é"], ["", "a\nb", "\x7f", "\ud800", "x" * 257]),
-        (KeyHash, KEYS, ["", "sk-1", "A" * 64, "1" * 63, gateway_config._HASH_OF_NOTHING, "1" * 64 + "\n"]),
+        (KeyHash, KEYS, ["", "sk-1", "A" * 64, "1" * 63, hints._HASH_OF_NOTHING, "1" * 64 + "\n"]),
         (
             ReplicaUrl,
             ["http://h:1", "https://h", "http://[::1]:8000/", "unix:/run/a.sock"],

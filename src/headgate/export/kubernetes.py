@@ -13,8 +13,9 @@ import yaml
 
 from headgate import __version__
 from headgate.export.cluster_file import in_cluster
+from headgate.model.contradictions import did_you_mean
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, did_you_mean
+from headgate.model.gateway_config import GatewayConfig
 from headgate.replica.dialects import DIALECTS
 
 Manifest = dict[str, Any]

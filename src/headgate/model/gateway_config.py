@@ -1,263 +1,46 @@
 """What can be set about the gateway, what it means, and what it is when nobody sets it.
 
-Hints carry the bounds: `Annotated[float, Check]` is read by `config_file.py`, which turns a file into these values and
-names the path of whatever does not fit. What only shows when two values are seen together is in `contradictions`.
+Hints carry the bounds (hints.py): `config_file.py` turns a file into these values and names the path of whatever does
+not fit. What only shows when two values are seen together is in contradictions.py.
 """
 
-import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated
 
-from headgate.model.cluster_config import KubernetesConfig, RayConfig
 from headgate.model.config import EngineConfig
-from headgate.model.fleet_config import EmulateConfig, FleetConfig
-from headgate.model.fleet_config import contradictions as fleet_contradictions
+from headgate.model.fleet_config import FleetConfig
 from headgate.model.hedge_config import HedgeConfig
+from headgate.model.hints import (
+    GIGA,
+    Algorithm,
+    Count,
+    CountOrZero,
+    Host,
+    HttpUrl,
+    KeyHash,
+    Name,
+    PerMinute,
+    Prompt,
+    Seconds,
+    SecondsOrZero,
+    Share,
+    Text,
+    TierName,
+    Weight,
+    above_zero,
+    between,
+)
 from headgate.model.lane import LANES, Lane
 from headgate.model.models_config import (
-    CanaryConfig,
     ModelConfig,
     RolloutConfig,
-    RuleConfig,
-    ShadowConfig,
-    VersionConfig,
 )
-from headgate.model.models_config import contradictions as model_contradictions
-from headgate.model.output_config import AliasConfig, OutputConfig, TaskConfig
-from headgate.model.replica import Replica, ReplicaId
-from headgate.model.scale_config import ScaleConfig
+from headgate.model.output_config import OutputConfig
+from headgate.model.replica import Replica
 from headgate.model.shared_config import SharedConfig
 from headgate.model.tier import TIERS, Tier
-from headgate.model.warm_config import AdapterConfig, WarmConfig
-
-# -- bounds -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    expected: str
-    """Ends the sentence "expected a number …"."""
-    allows: Callable[[Any], bool]
-    secret: bool = False
-    """The value is never shown: somebody may have written a key where its hash belongs."""
-
-
-def _between(least: float, most: float) -> Check:
-    return Check(f"from {least:g} to {most:d}", lambda value: least <= value <= most)
-
-
-def _above_zero(most: int) -> Check:
-    return Check(f"above 0, at most {most:d}", lambda value: 0 < value <= most)
-
-
-def _matching(pattern: str, expected: str) -> Check:
-    return Check(expected, lambda value: re.fullmatch(pattern, value) is not None)
-
-
-def _is_key_hash(value: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{64}", value) is not None and value != _HASH_OF_NOTHING
-
-
-def _is_replica_url(url: str) -> bool:
-    if not re.fullmatch(r"https?://[!-~]+|unix:/[!-~]+", url):
-        return False
-    if url.startswith("unix:"):
-        return True
-    try:
-        parts = urlsplit(url)
-        sane = parts.port != 0 and bool(parts.hostname)
-    except ValueError:
-        return False
-    return sane and "@" not in parts.netloc and parts.path in ("", "/") and "?" not in url and "#" not in url
-
-
-def _is_http_url(url: str) -> bool:
-    if not re.fullmatch(r"https?://[!-~]{1,2000}", url):
-        return False
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-    except ValueError:
-        return False
-
-
-def _is_redis_url(url: str) -> bool:
-    if not re.fullmatch(r"(redis|rediss)://[!-~]{1,1000}|unix:///[!-~]{1,1000}", url):
-        return False
-    try:
-        parts = urlsplit(url)
-        return parts.scheme == "unix" or (bool(parts.hostname) and parts.port != 0)
-    except ValueError:
-        return False
-
-
-_HASH_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-_GIGA = 1_000_000_000
-
-Seconds = Annotated[float, _above_zero(86_400)]
-SecondsOrZero = Annotated[float, _between(0, 86_400)]
-Weight = Annotated[float, _above_zero(1_000_000)]
-Share = Annotated[float, _between(0, 1)]
-ShareAboveZero = Annotated[float, _above_zero(1)]
-Count = Annotated[int, _between(1, _GIGA)]
-CountOrZero = Annotated[int, _between(0, _GIGA)]
-PerMinute = Annotated[int, _between(1, 1000 * _GIGA)]
-Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", "of letters, digits, '_' and '-', at most 64")]
-Text = Annotated[str, _matching(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,256}", "of 1 to 256 characters")]
-Prompt = Annotated[str, _matching(r"[^\x00\ud800-\udfff]+", "that is not empty")]
-DnsName = Annotated[str, _matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "of lowercase letters, digits and '-'")]
-Host = Annotated[str, _matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
-ReplicaName = Annotated[str, _matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
-ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
-HttpUrl = Annotated[str, Check("such as http://127.0.0.1:4318, without a user and password", _is_http_url)]
-RedisUrl = Annotated[str, Check("such as redis://host:6379/0, rediss://… or unix:///path", _is_redis_url, True)]
-KeyHash = Annotated[
-    str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)
-]
-
-Algorithm = Literal[
-    "balanced", "round_robin", "least_connections", "weighted", "token_aware", "power_of_two",
-    "prefix", "session", "tenant",
-]  # fmt: skip
-TierName = Literal["premium", "free"]
-Kind = Literal["openai", "headgate", "vllm", "sglang", "tgi", "tensorrt_llm", "triton", "llama_cpp"]
-
-BOUNDS: dict[type, dict[str, Any]] = {
-    Tier: {
-        "name": TierName,
-        "weight": Weight,
-        "reserve": Share,
-        "longest_neighbour": Count | None,
-        "max_tokens": Count | None,
-    },
-    Lane: {
-        "name": Name,
-        "priority": Annotated[int, _between(0, 100)],
-        "ttft_target_s": Seconds,
-        "gap_target_s": Seconds,
-        "wait_bound_s": Seconds,
-        "weight": Weight,
-        "queue_limit": Count,
-        "concurrency": Count | None,
-        "reserve": Share,
-        "hold_above": ShareAboveZero,
-        "max_tokens": Count,
-        "generation_s": Seconds | None,
-        "ttft_p50_s": Seconds | None,
-        "ttft_p99_s": Seconds | None,
-        "tpot_p50_s": Seconds | None,
-        "e2e_p95_s": Seconds | None,
-        "e2e_p99_s": Seconds | None,
-    },
-    Replica: {
-        "id": ReplicaName,
-        "url": ReplicaUrl,
-        "model": Text | None,
-        "served_as": Text | None,
-        "models": frozenset[Text],
-        "kind": Kind | None,
-        "slots": Count | None,
-        "token_limit": Count | None,
-        "weight": Weight,
-        "lanes": frozenset[Name],
-        "tags": dict[Name, Text],
-    },
-    SharedConfig: {"redis": RedisUrl, "prefix": Name},
-    HedgeConfig: {
-        "share": Share,
-        "percentile": Share,
-        "least_s": SecondsOrZero,
-        "least_samples": Annotated[int, _between(20, 1000)],
-        "longest_prompt_tokens": Count,
-        "most_use": Share,
-        "lanes": frozenset[Name],
-    },
-    AdapterConfig: {"name": Text, "path": Text},
-    WarmConfig: {
-        "timeout_s": Seconds,
-        "limit_s": SecondsOrZero,
-        "longest_tokens": Annotated[int, _between(16, 131_072)],
-        "system_prompts": tuple[Prompt, ...],
-        "keep_alive_s": SecondsOrZero,
-    },
-    TaskConfig: {"max_tokens": Count, "stop": tuple[Prompt, ...]},
-    AliasConfig: {"name": Text, "task": Name, "model": Text | None},
-    OutputConfig: {"long_prompt_tokens": Count, "long_prompt_max_tokens": Count},
-    ScaleConfig: {
-        "min": Annotated[int, _between(0, 10_000)],
-        "max": Annotated[int, _between(1, 10_000)],
-        "warm": Annotated[int, _between(0, 10_000)],
-        "utilisation_target": ShareAboveZero,
-        "queue_per_replica": Weight,
-        "tokens_per_replica": Count | None,
-        "tokens_per_s": Weight | None,
-        "up_cooldown_s": SecondsOrZero,
-        "down_cooldown_s": SecondsOrZero,
-        "down_share": ShareAboveZero,
-        "forecast_quantile": ShareAboveZero,
-        "ahead_s": SecondsOrZero,
-        "idle_s": Seconds,
-    },
-    FleetConfig: {
-        "drain_s": SecondsOrZero,
-        "start_s": Seconds,
-        "start_limit_s": Seconds,
-    },
-    KubernetesConfig: {
-        "name": DnsName,
-        "namespace": DnsName | None,
-        "selector": Text | None,
-        "port": Annotated[int, _between(1, 65_535)],
-        "place_s": Seconds,
-        "api": HttpUrl | None,
-    },
-    RayConfig: {
-        "address": Text,
-        "namespace": Text,
-        "cpus": Annotated[float, _between(0, 10_000)],
-        "gpus": Annotated[float, _between(0, 10_000)],
-        "resources": dict[Text, Weight],
-        "place_s": Seconds,
-    },
-    EmulateConfig: {
-        "profile": Text,
-        "dilate": Annotated[float, _above_zero(10_000)],
-        "cold_start_s": SecondsOrZero,
-        "slots": Annotated[int, _between(1, 1024)] | None,
-        "context": Annotated[int, _between(16, _GIGA)] | None,
-    },
-    ModelConfig: {"name": Text, "use": Text | None, "when_full": Text | None, "full_above": ShareAboveZero},
-    VersionConfig: {"name": Name, "model": Text, "weight": Annotated[float, _between(0, 1_000_000)]},
-    CanaryConfig: {
-        "steps": tuple[ShareAboveZero, ...],
-        "step_requests": Count,
-        "min_samples": Count,
-        "limit_requests": Count,
-        "acceptable": Annotated[float, _between(1, 100)],
-        "unacceptable": Annotated[float, _between(1, 100)],
-        "longer": Annotated[float, _between(1.01, 100)],
-        "error_margin": ShareAboveZero,
-        "soak_s": Annotated[float, _between(0, 30 * 86_400)],
-    },
-    ShadowConfig: {"share": ShareAboveZero, "concurrency": Annotated[int, _between(1, 10_000)]},
-    RuleConfig: {
-        "name": Name,
-        "use": Text,
-        "when_full": Text | None,
-        "tasks": frozenset[Name],
-        "prompt_tokens_above": CountOrZero | None,
-        "prompt_tokens_below": Count | None,
-        "headers": dict[Name, Text],
-    },
-}
-"""Hints for nouns whose own have no bounds, because policies and simulator use them too."""
-
-
-# -- sections ---------------------------------------------------------------------------------------------
+from headgate.model.warm_config import WarmConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +55,7 @@ class TlsConfig:
 class GatewayListenConfig:
     host: Host = "127.0.0.1"
     """Other than loopback only with a tenant's key, or --insecure."""
-    port: Annotated[int, _between(0, 65_535)] = 8000
+    port: Annotated[int, between(0, 65_535)] = 8000
     """0 takes a free one."""
     tls: TlsConfig | None = None
     """None: plain HTTP."""
@@ -326,7 +109,7 @@ ANONYMOUS = Tenant(name="anonymous")
 class RoutingConfig:
     algorithm: Algorithm = "balanced"
     """balanced: the longest known prefix among the replicas near the least token load."""
-    bounded_load_epsilon: Annotated[float, _between(0, 10)] = 0.25
+    bounded_load_epsilon: Annotated[float, between(0, 10)] = 0.25
     """Prefix and session count only for replicas loaded at most (1 + this) × the least loaded one."""
     exploration: Share = 0.01
     """Share of choices made at random, so that what is believed of a replica is tested."""
@@ -334,15 +117,15 @@ class RoutingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    header_bytes: Annotated[int, _between(256, 1 << 20)] = 16 * 1024
+    header_bytes: Annotated[int, between(256, 1 << 20)] = 16 * 1024
     """Request line and headers together; more is answered 431."""
-    header_count: Annotated[int, _between(1, 10_000)] = 100
+    header_count: Annotated[int, between(1, 10_000)] = 100
     """More headers are answered 431."""
-    body_bytes: Annotated[int, _between(1, 1 << 32)] = 8 * 1024 * 1024
+    body_bytes: Annotated[int, between(1, 1 << 32)] = 8 * 1024 * 1024
     """A larger body is answered 413, unread if it announces its length."""
-    json_depth: Annotated[int, _between(4, 500)] = 64
+    json_depth: Annotated[int, between(4, 500)] = 64
     """Objects and arrays within each other in a body."""
-    connections: Annotated[int, _between(1, 1_000_000)] = 16_384
+    connections: Annotated[int, between(1, 1_000_000)] = 16_384
     """A further client is answered 503 and closed."""
 
 
@@ -383,9 +166,9 @@ class HealthConfig:
     """Between two live and ready probes of a replica."""
     deep_interval_s: Seconds = 30.0
     """Between two checks that really generate a token."""
-    failures: Annotated[int, _between(1, 1000)] = 3
+    failures: Annotated[int, between(1, 1000)] = 3
     """In a row, and the replica is out."""
-    successes: Annotated[int, _between(1, 1000)] = 2
+    successes: Annotated[int, between(1, 1000)] = 2
     """In a row, and it is back."""
     cooldown_s: SecondsOrZero = 1.0
     """Time out before successes count. With the rest a revived replica is in use within 5 s."""
@@ -397,7 +180,7 @@ class HealthConfig:
 class RetryConfig:
     ratio: Share = 0.1
     """Retries per request, over time: a failing fleet is not hit harder."""
-    attempts: Annotated[int, _between(1, 10)] = 3
+    attempts: Annotated[int, between(1, 10)] = 3
     """Most replicas tried for one request, the first included."""
 
 
@@ -409,11 +192,11 @@ class EmbeddedConfig:
     """The GGUF file; None: the bundled one."""
     model_name: Text | None = None
     """The name clients use; None: the file's."""
-    slots: Annotated[int, _between(1, 1024)] = EngineConfig.slots
+    slots: Annotated[int, between(1, 1024)] = EngineConfig.slots
     """Sequences that can be in KV memory at once."""
-    context: Annotated[int, _between(16, _GIGA)] = EngineConfig.context
+    context: Annotated[int, between(16, GIGA)] = EngineConfig.context
     """Tokens a slot can hold: the longest prompt plus output."""
-    threads: Annotated[int, _between(1, 1024)] | None = None
+    threads: Annotated[int, between(1, 1024)] | None = None
     """None: one per core."""
     kv_tokens: Count | None = None
     """KV memory to hand out, in tokens; None: slots × context."""
@@ -435,17 +218,17 @@ class EmbeddedConfig:
 class ObserveConfig:
     instruments: bool = True
     """False: requests are only counted; no percentiles, traces, alerts or explanations."""
-    keep: Annotated[int, _between(100, 10_000_000)] = 50_000
+    keep: Annotated[int, between(100, 10_000_000)] = 50_000
     """Records in memory, the latest. Each takes about a kilobyte."""
-    availability: Annotated[float, _between(0, 1)] = 0.999
+    availability: Annotated[float, between(0, 1)] = 0.999
     """Share of requests that must not fail through our fault; the rest is the error budget."""
-    utilisation_target: Annotated[float, _above_zero(1)] = 0.65
+    utilisation_target: Annotated[float, above_zero(1)] = 0.65
     """Past this share of the replicas' room latency begins to bend, and a warning is given."""
     queue_per_replica: Count = 8
     """Requests waiting per usable replica above which an alert is given."""
-    price_per_replica_hour: Annotated[float, _between(0, 1_000_000)] | None = None
+    price_per_replica_hour: Annotated[float, between(0, 1_000_000)] | None = None
     """For the cost per 1 000 tokens, in any currency; None: no such figure."""
-    labels: Annotated[int, _between(1, 10_000)] = 100
+    labels: Annotated[int, between(1, 10_000)] = 100
     """Different values of a label (model, tenant, …) on figures; any more are counted as `other`."""
     otlp_endpoint: HttpUrl | None = None
     """Base address of an OpenTelemetry collector, such as http://127.0.0.1:4318; None: nothing is sent."""
@@ -463,9 +246,9 @@ class ObserveConfig:
 class RecordConfig:
     path: Path | None = None
     """JSON lines, one for each request, appended; None: only in memory. Also --record."""
-    rotate_bytes: Annotated[int, _between(4096, 1 << 40)] = 256 * 1024 * 1024
+    rotate_bytes: Annotated[int, between(4096, 1 << 40)] = 256 * 1024 * 1024
     """A larger file is put aside as path.1, that one as path.2, …"""
-    files: Annotated[int, _between(1, 1000)] = 4
+    files: Annotated[int, between(1, 1000)] = 4
     """Most files, the current one included."""
     prompts: bool = False
     """Keep what was asked as well. Mind whose it is."""
@@ -525,100 +308,3 @@ class GatewayConfig:
     @property
     def has_keys(self) -> bool:
         return any(tenant.key_sha256 for tenant in self.tenants)
-
-
-# -- what only shows together -----------------------------------------------------------------------------
-
-
-def replica_id(url: str) -> ReplicaId:
-    """What a replica is called that nobody gave an id."""
-    return url.removeprefix("http://").removeprefix("https://").removeprefix("unix:").rstrip("/")
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """The end of a complaint about a word that is not known."""
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there is {', '.join(known) or 'none'}"
-
-
-def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) for values that are fine alone."""
-    yield from _lane_references(config)
-    yield from _repeated_keys(config)
-    yield from _unknown_tasks(config)
-    yield from _odd_tenants(config)
-    yield from model_contradictions(config.models, _served(config))
-    yield from fleet_contradictions(config.fleet)
-    seen: dict[ReplicaId, int] = {}
-    for index, replica in enumerate(config.replicas):
-        first = seen.setdefault(replica.id, index)
-        if first != index:
-            yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
-    if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
-        yield "embedded", "expected nothing while replicas are given: they serve instead of it"
-    reserved = sum(lane.reserve for lane in config.lanes)
-    if reserved > 1 + 1e-9:
-        yield "lanes", f"expected reserves that add up to 1 at most, got {reserved:g}"
-    kept = sum(tier.reserve for tier in config.tiers)
-    if kept > 1 + 1e-9:
-        yield "tiers", f"expected reserves that add up to 1 at most, got {kept:g}"
-    if config.classify.fast_below_tokens > config.classify.long_above_tokens + 1:
-        yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
-    if config.relay.spool_bytes < config.relay.bytes:
-        yield "relay.spool_bytes", "expected no less than relay.bytes"
-
-
-def _served(config: GatewayConfig) -> frozenset[str] | None:
-    """Models by name; None: somebody serves what nobody can tell before asking."""
-    if config.fleet.kind != "fixed" or not config.replicas or not all(replica.names for replica in config.replicas):
-        return None
-    return frozenset(name for replica in config.replicas for name in replica.names)
-
-
-def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    known = [lane.name for lane in config.lanes]
-    named = [(f"replicas[{index}].lanes", sorted(replica.lanes)) for index, replica in enumerate(config.replicas)]
-    for path, tenant in _with_paths(config):
-        named.append((f"{path}.lanes", sorted(tenant.lanes)))
-        named.append((f"{path}.default_lane", [tenant.default_lane] if tenant.default_lane else []))
-        if tenant.default_lane and tenant.lanes and tenant.default_lane not in tenant.lanes:
-            yield f"{path}.default_lane", f"{tenant.default_lane} is not among the lanes it may use"
-    named.append(("hedge.lanes", sorted(config.hedge.lanes)))
-    for path, names in named:
-        for name in names:
-            if name not in known:
-                yield path, f"no lane is called {name}; {did_you_mean(name, known)}"
-
-
-def _unknown_tasks(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    known = list(config.output.tasks)
-    named = [(f"{path}.task", tenant.task) for path, tenant in _with_paths(config) if tenant.task is not None]
-    named += [(f"output.aliases[{index}].task", alias.task) for index, alias in enumerate(config.output.aliases)]
-    for path, task in named:
-        if task not in known:
-            yield path, f"no task is called {task}; {did_you_mean(task, known)}"
-
-
-def _repeated_keys(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    tenants = [(f"{path}.key_sha256", tenant.key_sha256) for path, tenant in _with_paths(config)]
-    for holders in (tenants, [("admin_keys", config.admin_keys)]):
-        seen: dict[str, str] = {}
-        for path, keys in holders:
-            for index, key in enumerate(keys):
-                here = f"{path}[{index}]"
-                first = seen.setdefault(key, here)
-                if first != here:
-                    yield here, f"the same key is already in {first}"
-
-
-def _odd_tenants(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    for tenant in config.tenants:
-        path = f"tenants.{tenant.name}"
-        if tenant.name == ANONYMOUS.name:
-            yield path, "expected another name: those without a key have their own section, anonymous"
-        elif not tenant.key_sha256:
-            yield f"{path}.key_sha256", "expected at least one key: without, nobody can be this tenant"
-
-
-def _with_paths(config: GatewayConfig) -> list[tuple[str, Tenant]]:
-    return [*((f"tenants.{tenant.name}", tenant) for tenant in config.tenants), ("anonymous", config.anonymous)]

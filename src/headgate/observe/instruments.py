@@ -131,17 +131,20 @@ class Instruments:
                 self._tasks.append(loop.create_task(self._exporter.run()))
         self._look(loop)
 
-    def catch_up(self, most: int | None = None) -> int:
-        """How many records had closed, all of them unless `most` says otherwise."""
-        records, now = self._gateway.account.fresh(most), self._clock()
-        for consumer in self._consumers:
-            consumer(records, now)
-        return len(records)
+    def catch_up(self) -> None:
+        self._hand_on(self._gateway.account.fresh())
 
     def _catch_up_in_turns(self, loop: asyncio.AbstractEventLoop) -> None:
         """After a burst there are thousands: streams under way come in between."""
-        if self.catch_up(AT_ONCE) == AT_ONCE:
+        records = self._gateway.account.fresh(AT_ONCE)
+        self._hand_on(records)
+        if len(records) == AT_ONCE:
             loop.call_soon(self._catch_up_in_turns, loop)
+
+    def _hand_on(self, records: list[Record]) -> None:
+        now = self._clock()
+        for consumer in self._consumers:
+            consumer(records, now)
 
     async def close(self) -> None:
         if self._timer is not None:

@@ -17,9 +17,10 @@ from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
 from headgate.gateway.roster import Roster
 from headgate.model.clock import Clock
+from headgate.model.contradictions import contradictions, did_you_mean
 from headgate.model.errors import StartupError
 from headgate.model.fleet_config import FleetConfig
-from headgate.model.gateway_config import GatewayConfig, contradictions, did_you_mean
+from headgate.model.gateway_config import GatewayConfig
 from headgate.model.lane import LANES
 from headgate.model.replica import ReplicaId
 from headgate.model.scale_config import ScaleConfig
