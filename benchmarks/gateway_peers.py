@@ -22,7 +22,7 @@ from benchmarks.kit import OPEN_FILES, Command, free_port
 from benchmarks.peers import ROOT, Unusable
 
 ENVIRONMENTS = ROOT / ".bench"
-COMPILED = ROOT / "build" / "compiled"
+COMPILED = Path(os.environ.get("HEADGATE_COMPILED", ROOT / "build" / "compiled"))
 
 
 # -- what is started ------------------------------------------------------------------------------
