@@ -20,7 +20,7 @@ HOT = {
     "wire": "canonical errors exchange limits message outbox protocol reader router websocket",
     "replica": "connection dialects http openai sse",
     "gateway": "accept account backlog bounded continuation gateway identity output relay",
-    "observe": "evidence figures histogram little series windows",
+    "observe": "evidence exposition figures histogram little series windows",
     "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of

@@ -113,10 +113,9 @@ class Page:
 
 
 def number(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
     if isfinite(value):
-        return repr(value)
+        whole = int(value)  # compiled, all numbers come as floats
+        return str(whole) if whole == value else repr(value)
     return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
 
 
