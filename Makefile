@@ -47,7 +47,7 @@ bench-peers: $(VENV)/.dev
 
 test-compiled: $(VENV)/.dev compiled
 	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled tests/model tests/policy tests/wire tests/replica tests/gateway \
-	  tests/observe/test_figures.py tests/observe/test_windows.py tests/observe/test_instruments.py tests/observe/test_metrics.py tests/sim $(ARGS)
+	  tests/observe/test_figures.py tests/observe/test_windows.py tests/observe/test_instruments.py tests/observe/test_metrics.py tests/observe/test_exposition.py tests/sim $(ARGS)
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:

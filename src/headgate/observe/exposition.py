@@ -115,7 +115,7 @@ class Page:
 def number(value: float) -> str:
     if isfinite(value):
         whole = int(value)  # compiled, all numbers come as floats
-        return str(whole) if whole == value else repr(value)
+        return str(whole) if whole == value and -1e15 < value < 1e15 else repr(value)
     return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
 
 
