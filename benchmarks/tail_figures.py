@@ -126,6 +126,8 @@ def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[
             if (value := ours(top, name)) is not None:
                 made[f"{name}_{top:g}"] = [value]
                 made[f"{name}_peak_{top:g}"] = [max(upto)]
+        if whole := [value for load in loads if (value := ours(load, name)) is not None]:
+            made[f"{name}_peak"] = [max(whole)]
     best = [value for peer in peers if (value := p99(peer, 1.5)) is not None]
     if best:
         made["best_p99_1.5"] = [min(best)]
@@ -148,6 +150,8 @@ def rows(setup: Setup) -> list[Row]:
         Row("goodput at 3× over its peak up to there, requests/s", "goodput_3", "goodput_peak_3", "≥", 0.9, 0.95),
         Row("goodput at 2× over its peak up to there, tokens/s", "good_tokens_2", "good_tokens_peak_2", "≥", 0.9, 0.95),
         Row("goodput at 3× over its peak up to there, tokens/s", "good_tokens_3", "good_tokens_peak_3", "≥", 0.9, 0.95),
+        Row("goodput at 2× over its peak at any load, requests/s", "goodput_2", "goodput_peak", "≥", 0.9, 0.95),
+        Row("goodput at 2× over its peak at any load, tokens/s", "good_tokens_2", "good_tokens_peak", "≥", 0.9, 0.95),
         Row("best peer's interactive p99 TTFT at 1.5×, over ours", "best_p99_1.5", "p99_1.5", "≥", 5, 10),
         Row("tokens/s at saturation, over the best peer's", "tokens", "best_tokens", "≥", 0.95),
         Row("CPU that engines, gateway and client left at the busiest point", "spare", None, "≥", SPARE_LEAST),
