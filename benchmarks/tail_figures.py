@@ -128,6 +128,10 @@ def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[
                 made[f"{name}_peak_{top:g}"] = [max(upto)]
         if whole := [value for load in loads if (value := ours(load, name)) is not None]:
             made[f"{name}_peak"] = [max(whole)]
+    computed = [samples[key][0] for key in samples if key.endswith(".tokens")]
+    for point in points:
+        if (point.gateway, point.load) == (OURS, 2.0):
+            made["goodput_most_2"] = [_most_served(point, max(computed)) / point.seconds]
     best = [value for peer in peers if (value := p99(peer, 1.5)) is not None]
     if best:
         made["best_p99_1.5"] = [min(best)]
@@ -137,6 +141,18 @@ def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[
             made[name] = [max(most)]
     made["spare"] = [min(point.spare for point in points)]
     return [judge(row, made) for row in rows(setup)], made
+
+
+def _most_served(point: Point, tokens_per_s: float) -> int:
+    """Requests of this point that anybody could serve who computes so much: the smallest first. Of those that were
+    refused only the prompt is known, so it is rather too many."""
+    left, count = tokens_per_s * point.seconds, 0
+    for tokens in sorted(prompt + output for prompt, output in zip(point.prompt, point.output, strict=True)):
+        left -= tokens
+        if left < 0:
+            break
+        count += 1
+    return count
 
 
 def rows(setup: Setup) -> list[Row]:
@@ -151,6 +167,8 @@ def rows(setup: Setup) -> list[Row]:
         Row("goodput at 2× over its peak up to there, tokens/s", "good_tokens_2", "good_tokens_peak_2", "≥", 0.9, 0.95),
         Row("goodput at 3× over its peak up to there, tokens/s", "good_tokens_3", "good_tokens_peak_3", "≥", 0.9, 0.95),
         Row("goodput at 2× over its peak at any load, requests/s", "goodput_2", "goodput_peak", "≥", 0.9, 0.95),
+        Row("the same over the most that could be served at 2×", "goodput_2", "goodput_most_2", "≥", 0.9, 0.95),
+        Row("that most over the peak at any load: if below 0.9, nobody can", "goodput_most_2", "goodput_peak"),
         Row("goodput at 2× over its peak at any load, tokens/s", "good_tokens_2", "good_tokens_peak", "≥", 0.9, 0.95),
         Row("best peer's interactive p99 TTFT at 1.5×, over ours", "best_p99_1.5", "p99_1.5", "≥", 5, 10),
         Row("tokens/s at saturation, over the best peer's", "tokens", "best_tokens", "≥", 0.95),

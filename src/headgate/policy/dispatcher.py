@@ -189,6 +189,11 @@ class Dispatcher:
             self._refuse(passage, Outcome.UNKNOWN_MODEL, message, now, commands)
             return
         passage.ahead = _ahead(state.queue)
+        if len(state.queue) >= state.lane.queue_limit:
+            # Before anything else is done about it: in a flood this is what happens to most.
+            message = f"lane {state.lane.name!r} has {state.lane.queue_limit} waiting"
+            self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
+            return
         self._enqueue(passage, state, now)
         self._pump(pool, now, commands)
         if passage.load is None:
@@ -210,10 +215,7 @@ class Dispatcher:
 
     def _keep_waiting_or_refuse(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
         request, lane, queue = passage.request, state.lane, state.queue
-        if len(queue) > lane.queue_limit:
-            message = f"lane {lane.name!r} has {lane.queue_limit} waiting"
-            self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
-        elif not self.fleet.usable(request.model, request.lane):
+        if not self.fleet.usable(request.model, request.lane):
             # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
             self._wait_until(passage, request.arrived + self._no_replica_wait_s, now)
         else:

@@ -19,6 +19,8 @@ __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
 
 _BACKLOG = 4096
 """A burst must wait in the kernel, not have its SYNs dropped: a retried SYN is a second late."""
+_QUEUES = 4
+"""Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one port have one each."""
 
 
 class HttpServer:
@@ -44,16 +46,16 @@ class HttpServer:
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         """The port listened on, for those who ask for port 0. Raises OSError where that is not possible."""
-        server = await self._state.loop.create_server(
-            self._new_connection, host, port, backlog=_BACKLOG, ssl=tls, start_serving=False
-        )
-        self._listeners.append(server)
-        for listener in server.sockets:
-            # Accepted sockets inherit both, at no cost per connection.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._state.limits.notsent_lowat)
-        await server.start_serving()
-        return int(server.sockets[0].getsockname()[1])
+        # The first socket does not share its port while it is bound: a port that is taken is an error, as ever.
+        first = await self._listener(host, port, tls, reuse_port=False)
+        for listener in first.sockets:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound_to, bound_port = listener.getsockname()[:2]
+            for _ in range(_QUEUES - 1):
+                await self._listener(bound_to, bound_port, tls, reuse_port=True)
+        for server in self._listeners:
+            await server.start_serving()
+        return int(first.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path, *, tls: ssl.SSLContext | None = None) -> None:
         """A socket file that nobody serves any more is replaced; one that is served is an OSError."""
@@ -88,6 +90,19 @@ class HttpServer:
             connection.transport.abort()
         if state.connections:
             await state.empty.wait()
+
+    async def _listener(
+        self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool
+    ) -> asyncio.Server:
+        server = await self._state.loop.create_server(
+            self._new_connection, host, port, backlog=_BACKLOG, ssl=tls, start_serving=False, reuse_port=reuse_port
+        )
+        self._listeners.append(server)
+        for listener in server.sockets:
+            # Accepted sockets inherit both, at no cost per connection.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._state.limits.notsent_lowat)
+        return server
 
     def _new_connection(self) -> ServerProtocol:
         return ServerProtocol(self._state)
