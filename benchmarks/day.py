@@ -55,9 +55,7 @@ WITHIN_S = 5.0
 """TTFT p99 that is promised: the slow lane's default."""
 MORE = 0.15
 """Replica-hours that forecast and warm pool may cost more than the oracle."""
-SCALE = ScaleConfig(min=4, max=120, warm=2, utilisation_target=0.75)
-"""Fuller than the default, 65 %, which is meant for a few replicas: here are twenty to a hundred, and chance evens out
-among them. At 65 % it costs a fifth more than the oracle."""
+SCALE = ScaleConfig(min=4, max=120, warm=3)
 AT_FIRST = 30
 CSS = (
     "svg{background:#fff;font:11px sans-serif}.grid{stroke:#ddd;fill:none}text{fill:#444}"

@@ -275,17 +275,42 @@ def test_whatever_comes_cooldowns_and_bounds_are_kept(
 # -- the warm pool ------------------------------------------------------------------------------------------------
 
 
-def test_a_burst_is_met_by_what_is_parked_at_once_and_the_pool_is_filled_again() -> None:
+def started(decisions: list[Decision]) -> int:
+    return sum(action.count for one in decisions for action in one.actions if isinstance(action, Start))
+
+
+def test_a_burst_is_met_by_what_is_parked_at_once_and_only_the_last_of_it_is_made_good() -> None:
     bench = Bench(replace(CONFIG, warm=2), serving=3)
     bench.run(15, 300)
+    before = len(bench.decisions)
     decision = bench.look(40)
-    activated = [action for action in decision.actions if isinstance(action, Activate)]
-    assert len(activated) == 2
+    assert len([action for action in decision.actions if isinstance(action, Activate)]) == 2
     assert bench.count(State.SERVING) == 5
-    assert any(isinstance(action, Start) for action in decision.actions)
-    bench.run(26, 120)
+    bench.run(15, 240)
+    assert bench.scaler.serving == 6
+    assert started(bench.decisions[before:]) == 2  # one that serves, and one to be parked instead of two
+    assert bench.count(State.PARKED) == 1
+    bench.run(15, 1200)  # what was borrowed is given back
+    assert bench.count(State.SERVING) <= 3
+    assert bench.count(State.PARKED) == 2
+
+
+def test_a_warm_pool_is_filled_again_if_what_came_stays() -> None:
+    bench = Bench(replace(CONFIG, warm=2), serving=3)
+    bench.run(15, 300)
+    bench.look(40)
+    bench.run(40, 900)
+    assert bench.count(State.SERVING) >= 5
     assert bench.count(State.PARKED) == 2
     assert bench.decisions[-1].parked == 2
+
+
+def test_of_one_that_is_parked_none_is_borrowed_without_being_made_good() -> None:
+    bench = Bench(replace(CONFIG, warm=1), serving=3)
+    bench.run(15, 300)
+    before = len(bench.decisions)
+    bench.look(30)
+    assert started(bench.decisions[before:]) == 1
 
 
 def test_the_warm_pool_does_not_wait_for_the_minute_to_be_over() -> None:

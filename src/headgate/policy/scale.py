@@ -16,7 +16,7 @@ band in which nothing happens, so that noise moves nothing.
 
 The warm pool is not held back by the minute: routing to a parked replica is done and undone in milliseconds, and so is
 done when those that serve are nearly full, before anybody waits. So parked ones count as room, as far as those that
-serve stay below 80 %.
+serve stay below 80 %. A burst borrows of it: only what lasts is made good by starting others.
 """
 
 from collections import deque
@@ -45,6 +45,8 @@ HARDLY = 0.05
 """Of a replica: what is not worth having one for, where there may be none."""
 QUEUE_S = 5.0
 """A queue that is gone sooner needs nothing started."""
+LAST = 1
+"""Parked ones that are made good at once."""
 FULL = 0.9
 """Share of their room at which a parked one is taken into use."""
 NOT_IDLE = 0.8
@@ -89,6 +91,8 @@ class Scaler:
         self._recent: deque[tuple[float, int]] = deque()
         """(when, how many would have done), each less than the one before: the first is the most."""
         self._grown_at = self._changed_at = -inf
+        self._borrowed = 0
+        """Of the warm pool: by those who came in a burst, and may not stay."""
         self._here_at = -inf
         """When anybody was last here."""
         self._queued_at = inf
@@ -109,7 +113,7 @@ class Scaler:
             needs = [Need(0.0, f"Nobody has been here for {now - self._here_at:.0f} s.")]
         soon = self._floor(wall, view.start_s + config.ahead_s)
         reasons = self._level(there, needs, soon, self._later(view, soon, wall), queue is not None, now)
-        parked = min(config.warm, config.max - self.serving)
+        parked = self._to_park([need for need in needs if need is not queue], soon, queue is not None)
         actions, done = self._roster.settle(
             there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
         )
@@ -211,6 +215,15 @@ class Scaler:
         reasons = [self._headline(before), first.why]
         reasons += [need.why for need in (*needs[:2], soon) if need is not first and need.why]
         return [*reasons, held] if held else reasons
+
+    def _to_park(self, lasting: list[Need], soon: Need, queue: bool) -> int:
+        """The warm pool, less what a burst has borrowed of it. That is made good once averages say that what came
+        stays; all but the last, which the next burst may need sooner than it could be started."""
+        config = self.config
+        stays = self._clamp(_past(max(soon.replicas, *(need.replicas for need in lasting))))
+        beyond = max(0, self.serving - stays)
+        self._borrowed = beyond if queue else min(self._borrowed, beyond)
+        return min(max(min(config.warm, LAST), config.warm - self._borrowed), config.max - self.serving)
 
     def _grow(self, up: int, there: Sorted, queue: bool, now: float) -> str:
         wait_s = self._grown_at + self.config.up_cooldown_s - now
