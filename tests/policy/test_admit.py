@@ -11,6 +11,16 @@ def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:
     assert drain.wait_s(100, 1.0) == 0.0
 
 
+def test_where_nobody_has_left_yet_it_takes_at_least_as_long_as_that_has_gone_on() -> None:
+    drain = Drain()
+    drain.backlog(True, 0.0)
+    assert drain.wait_s(100, 0.3) == pytest.approx(0.3)
+    assert drain.wait_s(1, 2.0) == pytest.approx(2.0, rel=0.2)
+    drain.left(2.0)
+    drain.left(2.1)
+    assert drain.wait_s(1, 2.1) == pytest.approx(1.05, rel=0.2)
+
+
 def test_the_rate_is_that_of_the_backlog_and_idle_time_does_not_count() -> None:
     drain, now = Drain(), 0.0
     for _ in range(3):

@@ -1,7 +1,8 @@
 """Take it, or refuse it now, and when to come back?
 
 The wait is predicted from how fast a queue has been draining while it had a backlog. Nothing is known of a queue that
-never had one: then the request is let in, and its waiting bound is what protects it.
+never had one: then the request is let in, and its waiting bound is what protects it. Of one that nobody has left yet,
+only that it takes as long as this has gone on: so the first of a burst wait for their bound, and the rest are told.
 """
 
 import random
@@ -43,9 +44,9 @@ class Drain:
         return self.served / self.busy_s if self.served > 0 and self.busy_s > 0 else None
 
     def wait_s(self, ahead: int, now: float) -> float:
-        """Predicted wait behind so many; 0 where nothing is known."""
+        """Predicted wait behind so many; where nobody has left yet, the least it can be."""
         rate = self.per_second(now)
-        return ahead / rate if rate else 0.0
+        return ahead / rate if rate else self.busy_s
 
     def _advance(self, now: float) -> None:
         if self._since is not None and now > self._since:
@@ -58,5 +59,6 @@ class Drain:
 def come_back_in(drain: Drain, waiting: int, bound_s: float, now: float, rng: random.Random) -> float:
     """When a refused request is worth sending again: when those who wait now are gone, or at the latest when their
     bound has passed. Spread out, so that the refused do not all return at once."""
-    expected = min(drain.wait_s(waiting, now) or bound_s, max(bound_s, 1.0))
+    rate = drain.per_second(now)
+    expected = min(waiting / rate if rate else bound_s, max(bound_s, 1.0))
     return max(0.05, expected) * rng.uniform(0.8, 1.2)
