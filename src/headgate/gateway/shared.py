@@ -174,11 +174,11 @@ class Sharing:
         if new or not shared.connected:  # it knows nothing, or not all: what we know is the least
             self._floors.update(shared.used(self._clock()))
         event = Shared(max(1, len(demands)), low, high, True)
-        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.part, shared.connected):
+        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.members.part, shared.connected):
             self._hear(event)
 
     def _lost(self, error: StoreGone) -> None:
-        shared, (low, high) = self._limits, self._dispatcher.part
+        shared, (low, high) = self._limits, self._dispatcher.members.part
         if not self._told:
             self._told = True
             log.warning("shared limits: %s; until it is back, this gateway keeps to 1/%d", error, shared.gateways)

@@ -253,7 +253,7 @@ class Metrics:
         """Nothing where no limits are shared."""
         dispatcher = self._gateway.dispatcher
         if isinstance(dispatcher.limits, SharedLimits):
-            low, high = dispatcher.part
+            low, high = dispatcher.members.part
             page.sample(GATEWAYS, (), dispatcher.limits.gateways)
             page.sample(CONNECTED, (), int(dispatcher.limits.connected))
             page.sample(PART, (), high - low)

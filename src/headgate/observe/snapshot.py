@@ -178,7 +178,7 @@ def _state(standing: Standing | None, watch: Watch | None) -> str:
 
 def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
     """With how many gateways limits are shared; None: with none."""
-    limits, (low, high) = dispatcher.limits, dispatcher.part
+    limits, (low, high) = dispatcher.limits, dispatcher.members.part
     if not isinstance(limits, SharedLimits):
         return None
     return {"connected": limits.connected, "gateways": limits.gateways, "part": high - low}

@@ -9,7 +9,7 @@ ends in exactly one Refuse or is reported by exactly one Ended.
 """
 
 import random
-from math import ceil, inf, sqrt
+from math import inf
 from typing import Final
 
 from headgate.model.event import (
@@ -33,33 +33,23 @@ from headgate.model.event import (
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead
-from headgate.model.replica import Load, Replica, ReplicaId
+from headgate.model.replica import Load
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.admit import come_back_in
 from headgate.policy.affinity import Affinity
-from headgate.policy.allowance import room_of
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
-from headgate.policy.gradient import GradientLimit
-from headgate.policy.health import SAW, Health, Saw, State, Verdict
+from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.members import Members
 from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Race, Tally
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
+from headgate.policy.turns import Turns
 
-UNKNOWN_SIZE: Final = (64, 8)
-"""Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
-IMMATERIAL_S: Final = (0.05, 0.01)
-"""Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
-LONG_EACH: Final = 2
-"""Long prefills that a replica may have at once. More would end no sooner, and wait there with room that a short prompt
-could use; one would leave it without work until the next is sent."""
-HEADROOM: Final = 2.0
-"""Square roots of what a lane with a reserve has at work that lower lanes leave free for it, at most its reserve: by so
-much it may grow by chance before anybody's room comes back."""
 LOOK_AGAIN_S: Final = 0.1
 """When everybody who was asked is busy or failed: how soon to ask again."""
 
@@ -80,15 +70,12 @@ class Dispatcher:
     ) -> None:
         self.lanes = lanes
         self.tiers = tiers or TIERS
-        self._reserved = any(tier.reserve > 0 for tier in self.tiers.values())
-        self._first = _first(lanes)
         self.tenants = tenants
         self.fleet = Fleet(ALGORITHMS[routing.algorithm].order)
         self.health = health
         self.affinity = Affinity()
+        self.members = Members(self.fleet, health, self.affinity)
         self.limits: Limits = Limits()
-        self.part = (0.0, 1.0)
-        """From where to where each replica's room is ours; all of it, unless other gateways share it."""
         self.retries = retries or RetryBudget()
         self.hedger = hedger
         """None: nothing is sent twice."""
@@ -98,12 +85,8 @@ class Dispatcher:
         self._routing = routing
         self._rng = rng
         self._no_replica_wait_s = no_replica_wait_s
-        self._found: dict[ReplicaId, GradientLimit] = {}
+        self._turns = Turns(self.fleet, self.lanes, self.tiers)
         self._look_again_at = inf
-        self._unseen: set[ReplicaId] = set()
-        """Joined, and not heard of yet."""
-        self._parked: set[ReplicaId] = set()
-        """Known and watched, and given nothing."""
         self.arrived_tokens = 0
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
 
@@ -119,17 +102,17 @@ class Dispatcher:
         elif isinstance(event, AttemptFailed):
             self._attempt_failed(event, now, commands)
         elif isinstance(event, Probed):
-            if self._probed(event.replica_id, event.ok, event.deep, now):
+            if self.members.probed(event.replica_id, event.ok, event.deep, now):
                 self._pump_all(now, commands)
         elif isinstance(event, ReplicaJoined):
-            self._join(event.replica, now)
+            self.members.join(event.replica, now)
             self._pump_all(now, commands)
         elif isinstance(event, HedgeWon):
             self._hedge_won(event, now, commands)
         elif isinstance(event, ReplicaLeft):
-            self._leave(event.replica_id)
+            self.members.leave(event.replica_id)
         elif isinstance(event, ReplicaParked):
-            self._park(event, now)
+            self.members.park(event.replica_id, event.parked, event.ramp, now)
             self._pump_all(now, commands)
         elif isinstance(event, Leased):
             self._lease(event, now)
@@ -156,8 +139,7 @@ class Dispatcher:
             raise ValueError(f"{routing.algorithm} needs another index than {self._routing.algorithm}: start again")
         self.lanes.update(lanes)
         self.tenants, self.tiers, self._routing = tenants, tiers, routing
-        self._reserved = any(tier.reserve > 0 for tier in tiers.values())
-        self._first = _first(self.lanes)
+        self._turns.reconfigure(self.lanes, tiers)
         for pool in self.pools.values():
             for name, lane in self.lanes.items():
                 if (name, next(iter(tiers)), False) not in pool.lanes:
@@ -181,7 +163,7 @@ class Dispatcher:
         pool = state.pool
         if not len(state.queue):
             state.tally.served = max(state.tally.served, pool.turn)  # what it has not used is not saved up
-        if not pool.waiting and self._may_go(state, request) and self._place(passage, state, now, commands):
+        if not pool.waiting and self._turns.may_go(state, request) and self._place(passage, state, now, commands):
             return
         if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
             known = ", ".join(self.fleet.models()[:16])
@@ -281,7 +263,7 @@ class Dispatcher:
         """What this passage says about its replica: its health, and how much it can take at once."""
         replica_id, saw = load.id, SAW[outcome]
         if saw is not Saw.SUCCESS:
-            self._apply(self.health.on(replica_id, saw, now))
+            self.members.saw(replica_id, saw, now)
             return
         load.cold = False
         if load.silent_tokens:
@@ -289,20 +271,7 @@ class Dispatcher:
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
-        verdict = self.health.success(replica_id, ttft_s, passage.request.prompt_tokens, tpot_s, now)
-        if verdict is not None:
-            self._apply(verdict)
-        load.prefill_token_s += 0.1 * (ttft_s / max(1, passage.request.prompt_tokens) - load.prefill_token_s)
-        if tpot_s is not None:
-            load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
-        found = self._found.get(replica_id)
-        if found is not None:
-            noise_s, token_noise_s = IMMATERIAL_S
-            tpot_s = None if tpot_s is None else tpot_s + token_noise_s
-            found.observe(ttft_s + noise_s, passage.request.prompt_tokens, tpot_s, load.requests, now)
-            if load.limit != found.limit:
-                load.limit = found.limit
-                self.fleet.changed(load)
+        self.members.succeeded(load, passage.request.prompt_tokens, ttft_s, tpot_s, now)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)
@@ -317,7 +286,7 @@ class Dispatcher:
         in_flight = self._release(passage, passage.load, state)
         passage.load = None
         if not failed.refused:
-            self._apply(self.health.on(failed.replica_id, SAW[failed.outcome], now))
+            self.members.saw(failed.replica_id, SAW[failed.outcome], now)
         passage.tried |= {failed.replica_id}
         self._try_again(passage, failed, in_flight, now, commands)
         self._pump_all(now, commands)
@@ -380,7 +349,7 @@ class Dispatcher:
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
         blocked: list[LaneState] = []
-        while pool.waiting and (best := self._next(pool, blocked)) is not None:
+        while pool.waiting and (best := self._turns.next(pool, blocked)) is not None:
             request = best.queue.peek()
             assert request is not None
             passage = self.passages[request.id]
@@ -391,73 +360,6 @@ class Dispatcher:
                 best.drain.backlog(len(best.queue) > 0, now)
             else:
                 blocked.append(best)
-
-    def _next(self, pool: Pool, blocked: list[LaneState]) -> LaneState | None:
-        """The lane to serve: one that has less than its reserve before all others, by priority; otherwise the one that
-        has had least for its weight."""
-        best: LaneState | None = None
-        best_key = (inf, inf)
-        for state in pool.lanes.values():
-            lane = state.lane
-            if not len(state.queue) or state in blocked:
-                continue
-            request = state.queue.peek()
-            if request is None or not self._may_go(state, request):
-                continue
-            room, _ = self.fleet.capacity(pool.model, lane.name)
-            owed = state.running < int(lane.reserve * room)
-            key = (float(lane.priority), 0.0) if owed else (inf, state.tally.served)
-            if best is None or key < best_key:
-                best, best_key = state, key
-        return best
-
-    def _may_go(self, state: LaneState, request: Request) -> bool:
-        """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
-        lane = state.lane
-        if lane.concurrency is not None and state.running >= lane.concurrency:
-            return False
-        if self._reserved and self._kept_for_others(state):
-            return False
-        if lane.hold_above >= 1.0 and lane.priority <= self._first and request.prompt_tokens <= LONG_PROMPT:
-            return True
-        room, used = self.fleet.capacity(state.pool.model, lane.name)
-        held = used >= lane.hold_above * room
-        if not held and lane.priority > self._first and 2 * used >= room:
-            held = room - used <= self._headroom(state, room)
-        if held and state.running >= max(1, int(self._share(lane) * room)):
-            return False  # it has its share, and what is left is for others
-        return used == 0 or not self._too_long_for_now(state, request)
-
-    def _headroom(self, state: LaneState, room: int) -> int:
-        """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""
-        most = 0
-        for lane in self.lanes.values():
-            if lane.reserve > 0 and lane.priority < state.lane.priority:
-                running = 0
-                for tier in self.tiers:
-                    running += state.pool.tallies[lane.name, tier].running
-                most = max(most, min(int(lane.reserve * room), ceil(HEADROOM * sqrt(running))))
-        return most
-
-    def _kept_for_others(self, state: LaneState) -> bool:
-        """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
-        room, used = self.fleet.capacity(state.pool.model, state.lane.name)
-        kept = 0
-        for tier in self.tiers.values():
-            if tier.name != state.tier and tier.reserve > 0:
-                tallies = state.pool.tallies
-                running = sum([tallies[lane, tier.name].running for lane in self.lanes])
-                kept += max(0, int(tier.reserve * room) - running)
-        return used > 0 and room - used <= kept
-
-    def _share(self, lane: Lane) -> float:
-        return lane.weight / sum(other.weight for other in self.lanes.values())
-
-    def _too_long_for_now(self, state: LaneState, request: Request) -> bool:
-        """It has a long prompt, and enough of those are being prefilled already."""
-        if request.prompt_tokens <= LONG_PROMPT:
-            return False
-        return state.pool.long_prefills >= LONG_EACH * self.fleet.usable(state.pool.model, state.lane.name)
 
     def _place(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> bool:
         choice = route(passage.request, self.fleet, self.affinity, self._routing, now, self._rng, passage.tried)
@@ -521,7 +423,7 @@ class Dispatcher:
             if pool.waiting:
                 return False
         room, used = self.fleet.capacity(request.model, request.lane)
-        if load is None or not hedger.quiet(room, used) or not self._may_go(passage.state, request):
+        if load is None or not hedger.quiet(room, used) or not self._turns.may_go(passage.state, request):
             return False
         there = passage.tried | {load.id}
         if not self.fleet.left(self.fleet.pools(request.model, request.lane), there):
@@ -574,7 +476,7 @@ class Dispatcher:
         passage.tried |= {gone.id}
         self._drop(passage, gone)
         if not failed.refused:
-            self._apply(self.health.on(gone.id, SAW[failed.outcome], now))
+            self.members.saw(gone.id, SAW[failed.outcome], now)
         self._pump_all(now, commands)
 
     def _end_hedge(self, passage: Passage, hedger: Hedger, outcome: Outcome, now: float) -> None:
@@ -606,80 +508,6 @@ class Dispatcher:
         load.prefill_tokens -= request.prompt_tokens
         self.fleet.changed(load)
 
-    # -- replicas -----------------------------------------------------------------------------------------------
-
-    def _join(self, replica: Replica, now: float) -> None:
-        known = self.fleet.get(replica.id)
-        if known is not None and known.replica.slots == replica.slots:
-            self._describe(known, replica, now)
-            return
-        if replica.slots is not None:
-            limit = self._own_part(replica.slots)
-        else:
-            self._found[replica.id] = GradientLimit(*UNKNOWN_SIZE)
-            limit = self._found[replica.id].limit
-        load = Load(replica, limit, usable=0.0 if replica.id in self._parked else 1.0)
-        self.fleet.add(load)
-        self._share_tokens(load)
-        self._unseen.add(replica.id)
-        self._apply(self.health.add(replica, now, State.PROBATION))
-
-    def _describe(self, load: Load, replica: Replica, now: float) -> None:
-        """It has other names now, or is known to be of some kind. What it is doing is still counted."""
-        standing = self.health.standing(replica.id)
-        in_use = standing is not None and standing.state in (State.UP, State.RAMPING)
-        load.replica = replica
-        self.fleet.add(load)
-        self._share_tokens(load)
-        self._apply(self.health.add(replica, now, standing.state if standing and in_use else State.PROBATION))
-
-    def _probed(self, replica_id: ReplicaId, ok: bool, deep: bool, now: float) -> bool:
-        """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
-        weeks, and only we are new."""
-        load = self.fleet.get(replica_id)
-        if ok and load is not None and (deep or load.replica.kind == "headgate"):
-            load.cold = False  # our own engine says that it is ready only when it has been warmed up
-        if ok and load is not None and replica_id in self._unseen:
-            self._unseen.discard(replica_id)
-            return self._apply(self.health.add(load.replica, now))
-        saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
-        return self._apply(self.health.on(replica_id, saw, now))
-
-    def _park(self, event: ReplicaParked, now: float) -> None:
-        """What it holds is not forgotten: it is as warm when it comes back."""
-        load = self.fleet.get(event.replica_id)
-        if event.parked:
-            self._parked.add(event.replica_id)
-            share = 0.0
-        else:
-            self._parked.discard(event.replica_id)
-            if event.ramp and load is not None:
-                self.health.add(load.replica, now, State.RAMPING)
-            share = self.health.share(event.replica_id, now)
-        if load is not None and load.usable != share:
-            load.usable = share
-            self.fleet.changed(load)
-
-    def _leave(self, replica_id: ReplicaId) -> None:
-        self.fleet.remove(replica_id)
-        self.affinity.forget(replica_id)
-        self.health.remove(replica_id)
-        self._unseen.discard(replica_id)
-        self._parked.discard(replica_id)
-        self._found.pop(replica_id, None)
-
-    def _apply(self, verdict: Verdict) -> bool:
-        """Whether anything changed about how much of it may be used."""
-        load = self.fleet.get(verdict.replica_id)
-        if load is None or verdict.usable == load.usable or verdict.replica_id in self._parked:
-            return False
-        if verdict.usable == 0.0:
-            self.affinity.forget(verdict.replica_id)  # when it is back its cache is empty
-            load.cold = True
-        load.usable = verdict.usable
-        self.fleet.changed(load)
-        return True
-
     # -- other gateways -----------------------------------------------------------------------------------------
 
     def _lease(self, event: Leased, now: float) -> None:
@@ -689,28 +517,10 @@ class Dispatcher:
             )
 
     def _share_with(self, event: Shared) -> None:
-        """Replicas whose size is found by watching them are not divided: what others send there is part of what is
-        watched."""
         if not isinstance(self.limits, SharedLimits):
             self.limits = SharedLimits()
         self.limits.share(event.gateways, event.connected)
-        if self.part == (event.low, event.high):
-            return
-        self.part = (event.low, event.high)
-        for load in self.fleet.loads.values():
-            if load.replica.slots is not None:
-                load.limit = self._own_part(load.replica.slots)
-            self._share_tokens(load)
-
-    def _own_part(self, limit: int) -> float:
-        low, high = self.part
-        return float(room_of(limit, low, high))
-
-    def _share_tokens(self, load: Load) -> None:
-        limit = load.replica.token_limit
-        if limit is not None:
-            self.fleet.seats[load.id].token_limit = int(self._own_part(limit))
-        self.fleet.changed(load)
+        self.members.share(event.low, event.high)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -720,8 +530,7 @@ class Dispatcher:
                 for request in state.queue.expired(now):
                     pool.waiting -= 1
                     self._time_out(self.passages[request.id], state, now, commands)
-        for verdict in self.health.tick(now):
-            self._apply(verdict)
+        self.members.tick(now)
         if self._look_again_at <= now:
             self._look_again_at = inf
         if self.hedger is not None:
@@ -748,11 +557,6 @@ class Dispatcher:
         if self.hedger is not None:
             wake_at = min(wake_at, self.hedger.wake_at)
         self.wake_at = wake_at
-
-
-def _first(lanes: dict[str, Lane]) -> float:
-    """The priority of the first lane with a reserve; inf: there is none."""
-    return min((float(lane.priority) for lane in lanes.values() if lane.reserve > 0), default=inf)
 
 
 def _ahead(queue: FairQueue) -> Ahead | None:

@@ -91,9 +91,7 @@ class HttpServer:
         if state.connections:
             await state.empty.wait()
 
-    async def _listener(
-        self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool
-    ) -> asyncio.Server:
+    async def _listener(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> asyncio.Server:
         server = await self._state.loop.create_server(
             self._new_connection, host, port, backlog=_BACKLOG, ssl=tls, start_serving=False, reuse_port=reuse_port
         )

@@ -1,0 +1,154 @@
+"""Which replicas are there, and how much of each may be used?
+
+Whatever becomes known of a replica (that it joined, answers, is parked, failed, was quick, is shared with other
+gateways) ends here in two numbers: the share of it that may be used, and how much it may have at once.
+"""
+
+from typing import Final
+
+from headgate.model.replica import Load, Replica, ReplicaId
+from headgate.policy.affinity import Affinity
+from headgate.policy.allowance import room_of
+from headgate.policy.fleet import Fleet
+from headgate.policy.gradient import GradientLimit
+from headgate.policy.health import Health, Saw, State, Verdict
+
+UNKNOWN_SIZE: Final = (64, 8)
+"""Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
+IMMATERIAL_S: Final = (0.05, 0.01)
+"""Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
+
+
+class Members:
+    def __init__(self, fleet: Fleet, health: Health, affinity: Affinity) -> None:
+        self._fleet = fleet
+        self._health = health
+        self._affinity = affinity
+        self.part = (0.0, 1.0)
+        """From where to where each replica's room is ours; all of it, unless other gateways share it."""
+        self._found: dict[ReplicaId, GradientLimit] = {}
+        self._unseen: set[ReplicaId] = set()
+        """Joined, and not heard of yet."""
+        self._parked: set[ReplicaId] = set()
+        """Known and watched, and given nothing."""
+
+    # -- who is there -------------------------------------------------------------------------------------------
+
+    def join(self, replica: Replica, now: float) -> None:
+        known = self._fleet.get(replica.id)
+        if known is not None and known.replica.slots == replica.slots:
+            self._describe(known, replica, now)
+            return
+        if replica.slots is not None:
+            limit = self._own_part(replica.slots)
+        else:
+            self._found[replica.id] = GradientLimit(*UNKNOWN_SIZE)
+            limit = self._found[replica.id].limit
+        load = Load(replica, limit, usable=0.0 if replica.id in self._parked else 1.0)
+        self._fleet.add(load)
+        self._share_tokens(load)
+        self._unseen.add(replica.id)
+        self._apply(self._health.add(replica, now, State.PROBATION))
+
+    def _describe(self, load: Load, replica: Replica, now: float) -> None:
+        """It has other names now, or is known to be of some kind. What it is doing is still counted."""
+        standing = self._health.standing(replica.id)
+        in_use = standing is not None and standing.state in (State.UP, State.RAMPING)
+        load.replica = replica
+        self._fleet.add(load)
+        self._share_tokens(load)
+        self._apply(self._health.add(replica, now, standing.state if standing and in_use else State.PROBATION))
+
+    def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
+        """What it holds is not forgotten: it is as warm when it comes back."""
+        load = self._fleet.get(replica_id)
+        if parked:
+            self._parked.add(replica_id)
+            share = 0.0
+        else:
+            self._parked.discard(replica_id)
+            if ramp and load is not None:
+                self._health.add(load.replica, now, State.RAMPING)
+            share = self._health.share(replica_id, now)
+        if load is not None and load.usable != share:
+            load.usable = share
+            self._fleet.changed(load)
+
+    def leave(self, replica_id: ReplicaId) -> None:
+        self._fleet.remove(replica_id)
+        self._affinity.forget(replica_id)
+        self._health.remove(replica_id)
+        self._unseen.discard(replica_id)
+        self._parked.discard(replica_id)
+        self._found.pop(replica_id, None)
+
+    def share(self, low: float, high: float) -> None:
+        """From now on this part of each is ours. Replicas whose size is found by watching them are not divided: what
+        others send there is part of what is watched."""
+        if self.part == (low, high):
+            return
+        self.part = (low, high)
+        for load in self._fleet.loads.values():
+            if load.replica.slots is not None:
+                load.limit = self._own_part(load.replica.slots)
+            self._share_tokens(load)
+
+    def _own_part(self, limit: int) -> float:
+        low, high = self.part
+        return float(room_of(limit, low, high))
+
+    def _share_tokens(self, load: Load) -> None:
+        limit = load.replica.token_limit
+        if limit is not None:
+            self._fleet.seats[load.id].token_limit = int(self._own_part(limit))
+        self._fleet.changed(load)
+
+    # -- how they are -------------------------------------------------------------------------------------------
+
+    def probed(self, replica_id: ReplicaId, ok: bool, deep: bool, now: float) -> bool:
+        """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
+        weeks, and only we are new."""
+        load = self._fleet.get(replica_id)
+        if ok and load is not None and (deep or load.replica.kind == "headgate"):
+            load.cold = False  # our own engine says that it is ready only when it has been warmed up
+        if ok and load is not None and replica_id in self._unseen:
+            self._unseen.discard(replica_id)
+            return self._apply(self._health.add(load.replica, now))
+        saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
+        return self._apply(self._health.on(replica_id, saw, now))
+
+    def saw(self, replica_id: ReplicaId, what: Saw, now: float) -> None:
+        self._apply(self._health.on(replica_id, what, now))
+
+    def succeeded(self, load: Load, prompt_tokens: int, ttft_s: float, tpot_s: float | None, now: float) -> None:
+        """What a good answer says of its replica: its health, its pace, and how much it can take at once."""
+        verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now)
+        if verdict is not None:
+            self._apply(verdict)
+        load.prefill_token_s += 0.1 * (ttft_s / max(1, prompt_tokens) - load.prefill_token_s)
+        if tpot_s is not None:
+            load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
+        found = self._found.get(load.id)
+        if found is not None:
+            noise_s, token_noise_s = IMMATERIAL_S
+            tpot_s = None if tpot_s is None else tpot_s + token_noise_s
+            found.observe(ttft_s + noise_s, prompt_tokens, tpot_s, load.requests, now)
+            if load.limit != found.limit:
+                load.limit = found.limit
+                self._fleet.changed(load)
+
+    def tick(self, now: float) -> None:
+        for verdict in self._health.tick(now):
+            self._apply(verdict)
+
+    def _apply(self, verdict: Verdict) -> bool:
+        """Whether anything changed about how much of it may be used."""
+        load = self._fleet.get(verdict.replica_id)
+        if load is None or verdict.usable == load.usable or verdict.replica_id in self._parked:
+            return False
+        if verdict.usable == 0.0:
+            self._affinity.forget(verdict.replica_id)  # when it is back its cache is empty
+            load.cold = True
+        load.usable = verdict.usable
+        self._fleet.changed(load)
+        return True
