@@ -149,6 +149,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
         ({"load_bytes_per_s": 0.0}, "bytes per second"),
         ({"cost": StepCost(fixed=-1.0)}, "negative"),
         ({"cost": StepCost(knee=-1)}, "negative"),
+        ({"cost": StepCost(by_batch=(1.0, 0.0))}, "by batch"),
         ({"with_prefill": Residuals(1.0, ((0.0, 1.0),))}, "ratios"),
         ({"decode_only": Residuals(1.0, ((),))}, "ratios"),
         ({"decode_only": Residuals(0.0)}, "ratios"),
@@ -241,6 +242,18 @@ def test_steps_of_next_to_no_time_do_not_bend_the_formula() -> None:
     found = fit(lines(H100, shapes(rng, 5000), lambda: 0.01 if rng.random() < 0.03 else 1.0), H100)
     for one in shapes(rng, 200):
         assert found.step_s(one) == pytest.approx(H100.step_s(one), rel=0.05)
+
+
+def test_arithmetic_in_blocks_is_found_and_only_where_it_was_seen() -> None:
+    """On a CPU five sequences may cost hardly more than four: no straight line says that."""
+    blocks = replace(CPU, cost=replace(CPU.cost, by_batch=(1.0, 0.9, 1.1, 1.1, 1.0, 0.8, 0.8, 0.75)))
+    shapes = [Shape(decodes=1 + at % 8, context=50 * (1 + at % 8)) for at in range(800)]
+    shapes += [Shape(prefill=16, decodes=at % 8, context=50 * (at % 8), pairs=256) for at in range(200)]
+    lines = [StepLine(float(at), blocks.step_s(one), blocks.step_s(one), one) for at, one in enumerate(shapes)]
+    made = fit(lines, of=CPU)
+    for one in shapes:
+        assert made.step_s(one) == pytest.approx(blocks.step_s(one), rel=0.06)
+    assert made.step_s(Shape(decodes=40, context=2000)) > made.step_s(Shape(decodes=8, context=400))
 
 
 def test_residuals_are_bounded_and_the_same_for_the_same_log() -> None:

@@ -4,13 +4,14 @@
            + per_context · Σ context of those + per_pair · Σ(2pc + c²) over chunks of c prompt tokens after p cached
 
 n is all tokens of the step. Up to the knee reading the weights hides the arithmetic, so that a step costs the same for
-1 token as for 200; a CPU has no knee. Times the ratio real/predicted of steps that were seen, if any were: that is the
-noise. Loads from host memory come on top.
+1 token as for 200; a CPU has no knee, but blocks (`by_batch`). Times the ratio real/predicted of steps that were seen,
+if any were: that is the noise. Loads from host memory come on top.
 
 The emulated engine waits as long as this says, the simulator jumps as far.
 """
 
 import random
+from bisect import bisect
 from dataclasses import dataclass
 
 from headgate.model.config import BatchConfig
@@ -18,6 +19,13 @@ from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
 from headgate.policy.shape import Shape
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+
+
+def batch_size(decodes: int) -> int:
+    """Which of the sizes that are told apart: none, 1, 2, 3, 4, 5, 6 and 7, 8 and 9, …"""
+    return bisect(SIZES, decodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +39,20 @@ class StepCost:
     per_decode: float = 0.0
     per_context: float = 0.0
     per_pair: float = 0.0
+    by_batch: tuple[float, ...] = ()
+    """What steps that only decode really take, as shares of this formula, by `batch_size`: a CPU's arithmetic goes in
+    blocks, so that five sequences may cost hardly more than four. None: it is straight."""
 
     def seconds(self, shape: Shape) -> float:
         tokens = shape.prefill + shape.decodes
         if not tokens:
             return 0.0
+        seconds = self._straight(shape, tokens)
+        if self.by_batch and not shape.prefill:
+            seconds *= self.by_batch[min(batch_size(shape.decodes), len(self.by_batch) - 1)]
+        return seconds
+
+    def _straight(self, shape: Shape, tokens: int) -> float:
         seconds = (
             self.fixed
             + self.per_prefill * shape.prefill
@@ -120,6 +137,8 @@ class Profile:
         terms = (cost.fixed, cost.per_token_beyond, cost.per_prefill, cost.per_decode, cost.per_context, cost.per_pair)
         if not all(0 <= term < 1e3 for term in terms) or cost.knee < 0:
             raise ValueError("a cost is in seconds and never negative")
+        if cost.by_batch and min(cost.by_batch) <= 0:
+            raise ValueError("shares by batch must be greater than 0")
 
     def step_s(self, shape: Shape, chance: Chance | None = None) -> float:
         """Seconds that a step takes. Without `chance`: in the median."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from headgate.policy.profile import Profile, Residuals, StepCost
+from headgate.policy.profile import Profile, Residuals, StepCost, batch_size
 from headgate.policy.shape import Shape
 
 FEWEST = 50
@@ -27,6 +27,8 @@ KNEES = tuple(round(24 * 1.12**power) for power in range(36))
 ENOUGH = 3_000
 """Steps of each kind, evenly taken from all, that the formula is fitted on. Residuals are of all."""
 ROUNDS = 6
+FEW = 8
+"""Steps of a batch size that weigh as much as the straight line."""
 BELIEVED = 0.2
 """A step this far off counts in full."""
 
@@ -92,7 +94,23 @@ def _cost(lines: Items[StepLine]) -> StepCost:
             weights[at] = expected**-2 * (1.0 if off < BELIEVED else BELIEVED / off)
         knee = _knee(used, weights) if turn == ROUNDS // 2 else cost.knee
         cost = _solved(used, weights, knee)
-    return cost
+    return replace(cost, by_batch=_by_batch(lines, cost))
+
+
+def _by_batch(lines: Items[StepLine], cost: StepCost) -> tuple[float, ...]:
+    """How steps of each batch size are beside the straight line, in the middle half of them; less believed the fewer
+    there were."""
+    ratios: list[list[float]] = []
+    for line in lines:
+        size = batch_size(line.shape.decodes)
+        ratios += [[] for _ in range(size + 1 - len(ratios))]
+        if not line.shape.prefill:
+            ratios[size].append(line.took_s / cost.seconds(line.shape))
+    shares = []
+    for seen in ratios:
+        middle = sorted(seen)[len(seen) // 4 : len(seen) - len(seen) // 4]
+        shares.append(round((sum(middle) + FEW) / (len(middle) + FEW), 4))
+    return tuple(shares)
 
 
 def _thinned(lines: Items[StepLine]) -> Items[StepLine]:

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import ssl
+import sys
 from pathlib import Path
 
 from headgate.model.clock import Clock
@@ -19,8 +20,9 @@ __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
 
 _BACKLOG = 4096
 """A burst must wait in the kernel, not have its SYNs dropped: a retried SYN is a second late."""
-_QUEUES = 4
-"""Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one port have one each."""
+_QUEUES = 4 if sys.platform == "linux" else 1
+"""Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one port have one each, and share
+what comes. Elsewhere only one of them would get it all."""
 
 
 class HttpServer:
