@@ -74,7 +74,7 @@ REAL = Setup(
         "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long; "
         "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
     ),
-    capacity_per_s=2.5,
+    capacity_per_s=1.0,
     good=(("fast", 0.5, 0.2), ("slow", 2.0, 0.2), ("long", 10.0, None), ("batch", 300.0, None)),
     slo_s=2.0,
     target_s=0.5,
