@@ -167,7 +167,7 @@ def rows(setup: Setup) -> list[Row]:
         Row("goodput at 2× over its peak up to there, tokens/s", "good_tokens_2", "good_tokens_peak_2", "≥", 0.9, 0.95),
         Row("goodput at 3× over its peak up to there, tokens/s", "good_tokens_3", "good_tokens_peak_3", "≥", 0.9, 0.95),
         Row("goodput at 2× over its peak at any load, requests/s", "goodput_2", "goodput_peak", "≥", 0.9, 0.95),
-        Row("the same over the most that could be served at 2×", "goodput_2", "goodput_most_2", "≥", 0.9, 0.95),
+        Row("the same over the most that could be served at 2×", "goodput_2", "goodput_most_2"),
         Row("that most over the peak at any load: if below 0.9, nobody can", "goodput_most_2", "goodput_peak"),
         Row("goodput at 2× over its peak at any load, tokens/s", "good_tokens_2", "good_tokens_peak", "≥", 0.9, 0.95),
         Row("best peer's interactive p99 TTFT at 1.5×, over ours", "best_p99_1.5", "p99_1.5", "≥", 5, 10),
