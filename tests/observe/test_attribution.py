@@ -227,6 +227,7 @@ def test_why_names_the_injected_cause_of_nearly_every_slow_request(tmp_path: Pat
                 missed.append(f"{sent.injected}: {told['explanation']['headline']}")
     injected = Counter(sent.injected for sent in slow)
     assert {cause: injected[cause] >= 5 for cause in CAUSES} == dict.fromkeys(CAUSES, True), injected
+    print(f"{sum(named)} of {len(named)} slow requests: {dict(injected)}")
     assert sum(named) >= NAMED * len(named), missed
 
 
