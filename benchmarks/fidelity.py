@@ -2,7 +2,8 @@
 
 Live twice at each load, so that it is known how much two live runs differ; a simulated percentile should be within 10 %
 of their mean, or within their difference where that is more. Loads are shares of what the fleet does at most, which is
-found by simulating a crowd; 95 % is shown and not judged.
+found by simulating a crowd; 95 % is shown and not judged. How long steps of the embedded engine take is learned from
+loads of their own, before, between and after the live runs: a shared machine is not equally fast all the time.
 
 What is there already (in .bench/fidelity) is not measured again, and with --budget-s it stops after so many seconds and
 says what is missing: call it again. It needs a quiet machine: live is in real time.
@@ -22,7 +23,7 @@ from benchmarks.local_fleet import modules  # noqa: E402
 sys.path.insert(0, str(modules()))  # what the live side runs, and a simulation is three times as fast on it
 
 import numpy as np  # noqa: E402
-from benchmarks.fidelity_cases import CASES, Bench, TooSlow  # noqa: E402
+from benchmarks.fidelity_cases import CALIBRATION_S, CASES, Bench, TooSlow  # noqa: E402
 from benchmarks.report import Grid, Report, Samples, Verdict, machine, verdict_grid  # noqa: E402
 from rich.console import Console  # noqa: E402
 
@@ -40,23 +41,23 @@ def percentile(results: Results, figure: str, share: float) -> float:
 
 def measure(bench: Bench, levels: list[float], runs: int, until: float, say: Any) -> list[str]:
     """What is missing, as far as there is time; what is then still missing."""
-    case, longest = bench.case, 0.0
-    wanted = [(level, number) for number in range(1, runs + 1) for level in levels]
-    if case.profile is None and not bench.profile_path.is_file():
-        say(f"{case.title}: a profile from its own step log")
-        bench.calibrate()
-    missing = [(level, number) for level, number in wanted if not bench.kept(level, number).is_file()]
-    for index, (level, number) in enumerate(missing):
-        longest = case.requests / bench.rate(level) + 30
-        if time.monotonic() + longest > until:
-            return [f"{case.name} at {level:.0%}, run {number}" for level, number in missing[index:]]
-        say(f"{case.title} at {level:.0%}, {bench.rate(level):.1f}/s, run {number}")
+    steps = [(number, level) for number in range(1, runs + 2) for level in (None, *levels)]
+    missing = [one for one in steps if not bench.is_there(*one, runs)]
+    for index, (number, level) in enumerate(missing):
+        lasts_s = CALIBRATION_S if level is None else bench.case.requests / bench.rate(level)
+        if time.monotonic() + lasts_s + 30 > until:
+            return [told(bench, *one) for one in missing[index:]]
+        say(told(bench, number, level))
         try:
-            bench.live(level, number)
+            bench.calibrate(number) if level is None else bench.live(level, number)
         except TooSlow as error:
             say(f"  not kept: {error}")
-            return [f"{case.name} at {level:.0%}, run {number}"]
+            return [told(bench, number, level)]
     return []
+
+
+def told(bench: Bench, number: int, level: float | None) -> str:
+    return f"{bench.case.title}, {'its step log' if level is None else f'live at {level:.0%}'}, {number}"
 
 
 def compared(bench: Bench, level: float, runs: int, samples: Samples) -> tuple[list[Verdict], list[tuple[str, ...]]]:

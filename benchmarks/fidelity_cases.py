@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit import free_port
-from benchmarks.local_fleet import Program, engines, gateway
+from benchmarks.local_fleet import Program, engines, gateway, stretched_lanes
 
 from headgate import config_file
 from headgate.engine.profile_file import dump, fitted, load
@@ -31,7 +31,7 @@ SEED, CALIBRATION_SEED = 11, 12
 CROWD = 3000
 """Requests at once, to find what a fleet can do."""
 FOR_EVER_S = 1e5
-CALIBRATION_S = 90
+CALIBRATION_S = 60
 
 
 class TooSlow(Exception):
@@ -101,15 +101,7 @@ class Bench:
 
     def config(self, ports: list[int]) -> GatewayConfig:
         """As the gateway reads it."""
-        times = self.case.stretched
-        lanes = {
-            lane.name: {
-                "ttft_target_s": lane.ttft_target_s * times,
-                "gap_target_s": lane.gap_target_s * times,
-                "wait_bound_s": lane.wait_bound_s * times,
-            }
-            for lane in GatewayConfig().lanes
-        }
+        lanes = stretched_lanes(self.case.stretched)
         replicas = [{"url": f"http://127.0.0.1:{port}", "kind": "headgate", "slots": self.case.slots} for port in ports]
         self._settings.write_text(json.dumps({"lanes": lanes, "replicas": replicas}))  # JSON is YAML
         return config_file.load(self._settings)
@@ -117,6 +109,9 @@ class Bench:
     @property
     def profile_path(self) -> Path:
         return self.folder / f"{self.case.name}-profile.json"
+
+    def step_log(self, number: int) -> Path:
+        return self.folder / f"{self.case.name}-steps-{number}.jsonl"
 
     def member(self) -> Member:
         case = self.case
@@ -158,15 +153,27 @@ class Bench:
     def kept(self, level: float, number: int) -> Path:
         return self.folder / f"{self.case.name}-{round(100 * level)}-{number}.json"
 
+    def is_there(self, number: int, level: float | None, runs: int) -> bool:
+        """Or not needed. A level of None: the step log before the live runs of that number."""
+        if level is None:
+            return self.case.profile is not None or self.step_log(number).is_file()
+        return number > runs or self.kept(level, number).is_file()
+
     def live(self, level: float, number: int) -> None:
         out = self.kept(level, number)
         steps = None if self.case.profile is not None else out.with_suffix(".steps.jsonl")
         self._play(self.case.mix, self.rate(level), self.case.requests, SEED, out, steps)
 
-    def calibrate(self) -> None:
-        log = self.folder / f"{self.case.name}-steps.jsonl"
-        self._play(self.case.calibration, None, None, CALIBRATION_SEED, self.folder / "calibration.json", log)
-        dump(fitted(log, self.case.name), self.profile_path)
+    def calibrate(self, number: int) -> None:
+        """By a load of its own. The profile is of all that has been logged so far; loads stay what the first one made
+        them."""
+        self._play(
+            self.case.calibration, None, None, CALIBRATION_SEED + number, self.folder / "calibration.json",
+            self.step_log(number),
+        )  # fmt: skip
+        first, *more = sorted(self.folder.glob(f"{self.case.name}-steps-*.jsonl"))
+        dump(fitted(first, self.case.name, *more), self.profile_path)
+        assert self.capacity > 0
 
     def _play(
         self, mix: str, rate: float | None, requests: int | None, seed: int, out: Path, step_log: Path | None

@@ -28,6 +28,21 @@ def modules(compiled: bool | None = None) -> Path:
     return COMPILED if (there if compiled is None else compiled) else SOURCES
 
 
+def stretched_lanes(times: float) -> dict[str, dict[str, float]]:
+    """The default lanes for the config of a gateway whose replicas are so many times as slow as those they are made
+    for."""
+    from headgate.model.lane import LANES
+
+    return {
+        lane.name: {
+            "ttft_target_s": lane.ttft_target_s * times,
+            "gap_target_s": lane.gap_target_s * times,
+            "wait_bound_s": lane.wait_bound_s * times,
+        }
+        for lane in LANES.values()
+    }
+
+
 class Program:
     """One `headgate` process. What it says goes to a file, and its end into the message when it fails."""
 

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gateway_peers import GATEWAYS, Site
 from benchmarks.kit import Command, Processes, ask, end, free_port, wait_until_serving
+from benchmarks.local_fleet import stretched_lanes
 from benchmarks.peers import ROOT, Unusable
 from benchmarks.tail_mix import Setup
 
@@ -45,7 +46,7 @@ def alive(setup: Setup, gateway: str) -> Iterator[Alive]:
         for engine, port in zip(engines, ports, strict=True):
             _await_health(engine.first, port)
         site = Site(free_port(), ports, folder, KEY, setup.slots)
-        process = stack.enter_context(_started(COMMANDS[gateway](site)))
+        process = stack.enter_context(_started(command(setup, gateway, site)))
         wait_until_serving(process.first, site.port, KEY)
         yield Alive(site.port, process, engines, ports)
 
@@ -59,11 +60,13 @@ def _engine(setup: Setup, port: int) -> Command:
     return Command(argv, {"PYTHONPATH": _path(), "GOMP_SPINCOUNT": "1000"})
 
 
-def _headgate(site: Site) -> Command:
-    """Default policies. Told is what it can't know: how many sequences an engine takes, and whose lanes to believe."""
+def _headgate(setup: Setup, site: Site) -> Command:
+    """Default policies. Told is what it can't know: how many sequences an engine takes, how slow it is, and whose lanes
+    to believe."""
     replicas = [{"url": url, "slots": site.slots, "kind": "headgate"} for url in site.urls]
     path = site.folder / "headgate.yaml"
-    path.write_text(json.dumps({"replicas": replicas, "anonymous": {"trusted": True}}))  # JSON is YAML
+    lanes = {} if setup.stretched == 1.0 else {"lanes": stretched_lanes(setup.stretched)}
+    path.write_text(json.dumps({"replicas": replicas, "anonymous": {"trusted": True}, **lanes}))  # JSON is YAML
     argv = [sys.executable, "-m", "headgate", "serve", "--config", str(path), "--port", str(site.port)]
     return Command(argv, {"PYTHONPATH": _path()})
 
@@ -77,13 +80,13 @@ def _nginx(site: Site) -> Command:
     return command
 
 
-COMMANDS: dict[str, Callable[[Site], Command]] = {
-    "headgate": _headgate,
-    "nginx": _nginx,
-    "sglang": GATEWAYS["sglang"].command,
-    "vllm": GATEWAYS["vllm"].command,
-}
-NAMES = {key: GATEWAYS[key].name for key in COMMANDS} | {"nginx": "nginx, least_conn"}
+def command(setup: Setup, gateway: str, site: Site) -> Command:
+    if gateway == "headgate":
+        return _headgate(setup, site)
+    return _nginx(site) if gateway == "nginx" else GATEWAYS[gateway].command(site)
+
+
+NAMES = {key: GATEWAYS[key].name for key in ("headgate", "nginx", "sglang", "vllm")} | {"nginx": "nginx, least_conn"}
 
 
 def _path() -> str:

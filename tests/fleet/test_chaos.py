@@ -19,7 +19,7 @@ ASKS = (
 )
 SECONDS, EVERY_S, CLIENTS = 8.0, 3.0, 4
 PATIENT = {"attempts": 10, "ratio": 1.0}
-"""Where the machine is busy, every kill may meet the same request. When to give one up is tests/policy/test_retry.py's."""
+"""Where the machine is busy, every kill may meet the same request. When it is given up: tests/policy/test_retry.py."""
 
 
 @pytest.mark.model

@@ -1,5 +1,6 @@
 """Where profiles come from: a name that is known, a file, or the step log of a real engine."""
 
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -47,12 +48,12 @@ def dump(profile: Profile, path: Path) -> None:
         raise StartupError(f"can't write the profile {path} ({error.strerror}); name another file") from error
 
 
-def fitted(log: Path, name: str) -> Profile:
-    """The profile of the engine whose step log this is."""
+def fitted(log: Path, name: str, *more: Path) -> Profile:
+    """The profile of the engine whose step log this is. `more`: logs of it at other times."""
     header = step_log.read_header(log)
     try:
         of = msgspec.convert({**header.profile, "name": name, "cost": {}}, Profile)
-        return fit(step_log.read(log), of)
+        return fit(chain.from_iterable(map(step_log.read, (log, *more))), of)
     except msgspec.ValidationError as error:
         raise StartupError(f"{log}, line 1: not the header of a step log ({error})") from error
     except TooFewSteps as error:

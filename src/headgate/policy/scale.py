@@ -1,7 +1,8 @@
 """How many replicas?
 
 A pool is shown here every second or so, and the answer is how many should serve, how many should be parked, what to do
-about it now, and why. What a pool needs is told in replicas at their target, 65 % full:
+about it now, and why. What a pool needs is told in replicas at their target, 65 % full; a little more where requests
+come evenly, a little less where they come in bursts, since the room that is left is for those:
 
     queue       more than so many wait for each, for five seconds: as many as all who are here would fill
     occupancy   requests and outstanding tokens that replicas have, and that wait, over a minute or so
@@ -21,7 +22,7 @@ serve stay below 80 %. A burst borrows of it: only what lasts is made good by st
 
 from collections import deque
 from dataclasses import dataclass
-from math import ceil, exp, inf
+from math import ceil, exp, inf, sqrt
 
 from headgate.model.scale_config import ScaleConfig
 from headgate.policy.forecast import Expected, Forecast
@@ -37,6 +38,10 @@ STARTS = 2.0
 SMOOTH_S = (30.0, 300.0)
 """Occupancy and velocity are averaged over about as long as two starts take, within these bounds: what is over sooner
 would be over before anything that is started could help."""
+SPREAD, SPREAD_S = 2.4, 900.0
+"""Room is wanted for so many standard deviations of the requests that are here, as seen over about so long."""
+MOVES = 0.05
+"""How far that may move the target."""
 BAND = 0.1
 """More are needed past the target by this share of it; fewer do below it."""
 HOT = 0.8
@@ -88,6 +93,8 @@ class Scaler:
         self._pace = forecast.pace if forecast is not None else Pace()
         self._roster = Roster()
         self._signals = Signals()
+        self._target = config.utilisation_target
+        """As burstiness has moved it."""
         self._recent: deque[tuple[float, int]] = deque()
         """(when, how many would have done), each less than the one before: the first is the most."""
         self._grown_at = self._changed_at = -inf
@@ -106,6 +113,7 @@ class Scaler:
         seen = self._signals.see(view, there, now)
         if view.waiting or any(member.requests for member in view.members):
             self._here_at = now
+        self._aim(seen)
         self._learn(view, there, seen, now, wall)
         queue = self._queue(view, there, seen, now)
         needs = self._needs(view, there, seen, queue)
@@ -130,14 +138,14 @@ class Scaler:
         else:
             self._queued_at = min(self._queued_at, now)
             if there.parked or not serve or now - self._queued_at >= QUEUE_S:
-                more = max(_one_more(serve), here / (seen.slots * self.config.utilisation_target))
+                more = max(_one_more(serve), here / (seen.slots * self._target))
                 return Need(more, f"{_requests(view.waiting)} for {serve} that serve: that needs {more:.1f}.")
         if there.parked and here >= FULL * sum(member.slots for member in there.routed):
             return Need(_one_more(serve), f"The {serve} that serve are nearly full, and others are parked.")
         return None
 
     def _needs(self, view: PoolView, there: Sorted, seen: "Seen", queue: Need | None) -> list[Need]:
-        config, target = self.config, self.config.utilisation_target
+        config, target = self.config, self._target
         taken = seen.present / (seen.slots * target)
         share = f"{seen.use:.0%} of the room is taken" if there.routed else f"{seen.present:.1f} requests are here"
         needs = [Need(taken, f"{share}; at {target:.0%} that needs {taken:.1f}.")]
@@ -173,7 +181,7 @@ class Scaler:
 
     def _beside_parked(self, need: Need) -> Need:
         """Those that are kept parked are part of the room."""
-        hot = need.replicas * self.config.utilisation_target / max(HOT, self.config.utilisation_target)
+        hot = need.replicas * self._target / max(HOT, self._target)
         serve = max(need.replicas - self.config.warm, hot)
         if self.config.to_zero and serve < HARDLY:
             return Need(0.0, need.why)
@@ -186,9 +194,16 @@ class Scaler:
 
     def _carried(self) -> float | None:
         """Tokens a second that a replica carries at its target; None: not known yet."""
+        moved = self._target / self.config.utilisation_target
         if self.config.tokens_per_s is not None:
-            return self.config.tokens_per_s
-        return self._pace.tokens_per_s if self._pace.known else None
+            return self.config.tokens_per_s * moved
+        return self._pace.tokens_per_s * moved if self._pace.known else None
+
+    def _aim(self, seen: "Seen") -> None:
+        usual = self.config.utilisation_target
+        if seen.spread is not None:
+            even = seen.present / (seen.present + SPREAD * seen.spread)
+            self._target = max(usual - MOVES, min(even, usual + MOVES))
 
     def _learn(self, view: PoolView, there: Sorted, seen: "Seen", now: float, wall: float) -> None:
         if self.forecast is not None:
@@ -277,6 +292,8 @@ class Seen:
 
     present: float
     """Requests at replicas and waiting."""
+    spread: float | None
+    """Their standard deviation around that; None: not known yet, or nobody is here."""
     tokens: float
     velocity: float
     use: float
@@ -293,6 +310,7 @@ class Signals:
         self._at = -inf
         self._slots = 1.0
         self._present = self._tokens = self._velocity = self._use = 0.0
+        self._variance = self._watched_s = 0.0
 
     def see(self, view: PoolView, there: Sorted, now: float) -> Seen:
         passed_s = now - self._at if self._at > -inf else 0.0
@@ -307,11 +325,18 @@ class Signals:
         present = view.waiting + sum(member.requests for member in here)
         tokens = view.waiting_tokens + sum(member.outstanding_tokens for member in here)
         use = (at_work + view.waiting) / sum(slots) if slots else 0.0
+        self._vary(present - self._present, passed_s)
         self._present += share * (present - self._present)
         self._tokens += share * (tokens - self._tokens)
         self._velocity += share * (view.tokens_per_s - self._velocity)
         self._use += share * (use - self._use)
-        return Seen(self._present, self._tokens, self._velocity, self._use, self._slots, max(0.0, passed_s))
+        spread = sqrt(self._variance) if self._watched_s >= SPREAD_S and self._present > 0 else None
+        return Seen(self._present, spread, self._tokens, self._velocity, self._use, self._slots, max(0.0, passed_s))
+
+    def _vary(self, off: float, passed_s: float) -> None:
+        self._watched_s += max(0.0, passed_s)
+        over_s = min(SPREAD_S, max(1.0, self._watched_s))
+        self._variance += (1.0 - exp(-max(0.0, passed_s) / over_s)) * (off * off - self._variance)
 
 
 def _one_more(count: int) -> float:

@@ -27,8 +27,8 @@ WINDOW_S = 300.0
 BUSIEST = 0.2
 """Share of a window's seconds that may be busier than what it is held for; among 0.05, 0.2 and 0.3 the cheapest."""
 FILL = (0.6, 0.9)
-TRIES = 4
-"""Halvings: the share is found to within two hundredths."""
+TRIES = 6
+"""Halvings: the share is found to within half a hundredth."""
 EMPTIEST = 0.4
 """Tried last, where none of those kept it."""
 Kept = Callable[[Outcomes], bool]
