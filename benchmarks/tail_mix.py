@@ -77,10 +77,10 @@ REAL = Setup(
         "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
     ),
     capacity_per_s=1.0,
-    good=(("fast", 2.0, 0.32), ("slow", 8.0, 0.32), ("long", 40.0, None), ("batch", 1200.0, None)),
-    slo_s=8.0,
-    target_s=2.0,
-    stretched=4.0,
+    good=(("fast", 4.0, 0.64), ("slow", 16.0, 0.64), ("long", 80.0, None), ("batch", 2400.0, None)),
+    slo_s=16.0,
+    target_s=4.0,
+    stretched=8.0,
 )
 SETUPS = {setup.name: setup for setup in (EMULATED, REAL)}
 

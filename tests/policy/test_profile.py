@@ -256,13 +256,31 @@ def test_arithmetic_in_blocks_is_found_and_only_where_it_was_seen() -> None:
     assert made.step_s(Shape(decodes=40, context=2000)) > made.step_s(Shape(decodes=8, context=400))
 
 
+def test_long_prefills_have_a_noise_of_their_own() -> None:
+    """A pause of 30 ms doubles a short step and is nothing to a long one."""
+    rng = random.Random(11)
+    shapes = [Shape(prefill=4 if at % 6 else 80, pairs=16 if at % 6 else 6400) for at in range(1200)]
+    shapes += [Shape(decodes=1, context=50) for _ in range(200)]
+    paused = [CPU.step_s(one) + (0.03 if rng.random() < 0.2 else 0.0) for one in shapes]
+    log = [
+        StepLine(float(at), took_s, took_s, one) for at, (took_s, one) in enumerate(zip(paused, shapes, strict=True))
+    ]
+    found = fit(log, of=CPU)
+    short, long = shapes[1], shapes[0]
+    assert found.long_s is not None
+    assert CPU.step_s(short) * 1.2 < found.long_s < CPU.step_s(long) * 1.2
+    for one in (short, long):
+        worst = sorted(found.step_s(one, rng) for _ in range(2000))[1980]
+        assert worst == pytest.approx(CPU.step_s(one) + 0.03, rel=0.1)
+
+
 def test_residuals_are_bounded_and_the_same_for_the_same_log() -> None:
     rng = random.Random(10)
     few = list(shapes(rng, 400, most_decodes=8))
     log = lines(CPU, iter(few * 60), lambda: 1.0 + rng.random())
     found = fit(log, CPU)
     assert fit(log, CPU) == found
-    for residuals in (found.with_prefill, found.decode_only):
+    for residuals in (found.with_prefill, found.long_prefill, found.decode_only):
         assert len(residuals.runs) <= RUNS
         assert all(len(run) <= RUN for run in residuals.runs)
     assert len(found.decode_only.runs) == RUNS

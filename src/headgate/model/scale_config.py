@@ -15,7 +15,8 @@ class ScaleConfig:
     warm: int = 0
     """Parked: loaded, warmed and idle, so that taking one into use takes milliseconds. They cost as much as others."""
     utilisation_target: float = 0.65
-    """Share of the replicas' room that should be taken. Past it latency begins to bend."""
+    """Share of the replicas' room that should be taken. Past it latency begins to bend. Five points less where requests
+    come in bursts, five more where they come evenly."""
     queue_per_replica: float = 1.0
     """Requests waiting for each replica that serves above which more are needed at once."""
     tokens_per_replica: int | None = None

@@ -103,6 +103,10 @@ class Profile:
     cost: StepCost
     with_prefill: Residuals = Residuals()
     """Of steps that prefill or verify drafts."""
+    long_prefill: Residuals = Residuals()
+    """Of those that should take `long_s` or longer: what doubles a short step's time hardly matters to a long one."""
+    long_s: float | None = None
+    """None: all are alike."""
     decode_only: Residuals = Residuals()
     slots: int = 256
     context: int = 8192
@@ -123,7 +127,7 @@ class Profile:
     chunk_limit: int = 512
 
     def __post_init__(self) -> None:
-        for residuals in (self.with_prefill, self.decode_only):
+        for residuals in (self.with_prefill, self.long_prefill, self.decode_only):
             if not all(run and min(run) > 0 for run in residuals.runs) or residuals.median <= 0:
                 raise ValueError("ratios must be greater than 0, and no run of them empty")
         speeds = (self.load_bytes_per_s, self.save_bytes_per_s, self.copy_bytes_per_s)
@@ -148,15 +152,21 @@ class Profile:
         """Seconds of `count` steps in a row, the first of this shape, in which the same sequences decode."""
         # The formula is linear in the context, the only thing that grows: the step in the middle is the mean step.
         middle = shape.later((count - 1) / 2) if count > 1 else shape
-        seconds = self.cost.seconds(middle) * self._ratios(shape, count, chance)
+        seconds = self.cost.seconds(middle)
+        seconds *= self._ratios(self.residuals(shape.prefill, seconds), count, chance)
         if not (shape.saved or shape.loaded or shape.copied):
             return seconds
         before = self._bytes_s(shape.loaded, self.load_bytes_per_s) + self._bytes_s(shape.copied, self.copy_bytes_per_s)
         saving = self._bytes_s(shape.saved, self.save_bytes_per_s)
         return before + (max(seconds, saving) if self.saves_overlap else seconds + saving)
 
-    def _ratios(self, shape: Shape, count: int, chance: Chance | None) -> float:
-        residuals = self.with_prefill if shape.prefill else self.decode_only
+    def residuals(self, prefill: int, seconds: float) -> Residuals:
+        """Of a step that should take so long."""
+        if not prefill:
+            return self.decode_only
+        return self.with_prefill if self.long_s is None or seconds < self.long_s else self.long_prefill
+
+    def _ratios(self, residuals: Residuals, count: int, chance: Chance | None) -> float:
         runs, total = residuals.runs, 0.0
         if chance is None or not runs:
             return count * residuals.median

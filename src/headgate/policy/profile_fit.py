@@ -6,6 +6,7 @@ decode and prefill have their own context terms, and a knee can be looked for.
 """
 
 import random
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -59,17 +60,33 @@ def fit(lines: Iterable[StepLine], of: Profile) -> Profile:
     if len(plain) < FEWEST:
         raise TooFewSteps(f"{len(plain)} steps are too few to fit a profile; log at least {FEWEST}, prefill and decode")
     cost = _cost(plain)
+    expected = [(cost.seconds(line.shape), line) for line in plain]
+    prefills = [one for one in expected if one[1].shape.prefill]
+    long_s = _long_s(sorted(seconds for seconds, _ in prefills))
     made = replace(
         of,
         cost=cost,
-        with_prefill=_residuals(line.took_s / cost.seconds(line.shape) for line in plain if line.shape.prefill),
-        decode_only=_residuals(line.took_s / cost.seconds(line.shape) for line in plain if not line.shape.prefill),
+        with_prefill=_residuals(line.took_s / s for s, line in prefills if long_s is None or s < long_s),
+        long_prefill=_residuals(line.took_s / s for s, line in prefills if long_s is not None and s >= long_s),
+        long_s=long_s,
+        decode_only=_residuals(line.took_s / s for s, line in expected if not line.shape.prefill),
         saves_overlap=False,
         load_bytes_per_s=None,
         save_bytes_per_s=None,
         copy_bytes_per_s=None,
     )
     return _with_moves(made, [line for line in kept if _moves(line.shape)])
+
+
+def _long_s(seconds: Items[float]) -> float | None:
+    """Those that take it or longer are half of all the time; None where there are too few to tell of either."""
+    left = sum(seconds) / 2
+    for one in seconds:
+        left -= one
+        if left < 0:
+            shorter = bisect_left(seconds, one)
+            return one if min(shorter, len(seconds) - shorter) >= RUN else None
+    return None
 
 
 def _moves(shape: Shape) -> int:

@@ -33,7 +33,7 @@ _NUMBER: Final = re.compile(r"\d+")
 _OF_A_LIST: Final = re.compile(r"(?:\n|\\n)[ *#-]*\Z")
 """What stands before the number of an item; in JSON a line's end may be two characters."""
 _MASK: Final = bytes.maketrans(b"123456789", b"000000000")
-LEAST: Final = 120
+LEAST: Final = 96
 """No unit is so telling that fewer bytes would do."""
 
 

@@ -12,7 +12,7 @@ from math import sqrt
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
-from headgate.policy.profile import Noise
+from headgate.policy.profile import Noise, Residuals
 from headgate.sim.fleet import Delays, Member
 from headgate.sim.gateway import Gateway, Ticket
 from headgate.sim.longest import Longest
@@ -264,7 +264,7 @@ class ServiceReplica:
         )
         if prefill + decodes > knee:
             first_s += per_beyond * (prefill + decodes - knee)
-        ratio = self._ratio(prefill, count)
+        ratio = self._ratio(self._profile.residuals(prefill, first_s), count)
         self._first_s = first_s = first_s * ratio + self._overhead_s
         self._more_s = more_s = more_s * ratio
         self._count = count
@@ -309,8 +309,7 @@ class ServiceReplica:
                 self._through.append(prompt.ticket)
         return prefill, pairs
 
-    def _ratio(self, prefill: int, count: int) -> float:
-        residuals = self._profile.with_prefill if prefill else self._profile.decode_only
+    def _ratio(self, residuals: Residuals, count: int) -> float:
         chance = self._chance
         if chance is None or not residuals.runs:
             return residuals.median

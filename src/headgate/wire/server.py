@@ -50,7 +50,7 @@ class HttpServer:
         """The port listened on, for those who ask for port 0. Raises OSError where that is not possible."""
         # The first socket does not share its port while it is bound: a port that is taken is an error, as ever.
         first = await self._listener(host, port, tls, reuse_port=False)
-        for listener in first.sockets:
+        for listener in first.sockets if _QUEUES > 1 else ():
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound_to, bound_port = listener.getsockname()[:2]
             for _ in range(_QUEUES - 1):
