@@ -358,6 +358,15 @@ def test_bursts_are_left_more_room_than_what_comes_evenly() -> None:
     assert "at 60% that needs" in why_bursts
 
 
+@pytest.mark.parametrize("target", [0.01, 0.04, 0.99, 1.0])
+def test_an_odd_target_stays_a_share(target: float) -> None:
+    for low, high in ((2, 2), (0, 4)):
+        bench = Bench(replace(CONFIG, utilisation_target=target), serving=2)
+        for half_minute in range(80):
+            decision = bench.run(high if half_minute % 2 else low, 30)
+        assert 1 <= decision.serving <= CONFIG.max
+
+
 def test_the_target_moves_only_once_burstiness_is_known() -> None:
     bench = Bench(replace(CONFIG, max=40), serving=20)
     assert "at 65% that needs" in " ".join(bench.run(120, 890).reasons)

@@ -203,7 +203,7 @@ class Scaler:
         usual = self.config.utilisation_target
         if seen.spread is not None:
             even = seen.present / (seen.present + SPREAD * seen.spread)
-            self._target = max(usual - MOVES, min(even, usual + MOVES))
+            self._target = max(usual - MOVES, usual / 2, min(even, usual + MOVES, 1.0))
 
     def _learn(self, view: PoolView, there: Sorted, seen: "Seen", now: float, wall: float) -> None:
         if self.forecast is not None:
