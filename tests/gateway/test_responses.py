@@ -382,6 +382,8 @@ def test_a_response_that_takes_too_long_is_ended_with_what_there_is(native: tupl
 
 def test_a_replica_that_fails_before_the_first_token_is_replaced(tmp_path: Path) -> None:
     with responder("fails") as first, responder() as second, gateway(tmp_path, {}, first, second) as url:
+        # With only the first of them there, it would be asked again.
+        eventually(lambda: [one["state"] for one in json.loads(ask(f"{url}/admin/state")[1])["replicas"]] == ["up"] * 2)
         for number in range(20):
             status, body = ask(f"{url}/v1/responses", {"model": "m", "input": f"n=2 {number}", "stream": True})
             assert status == 200
