@@ -111,6 +111,7 @@ SHOWN = {
     "tokens_busy": "its core's share in use",
     "added_p50_ms": "added TTFT p50, ms, 10 streams/s",
     "added_p99_ms": "added TTFT p99, ms",
+    "ttft_host_kept": "of the machine kept back by the host meanwhile",
     "idle_mb": "MB idle",
     "streams_mb": "MB more for 1 000 streams",
 }

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.awake import kept_awake
 from benchmarks.gateway_peers import GATEWAYS, Site
 from benchmarks.kit import Kit, Load, Processes, ask, free_port, loading, started, wait_until_serving
 from benchmarks.peers import Unusable
-from benchmarks.report import Samples
+from benchmarks.report import CpuTime, Samples
 
 DIRECT = "direct"
 CONNECTIONS, STREAMS, HELD, STREAMS_PER_S = 64, 32, 1000, 10
 WARM_S, MARGIN_S, SETTLE_S, DRAIN_S = 0.5, 0.5, 1.0, 15.0
 STREAM_TOKENS = 256
+PACED_RUNS, HOST_KEEPS = 3, 0.005
+"""A paced run during which the host kept back more of the machine is made again, so often at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +147,34 @@ def measure_tokens(target: Target) -> None:
 
 
 def measure_ttft(target: Target) -> None:
-    """On top of what the client sees without a gateway in this round: that one is measured first."""
-    seconds = target.bench.plan.open_s
-    flags = {"rate": STREAMS_PER_S, "warm": WARM_S, "dur": seconds, "stream": 1, "ttft": 20_000, "itl": 5000, "n": 64}
-    with target.load("open", **flags) as load:
-        ttft = load.finished(WARM_S + seconds + DRAIN_S)["ttft"]
+    """On top of what the client sees without a gateway in this round: that one is measured first.
+
+    A tenth of a core is in use, so cores would halt between two tokens; see awake.py. What the host keeps back even so
+    lands on a few of 250 streams, and those are the p99: such a run says nothing, and is made again.
+    """
+    runs = []
+    for _ in range(PACED_RUNS):
+        before = CpuTime.now()
+        ttft = paced_ttft(target)
+        runs.append((before.kept_of_all(CpuTime.now()), ttft))
+        if runs[-1][0] <= HOST_KEEPS:
+            break
+    kept, ttft = min(runs, key=lambda run: run[0])
+    target.add("ttft_host_kept", kept)
     for quantile in ("p50", "p99"):
         target.add(f"ttft_{quantile}_ms", ttft[quantile])
         if target.processes:
             if not (direct := target.bench.samples.get(f"{DIRECT}.ttft_{quantile}_ms")):
                 raise Unusable("there is nothing to subtract: the direct run failed")
             target.add(f"added_{quantile}_ms", ttft[quantile] - direct[-1])
+
+
+def paced_ttft(target: Target) -> dict[str, float]:
+    seconds = target.bench.plan.open_s
+    flags = {"rate": STREAMS_PER_S, "warm": WARM_S, "dur": seconds, "stream": 1, "ttft": 20_000, "itl": 5000, "n": 64}
+    with kept_awake(target.bench.cores), target.load("open", **flags) as load:
+        ttft: dict[str, float] = load.finished(WARM_S + seconds + DRAIN_S)["ttft"]
+        return ttft
 
 
 def measure_memory(target: Target) -> None:

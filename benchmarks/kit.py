@@ -149,7 +149,7 @@ def _spawn(command: Command, core: int, out: int) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
+        process_group=0,
         preexec_fn=partial(_settle, core),
     )
 

@@ -169,12 +169,14 @@ class CpuTime:
     busy: float
     ours: float
     """By this process and its ended children."""
+    kept: float
+    """By the host, which ran something else on cores that wanted to run."""
 
     @classmethod
     def now(cls) -> "CpuTime":
         ticks = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
         idle, per_s = sum(ticks[3:5]), os.sysconf("SC_CLK_TCK")
-        return cls(sum(ticks) / per_s, (sum(ticks) - idle) / per_s, sum(os.times()[:4]))
+        return cls(sum(ticks) / per_s, (sum(ticks) - idle) / per_s, sum(os.times()[:4]), ticks[7] / per_s)
 
     def others_of_busy(self, now: "CpuTime") -> float:
         """The share of the CPU time spent that was not ours."""
@@ -183,6 +185,9 @@ class CpuTime:
     def others_of_all(self, now: "CpuTime") -> float:
         """The share of the whole machine that others used, or the host kept from us."""
         return max(0.0, (now.busy - self.busy - now.ours + self.ours) / (now.there - self.there))
+
+    def kept_of_all(self, now: "CpuTime") -> float:
+        return (now.kept - self.kept) / (now.there - self.there)
 
 
 @dataclass(frozen=True, slots=True)

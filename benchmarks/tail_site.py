@@ -105,7 +105,7 @@ def _started(command: Command) -> Iterator[Processes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
         try:
             yield Processes(process)
