@@ -7,7 +7,8 @@ the step logs of all other loads, and of three more before, between and after th
 and from the same hour, since a shared machine is not equally fast all the time.
 
 What is there already (in .bench/fidelity) is not measured again, and with --budget-s it stops after so many seconds and
-says what is missing: call it again. It needs a quiet machine: live is in real time.
+says what is missing: call it again. It needs a quiet machine: live is in real time, on cores kept from halting
+(awake.py).
 """
 
 import argparse

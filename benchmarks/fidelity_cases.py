@@ -5,6 +5,7 @@ a chat template would add some that the workload does not know of.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.awake import kept_awake
 from benchmarks.kit import free_port
 from benchmarks.local_fleet import Program, engines, gateway, stretched_lanes
 
@@ -189,6 +191,7 @@ class Bench:
         else:
             asked += ["--rate", rate, "--requests", requests]
         with ExitStack() as stack:
+            stack.enter_context(kept_awake(os.sched_getaffinity(0)))
             made = stack.enter_context(engines(ports, arguments, self.where))
             served = stack.enter_context(gateway(port, ("--config", self._settings), self.where))
             began, before = time.monotonic(), [program.cpu_s() for program in (*made, served)]

@@ -71,7 +71,7 @@ def compiled(source: Path, folder: Path) -> Kit:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """A process and all it started: they share its session."""
+    """A process and all it started: they share its process group."""
 
     first: subprocess.Popen[bytes]
 
@@ -93,7 +93,7 @@ class Processes:
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(FileNotFoundError, ProcessLookupError):
                 fields = path.read_text().rpartition(") ")[2].split()  # a name may contain anything
-                if int(fields[3]) == self.first.pid:
+                if int(fields[2]) == self.first.pid:
                     stats[int(path.parent.name)] = fields
         return stats
 
