@@ -20,7 +20,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-from benchmarks.gateway_figures import DIRECT, HELD, LOADS, MEMORY, Bench, Measurement, Plan, ready, warm_up
+from benchmarks.gateway_figures import DIRECT, HELD, LOADS, MEMORY, Bench, Plan, ready, warm_up
 from benchmarks.gateway_peers import GATEWAYS, PEERS, installed
 from benchmarks.kit import compiled
 from benchmarks.peers import ROOT, Unusable
@@ -52,35 +52,29 @@ FIGURES = (*LOADS, *MEMORY, ROUTING)
 
 
 def measure(bench: Bench, console: Console) -> None:
-    """One gateway alive at a time, alternately, so that drift of the machine meets all."""
+    """One gateway alive at a time, and one figure of all of them before the next: a shared core may be a third slower
+    two minutes later, and what is compared should have had the same one."""
     for index in range(bench.plan.rounds):
-        for name in (DIRECT, *bench.plan.gateways):
-            console.print(f"round {index + 1} of {bench.plan.rounds}: {name} …", highlight=False)
-            noted = len(bench.notes)
-            for group in (LOADS,) if name == DIRECT else (LOADS, MEMORY):
-                measure_gateway(bench, name, {key: run for key, run in group.items() if key in bench.plan.figures})
-            if name == OURS and ROUTING in bench.plan.figures:
-                measure_routing(bench)
-            console.print(summary(bench.samples, name), style="dim", highlight=False)
-            for note in bench.notes[noted:]:
-                console.print(note, style="yellow", markup=False)
+        for figure in bench.plan.figures:
+            console.print(f"round {index + 1} of {bench.plan.rounds}: {figure} …", highlight=False)
+            for name in (OURS,) if figure == ROUTING else (DIRECT, *bench.plan.gateways):
+                noted, known = len(bench.notes), {key: len(values) for key, values in bench.samples.items()}
+                measure_routing(bench) if figure == ROUTING else measure_gateway(bench, name, figure)
+                if found := summary(bench.samples, known):
+                    console.print(f"  {name}: {found}", style="dim", highlight=False)
+                for note in bench.notes[noted:]:
+                    console.print(note, style="yellow", markup=False)
 
 
-def measure_gateway(bench: Bench, name: str, figures: dict[str, Measurement]) -> None:
-    if not figures:
-        return
+def measure_gateway(bench: Bench, name: str, figure: str) -> None:
     # Headgate would rightly refuse a thousand streams until it had learned that the replicas take so many.
-    slots = HELD if figures.keys() <= MEMORY.keys() else None
+    slots = HELD if figure in MEMORY else None
     try:
         with ready(bench, name, slots) as target:
             warm_up(target)
-            for figure, run in figures.items():
-                try:
-                    run(target)
-                except Unusable as error:
-                    bench.notes.append(f"{name}: {figure}: {error}")
+            (LOADS | MEMORY)[figure](target)
     except Unusable as error:
-        bench.notes.append(f"{name}: {error}")
+        bench.notes.append(f"{name}: {figure}: {error}")
 
 
 def measure_routing(bench: Bench) -> None:
@@ -95,9 +89,10 @@ def measure_routing(bench: Bench) -> None:
             bench.samples[f"{OURS}.routing_ratio"].append(ratio)
 
 
-def summary(samples: Samples, name: str) -> str:
-    mine = {key.split(".")[1]: values[-1] for key, values in samples.items() if key.startswith(f"{name}.")}
-    return ", ".join(f"{figure} {number(value)}" for figure, value in mine.items())
+def summary(samples: Samples, known: dict[str, int]) -> str:
+    """What has come since."""
+    new = {key.split(".")[1]: values[-1] for key, values in samples.items() if len(values) > known.get(key, 0)}
+    return ", ".join(f"{figure} {number(value)}" for figure, value in new.items())
 
 
 # -- the verdict ----------------------------------------------------------------------------------

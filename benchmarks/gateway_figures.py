@@ -210,4 +210,4 @@ LOADS: dict[str, Measurement] = {
     "ttft": measure_ttft,
 }
 MEMORY: dict[str, Measurement] = {"memory": measure_memory}
-"""In a process of its own: after the others, freed memory would be waiting to be used again."""
+"""Of a gateway with room for all those streams."""
