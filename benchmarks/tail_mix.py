@@ -67,11 +67,12 @@ has nine times its mean rate."""
 
 REAL = Setup(
     name="real",
-    engine=("--slots", "16"),
-    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 16 sequences at once",
+    engine=("--slots", "8", "--in-order"),
+    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, "
+    "first come, first served",
     briefly="embedded engine, SmolLM2 135M",
     replicas=1,
-    slots=16,
+    slots=8,
     mix=(
         "chat=poisson:rate=20,prompt=16-60,output=8-24,lane=fast; "
         "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow; "
