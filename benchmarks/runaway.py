@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -36,6 +36,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "runaway.json"
 SEEDS = 3
 """Of ordinary texts: the shipped ones are the same in all."""
 MOST_TOKENS, SLOTS, CONTEXT = 480, 8, 1024
+AT_A_TIME = 32
+"""Prompts between two lines of progress."""
 IN_TIME = 3
 """Repetitions."""
 OR_BYTES = 512
@@ -113,7 +115,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
     yield from (Said(number, prompts()[number][1], pieces[number]) for number in numbers)
 
 
-def said(kept: Path | None, threads: int, count: int) -> list[Said]:
+def said(kept: Path | None, threads: int, count: int, say: Console) -> list[Said]:
     """What was said before, and the rest anew."""
     known: dict[int, Said] = {}
     if kept is not None and kept.is_file():
@@ -121,11 +123,13 @@ def said(kept: Path | None, threads: int, count: int) -> list[Said]:
             one = Said(**json.loads(line))
             known[one.number] = one
     missing = [number for number in range(count) if number not in known]
-    for one in generate(missing, threads) if missing else ():
-        known[one.number] = one
-    if kept is not None:
-        lines = [json.dumps({"number": s.number, "prompt": s.prompt, "pieces": s.pieces}) for s in known.values()]
-        kept.write_text("\n".join(lines) + "\n")
+    for at in range(0, len(missing), AT_A_TIME):
+        new = list(generate(missing[at : at + AT_A_TIME], threads))
+        known |= {one.number: one for one in new}
+        say.print(f"{len(known)} of {count} answers")
+        if kept is not None:
+            with kept.open("a") as file:
+                file.writelines(json.dumps(asdict(one)) + "\n" for one in new)
     return [known[number] for number in sorted(known)]
 
 
@@ -250,7 +254,7 @@ def main() -> int:
     false = judge_ordinary(samples)
     samples["ordinary.if_alike"] = [judge_alike(LEAST)]
     samples["ordinary.if_alike_long"] = [judge_alike(OR_BYTES)]
-    answers = said(args.said, args.threads, args.prompts)
+    answers = said(args.said, args.threads, args.prompts, console)
     loops = judge_loops(answers, samples)
     in_time = samples.get("sentences.in_time", [])
     samples["sentences.in_time_share"] = [sum(in_time) / max(1, len(in_time))]
