@@ -74,20 +74,18 @@ REAL = Setup(
     replicas=1,
     slots=8,
     mix=(
-        "chat=poisson:rate=14,prompt=16-60,output=3-8,lane=fast; "
-        "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=8,lane=slow; "
-        "docs=poisson:rate=0.9,prompt=600-1400,output=6-16,lane=long; "
-        "batch=poisson:rate=6,prompt=60-240,output=8-24,lane=batch"
+        "chat=poisson:rate=20,prompt=16-60,output=8-24,lane=fast; "
+        "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow; "
+        "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long; "
+        "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
     ),
-    capacity_per_s=0.9,
+    capacity_per_s=1.0,
     good=(("fast", 4.0, 0.64), ("slow", 16.0, 0.64), ("long", 80.0, None), ("batch", 2400.0, None)),
     slo_s=16.0,
     target_s=4.0,
     spare_least=None,
     stretched=8.0,
 )
-"""Lanes have the shares they have on the emulated fleet. Answers are shorter still: a token beside prompts takes this
-engine half a second, and 16 of them would hold one of eight slots for longer than a chat may wait for its first."""
 SETUPS = {setup.name: setup for setup in (EMULATED, REAL)}
 
 
