@@ -1,7 +1,7 @@
 """Cores that do not halt while a paced load runs.
 
-A virtual core with nothing to do is handed back to the host, and on a busy host it gets it back milliseconds, at times
-a tenth of a second, after the packet that should wake it. That wait is the host's, and it falls on whoever happens to
+A virtual core with nothing to do goes back to the host, and a busy host returns it milliseconds, at times a tenth of a
+second, after the packet that should wake it. That wait is the host's, and it falls on whoever happens to
 be measured. A program that only burns what nobody else wants (SCHED_IDLE: any other wakes before it) keeps the core;
 what is measured is then the program under test. Both have to be of one session, or the kernel (autogroup) shares the
 core evenly between their sessions first, and the one wakes a tick late.
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-BURN = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.nice(19)\nwhile True: pass"
-"""Nice too, so that the kernel books its time apart from everyone else's."""
+BURN = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""Until whoever started it is gone, however that ended."""
 
 
 @contextmanager
