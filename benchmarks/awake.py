@@ -12,7 +12,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-BURN = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); parent = os.getppid()\nwhile os.getppid() == parent: pass"
+BURN = """
+import os, sys
+os.sched_setaffinity(0, [int(sys.argv[1])])
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+parent = os.getppid()
+while os.getppid() == parent: pass
+"""
 """Until whoever started it is gone, however that ended."""
 
 
@@ -20,7 +26,7 @@ BURN = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); p
 def kept_awake(cores: Iterable[int]) -> Iterator[None]:
     with ExitStack() as stack:
         for core in cores:
-            burner = subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{core}]); {BURN}"])
+            burner = subprocess.Popen([sys.executable, "-c", BURN, str(core)])
             stack.callback(burner.wait)
             stack.callback(burner.kill)
         yield
