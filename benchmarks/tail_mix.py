@@ -67,19 +67,19 @@ has nine times its mean rate."""
 
 REAL = Setup(
     name="real",
-    engine=("--slots", "8", "--in-order"),
-    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 8 sequences at once, "
+    engine=("--slots", "32", "--in-order"),
+    says="the embedded engine with SmolLM2 135M on the same two cores as everything else, 32 sequences at once, "
     "first come, first served",
     briefly="embedded engine, SmolLM2 135M",
     replicas=1,
-    slots=8,
+    slots=32,
     mix=(
-        "chat=poisson:rate=20,prompt=16-60,output=8-24,lane=fast; "
+        "chat=poisson:rate=12,prompt=16-60,output=8-24,lane=fast; "
         "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow; "
         "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long; "
         "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
     ),
-    capacity_per_s=1.0,
+    capacity_per_s=0.8,
     good=(("fast", 4.0, 0.64), ("slow", 16.0, 0.64), ("long", 80.0, None), ("batch", 2400.0, None)),
     slo_s=16.0,
     target_s=4.0,

@@ -41,6 +41,7 @@ def request(
     model: str = "m",
     tokens: int = 10,
     tier: str = "free",
+    stream: bool = True,
 ) -> Request:
     promise = LANES[lane]
     return Request(
@@ -53,6 +54,7 @@ def request(
         tier=tier,
         prompt_tokens=tokens,
         max_output=tokens,
+        stream=stream,
         wait_until=at + promise.wait_bound_s,
         first_token_by=at + promise.ttft_target_s,
     )
@@ -200,10 +202,11 @@ def test_low_lanes_are_held_back_first_but_an_idle_fleet_takes_them() -> None:
 def test_lower_lanes_leave_a_little_room_to_the_lane_that_is_at_work_before_them() -> None:
     made = dispatcher(64)
     send(made, *(request("fast") for _ in range(16)))
-    assert len(placed(send(made, *(request("slow") for _ in range(64))))) == 64 - 16 - 8  # twice the root of 16
+    slow = [request("slow", tokens=5) for _ in range(65)]
+    assert len(placed(send(made, *slow))) == 64 - 16 - 8  # twice the root of 16
     assert len(placed(send(made, *(request("fast") for _ in range(9))))) == 8
     alone = dispatcher(64)
-    assert len(placed(send(alone, *(request("slow") for _ in range(65))))) == 64
+    assert len(placed(send(alone, *slow))) == 64
 
 
 def test_room_left_free_keeps_nobody_from_its_own_share() -> None:
@@ -218,6 +221,31 @@ def test_long_prefills_are_two_for_each_replica_however_much_room_there_is() -> 
     long = [request("slow", tokens=600) for _ in range(6)]
     assert placed(send(made, *long)) == [one.id for one in long[:4]]
     assert placed(made.on(FirstToken(long[0].id), 0.1)) == [long[4].id]
+
+
+def test_low_lanes_send_no_more_prompts_than_replicas_are_busy_with() -> None:
+    """Six prompts of batch in the slots of a small engine would be prefilled no sooner, and keep a chat waiting."""
+    made = dispatcher(8)
+    batch = [request("batch", tokens=150) for _ in range(6)]
+    assert placed(send(made, *batch)) == [one.id for one in batch[:4]]
+    assert len(placed(send(made, *(request("fast", tokens=150) for _ in range(4))))) == 4  # room, and its own turn
+    small = dispatcher(64)
+    assert len(placed(send(small, *(request("batch", tokens=10) for _ in range(40))))) == 40  # all of it in one step
+
+
+def test_the_next_prompt_of_a_low_lane_is_sent_when_one_is_prefilled() -> None:
+    made = dispatcher(8)
+    batch = [request("batch", tokens=200) for _ in range(5)]
+    assert placed(send(made, *batch)) == [one.id for one in batch[:3]]
+    assert placed(made.on(FirstToken(batch[1].id), 0.1)) == [batch[3].id]
+    assert not placed(made.on(FirstToken(batch[1].id), 0.2))
+    assert placed(made.on(AttemptFailed(batch[0].id, "a", Outcome.CANCELLED), 0.3)) == [batch[4].id]
+
+
+def test_of_an_answer_in_one_piece_nobody_knows_when_its_prompt_is_done() -> None:
+    made = dispatcher(64)
+    whole = [request("batch", tokens=200, stream=False) for _ in range(20)]
+    assert len(placed(send(made, *whole))) == 20
 
 
 def test_a_lane_that_was_away_or_had_little_to_do_has_saved_nothing_up() -> None:

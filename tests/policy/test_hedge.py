@@ -116,7 +116,8 @@ class Scene:
         for load in self.made.fleet.loads.values():
             assert (load.requests, load.prefill_tokens, load.decode_tokens) == (0, load.silent_tokens, 0)
         for pool in self.made.pools.values():
-            assert (pool.long_prefills, pool.waiting) == (0, 0)
+            assert pool.waiting == 0
+            assert all((state.prefills, state.prefill_tokens) == (0, 0) for state in pool.lanes.values())
             assert all(tally.running == 0 for tally in pool.tallies.values())
 
 
@@ -415,10 +416,10 @@ def test_a_long_prefill_counts_at_both() -> None:
     scene = Scene(4, 4)
     scene.serve(50, tokens=600, lane="slow")
     name, command = scene.late(tokens=600, lane="slow")
-    (pool,) = scene.made.pools.values()
-    assert pool.long_prefills == 2
+    state = scene.made.passages[name].state
+    assert (state.prefills, state.prefill_tokens) == (2, 1200)
     scene.hear(HedgeWon(name, command.replica_id))
-    assert pool.long_prefills == 1
+    assert (state.prefills, state.prefill_tokens) == (1, 600)
     scene.hear(FirstToken(name))
     scene.end(name)
     scene.settled()

@@ -1,5 +1,7 @@
 """The same dispatcher in virtual time: whatever comes is accounted for once, and the same seed gives the same run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +9,12 @@ from hypothesis import strategies as st
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, RoutingConfig, Tenant
-from headgate.policy.profile import Residuals
+from headgate.policy.profile import Residuals, StepCost
 from headgate.report.results import Results
 from headgate.sim.fleet import Failure, Fleet, Member, dilated, fleet_from, fleet_of
 from headgate.sim.run import Level, run, simulate
 from headgate.workload.arrival import Arrival
+from headgate.workload.load import Workload
 from tests.sim.scene import CONFIG, NO_DELAYS, machine, poisson, simulated
 
 LEVELS: tuple[Level, ...] = ("step", "gateway")
@@ -82,6 +85,31 @@ def test_beyond_capacity_low_lanes_are_refused_and_those_let_in_stay_quick(level
     assert refused.mean() > 0.3
     assert {results.reasons[why][:3] for why in results.why[refused]} == {"503"}
     assert np.quantile(results.values("ttft", "fast"), 0.99) < 0.6
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_on_a_slow_engine_prompts_of_low_lanes_do_not_fill_the_slots_that_chats_need(seed: int) -> None:
+    """As much again as it can do, with a second's work in a prompt of batch and six in a document."""
+    lanes = [
+        replace(
+            lane,
+            ttft_target_s=8.0 * lane.ttft_target_s,
+            gap_target_s=8.0 * lane.gap_target_s,
+            wait_bound_s=8.0 * lane.wait_bound_s,
+        )
+        for lane in CONFIG.lanes
+    ]
+    mix = (
+        "chat=poisson:rate=12,prompt=16-60,output=8-24,lane=fast; "
+        "docs=poisson:rate=1,prompt=600-1400,output=16-48,lane=long; "
+        "batch=poisson:rate=8,prompt=60-240,output=24-72,lane=batch"
+    )
+    config = replace(CONFIG, lanes=tuple(lanes), anonymous=replace(CONFIG.anonymous, trusted=True))
+    cost = StepCost(fixed=0.001, per_prefill=0.0056, per_decode=0.011, per_context=1e-5)
+    arrivals = list(Workload(mix, rate=1.6, duration_s=300.0).arrivals(seed))
+    results = simulated(arrivals, config=config, cost=cost, slots=32, kv_tokens=32 * 4096).results
+    assert not (results.of_lane("fast") & (results.kind == 1)).any()
+    assert np.quantile(results.values("ttft", "fast"), 0.99) < 2.0
 
 
 @pytest.mark.parametrize("level", LEVELS)

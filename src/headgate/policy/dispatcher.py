@@ -220,7 +220,6 @@ class Dispatcher:
         passage = self.passages.get(request_id)
         if passage is None or passage.load is None or passage.first_token_at is not None:
             return
-        was_long = passage.long_prefill
         if self.hedger is not None and not passage.begun:
             self.hedger.heard(passage, now)
         passage.first_token_at = now
@@ -231,8 +230,9 @@ class Dispatcher:
             self._heard_of(load)
         load.decode_tokens += passage.request.max_output
         self.fleet.changed(load)
-        if was_long:
-            passage.state.pool.long_prefills -= 1
+        if passage.prefilling:
+            passage.prefilling = False
+            passage.state.prefilled(passage.request)
             self._pump_all(now, commands)
 
     def _end(
@@ -321,8 +321,9 @@ class Dispatcher:
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
         state.tally.running -= 1
-        if passage.long_prefill:
-            state.pool.long_prefills -= 1
+        if passage.prefilling:
+            passage.prefilling = False
+            state.prefilled(passage.request)
         load.requests -= 1
         if passage.first_token_at is None:
             load.prefill_tokens -= passage.request.prompt_tokens
@@ -377,8 +378,9 @@ class Dispatcher:
         if self.hedger is not None:
             self.hedger.sent(passage, now)
             passage.since = now
-        if passage.long_prefill:
-            state.pool.long_prefills += 1
+        passage.prefilling = self._turns.prefilled_in_turn(state, request)
+        if passage.prefilling:
+            state.prefill(request)
         if passage.attempts == 1:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
@@ -412,7 +414,7 @@ class Dispatcher:
         for tier, tally in zip(self.tiers, tallies, strict=True):
             pool.tallies[lane.name, tier] = tally
             for long in (False, True):
-                pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies)
+                pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies, long)
 
     # -- a second replica ---------------------------------------------------------------------------------------
 
@@ -436,8 +438,8 @@ class Dispatcher:
         other.prefill_tokens += request.prompt_tokens
         self.fleet.changed(other)
         passage.state.tally.running += 1
-        if passage.long_prefill:
-            passage.state.pool.long_prefills += 1
+        if passage.prefilling:
+            passage.state.prefill(request)
         passage.race, passage.hedged = Race(other, now), True
         commands.append(Hedge(request.id, choice.replica_id, choice.reason, choice.scores))
         return True
@@ -502,8 +504,8 @@ class Dispatcher:
         """Give the room of one of two back; neither has had a first token."""
         request, state = passage.request, passage.state
         state.tally.running -= 1
-        if passage.long_prefill:
-            state.pool.long_prefills -= 1
+        if passage.prefilling:
+            state.prefilled(request)
         load.requests -= 1
         load.prefill_tokens -= request.prompt_tokens
         self.fleet.changed(load)

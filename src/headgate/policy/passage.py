@@ -28,6 +28,7 @@ class Passage:
         "grant",
         "hedged",
         "load",
+        "prefilling",
         "race",
         "request",
         "sent_at",
@@ -58,11 +59,8 @@ class Passage:
         """Its client has heard something, from the replica it is at or from one before."""
         self.ahead: Ahead | None = None
         """What stood before it when it began to wait."""
-
-    @property
-    def long_prefill(self) -> bool:
-        """Whether it is at a replica right now with a long prompt that has not been prefilled yet."""
-        return self.request.prompt_tokens > LONG_PROMPT and self.load is not None and self.first_token_at is None
+        self.prefilling = False
+        """Whether it is counted among its lane's prefills."""
 
 
 class Race:
@@ -96,8 +94,14 @@ class LaneState:
     tally: Tally
     tallies: tuple[Tally, ...]
     """Of all tiers of the lane, its own included."""
+    long: bool
+    """Whether it is the one for long prompts."""
     queue: FairQueue = field(default_factory=FairQueue)
     drain: Drain = field(default_factory=Drain)
+    prefills: int = 0
+    """Of those whose prompts replicas are given in turn: how many they have and have not answered yet."""
+    prefill_tokens: int = 0
+    """Their prompts together."""
 
     @property
     def running(self) -> int:
@@ -106,6 +110,14 @@ class LaneState:
         for tally in self.tallies:
             running += tally.running
         return running
+
+    def prefill(self, request: Request) -> None:
+        self.prefills += 1
+        self.prefill_tokens += request.prompt_tokens
+
+    def prefilled(self, request: Request) -> None:
+        self.prefills -= 1
+        self.prefill_tokens -= request.prompt_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +131,5 @@ class Pool:
     """By lane and tier."""
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
-    long_prefills: int = 0
     turn: float = 0.0
     """What the lane that went last had been served before: whoever comes to an empty queue starts from there."""

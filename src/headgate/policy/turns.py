@@ -13,9 +13,10 @@ from headgate.model.tier import Tier
 from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
 
-LONG_EACH: Final = 2
-"""Long prefills that a replica may have at once. More would end no sooner, and wait there with room that a short prompt
-could use; one would leave it without work until the next is sent."""
+PREFILLS_EACH: Final = 2
+"""Prompts of low lanes, and long ones, that a replica may have at once; short ones, until they are LONG_PROMPT together.
+More would end no sooner, and wait there with room that a more urgent one could use; one would leave it without work
+until the next is sent."""
 HEADROOM: Final = 2.0
 """Square roots of what a lane with a reserve has at work that lower lanes leave free for it, at most its reserve: by so
 much it may grow by chance before anybody's room comes back."""
@@ -67,7 +68,12 @@ class Turns:
             held = room - used <= self._headroom(state, room)
         if held and state.running >= max(1, int(self._share(lane) * room)):
             return False  # it has its share, and what is left is for others
-        return used == 0 or not self._too_long_for_now(state, request)
+        return used == 0 or not self.prefilled_in_turn(state, request) or not self._enough_to_prefill(state)
+
+    def prefilled_in_turn(self, state: LaneState, request: Request) -> bool:
+        """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane. When
+        an answer that is not streamed has got that far nobody knows: it counts only if it is long, until its end."""
+        return request.prompt_tokens > LONG_PROMPT or (request.stream and state.lane.priority > self._first)
 
     def _headroom(self, state: LaneState, room: int) -> int:
         """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""
@@ -94,8 +100,13 @@ class Turns:
     def _share(self, lane: Lane) -> float:
         return lane.weight / sum(other.weight for other in self._lanes.values())
 
-    def _too_long_for_now(self, state: LaneState, request: Request) -> bool:
-        """It has a long prompt, and enough of those are being prefilled already."""
-        if request.prompt_tokens <= LONG_PROMPT:
-            return False
-        return state.pool.long_prefills >= LONG_EACH * self._fleet.usable(state.pool.model, state.lane.name)
+    def _enough_to_prefill(self, state: LaneState) -> bool:
+        """Whether replicas have as much as they need of what is prefilled in turn. A short prompt is not kept waiting by
+        its own lane's long ones."""
+        prefills = tokens = 0
+        for other in state.pool.lanes.values():
+            if other.prefills and (state.long or not other.long or other.lane is not state.lane):
+                prefills += other.prefills
+                tokens += other.prefill_tokens
+        replicas = self._fleet.usable(state.pool.model, state.lane.name)
+        return prefills >= PREFILLS_EACH * replicas and tokens >= LONG_PROMPT * replicas
