@@ -14,8 +14,8 @@ from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
 
 PREFILLS_EACH: Final = 2
-"""Prompts of low lanes, and long ones, that a replica may have at once; short ones, until they are LONG_PROMPT together.
-More would end no sooner, and wait there with room that a more urgent one could use; one would leave it without work
+"""Prompts of low lanes, and long ones, that a replica may have at once; more, if all are less than LONG_PROMPT together.
+Others would end no sooner, and wait there with room that a more urgent one could use; one would leave it without work
 until the next is sent."""
 HEADROOM: Final = 2.0
 """Square roots of what a lane with a reserve has at work that lower lanes leave free for it, at most its reserve: by so
@@ -101,8 +101,8 @@ class Turns:
         return lane.weight / sum(other.weight for other in self._lanes.values())
 
     def _enough_to_prefill(self, state: LaneState) -> bool:
-        """Whether replicas have as much as they need of what is prefilled in turn. A short prompt is not kept waiting by
-        its own lane's long ones."""
+        """Whether replicas have as much as they need of what is prefilled in turn. A short prompt does not wait for its
+        own lane's long ones."""
         prefills = tokens = 0
         for other in state.pool.lanes.values():
             if other.prefills and (state.long or not other.long or other.lane is not state.lane):
