@@ -14,7 +14,7 @@ from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
 
 PREFILLS_EACH: Final = 2
-"""Prompts of low lanes, and long ones, that a replica may have at once; more, if all are less than LONG_PROMPT together.
+"""Prompts of low lanes, and long ones, that a replica may have at once; more, if they are less than LONG_PROMPT in all.
 Others would end no sooner, and wait there with room that a more urgent one could use; one would leave it without work
 until the next is sent."""
 HEADROOM: Final = 2.0
