@@ -242,10 +242,18 @@ def test_the_next_prompt_of_a_low_lane_is_sent_when_one_is_prefilled() -> None:
     assert placed(made.on(AttemptFailed(batch[0].id, "a", Outcome.CANCELLED), 0.3)) == [batch[4].id]
 
 
-def test_of_an_answer_in_one_piece_nobody_knows_when_its_prompt_is_done() -> None:
+def test_the_prompt_of_an_answer_in_one_piece_counts_for_as_long_as_it_should_take() -> None:
     made = dispatcher(64)
-    whole = [request("batch", tokens=200, stream=False) for _ in range(20)]
-    assert len(placed(send(made, *whole))) == 20
+    whole = [request("batch", tokens=1000, stream=False) for _ in range(6)]
+    assert placed(send(made, *whole)) == [one.id for one in whole[:2]]
+    assert made.wake_at == pytest.approx(0.1)
+    assert not placed(made.on(Tick(), 0.09))
+    assert placed(made.on(Tick(), 0.1)) == [one.id for one in whole[2:4]]
+    assert placed(made.on(Ended(whole[2].id, Outcome.CANCELLED), 0.15)) == [whole[4].id]
+    assert placed(made.on(Tick(), 0.2)) == [whole[5].id]  # the other one is over; the one that ended counts once
+    made.on(Tick(), 9.0)
+    (pool,) = made.pools.values()
+    assert all((state.prefills, state.prefill_tokens) == (0, 0) for state in pool.lanes.values())
 
 
 def test_a_lane_that_was_away_or_had_little_to_do_has_saved_nothing_up() -> None:

@@ -45,6 +45,7 @@ from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedge
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.members import Members
 from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Race, Tally
+from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
@@ -86,6 +87,7 @@ class Dispatcher:
         self._rng = rng
         self._no_replica_wait_s = no_replica_wait_s
         self._turns = Turns(self.fleet, self.lanes, self.tiers)
+        self._prefills = Prefills()
         self._look_again_at = inf
         self.arrived_tokens = 0
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
@@ -93,6 +95,8 @@ class Dispatcher:
     def on(self, event: Event, now: float) -> list[Command]:
         # Not a match: where this is compiled, its patterns look every field up by name.
         commands: list[Command] = []
+        if self._prefills.wake_at <= now and self._prefills.pass_time(now):
+            self._pump_all(now, commands)
         if isinstance(event, Arrived):
             self._arrive(event.request, now, commands)
         elif isinstance(event, FirstToken):
@@ -230,9 +234,7 @@ class Dispatcher:
             self._heard_of(load)
         load.decode_tokens += passage.request.max_output
         self.fleet.changed(load)
-        if passage.prefilling:
-            passage.prefilling = False
-            passage.state.prefilled(passage.request)
+        if self._prefills.over(passage):
             self._pump_all(now, commands)
 
     def _end(
@@ -321,9 +323,7 @@ class Dispatcher:
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
         state.tally.running -= 1
-        if passage.prefilling:
-            passage.prefilling = False
-            state.prefilled(passage.request)
+        self._prefills.over(passage)
         load.requests -= 1
         if passage.first_token_at is None:
             load.prefill_tokens -= passage.request.prompt_tokens
@@ -378,9 +378,8 @@ class Dispatcher:
         if self.hedger is not None:
             self.hedger.sent(passage, now)
             passage.since = now
-        passage.prefilling = self._turns.prefilled_in_turn(state, request)
-        if passage.prefilling:
-            state.prefill(request)
+        if self._turns.prefilled_in_turn(state, request):
+            self._prefills.sent(passage, now)
         if passage.attempts == 1:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
@@ -438,8 +437,7 @@ class Dispatcher:
         other.prefill_tokens += request.prompt_tokens
         self.fleet.changed(other)
         passage.state.tally.running += 1
-        if passage.prefilling:
-            passage.state.prefill(request)
+        self._prefills.sent_twice(passage)
         passage.race, passage.hedged = Race(other, now), True
         commands.append(Hedge(request.id, choice.replica_id, choice.reason, choice.scores))
         return True
@@ -504,8 +502,7 @@ class Dispatcher:
         """Give the room of one of two back; neither has had a first token."""
         request, state = passage.request, passage.state
         state.tally.running -= 1
-        if passage.prefilling:
-            state.prefilled(request)
+        self._prefills.one_less(passage)
         load.requests -= 1
         load.prefill_tokens -= request.prompt_tokens
         self.fleet.changed(load)
@@ -554,8 +551,10 @@ class Dispatcher:
     def _set_alarm(self) -> None:
         wake_at = min(self._look_again_at, self.health.wake_at())
         for pool in self.pools.values():
-            for state in pool.lanes.values() if pool.waiting else ():
-                wake_at = min(wake_at, state.queue.next_expiry)
+            if pool.waiting:
+                wake_at = min(wake_at, self._prefills.wake_at)
+                for state in pool.lanes.values():
+                    wake_at = min(wake_at, state.queue.next_expiry)
         if self.hedger is not None:
             wake_at = min(wake_at, self.hedger.wake_at)
         self.wake_at = wake_at

@@ -111,14 +111,6 @@ class LaneState:
             running += tally.running
         return running
 
-    def prefill(self, request: Request) -> None:
-        self.prefills += 1
-        self.prefill_tokens += request.prompt_tokens
-
-    def prefilled(self, request: Request) -> None:
-        self.prefills -= 1
-        self.prefill_tokens -= request.prompt_tokens
-
 
 @dataclass(slots=True, eq=False)
 class Pool:

@@ -71,9 +71,8 @@ class Turns:
         return used == 0 or not self.prefilled_in_turn(state, request) or not self._enough_to_prefill(state)
 
     def prefilled_in_turn(self, state: LaneState, request: Request) -> bool:
-        """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane. When
-        an answer that is not streamed has got that far nobody knows: it counts only if it is long, until its end."""
-        return request.prompt_tokens > LONG_PROMPT or (request.stream and state.lane.priority > self._first)
+        """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane."""
+        return request.prompt_tokens > LONG_PROMPT or state.lane.priority > self._first
 
     def _headroom(self, state: LaneState, room: int) -> int:
         """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""

@@ -1,0 +1,61 @@
+"""Which prompts do replicas have that they are given in turn, and have not answered yet?"""
+
+from heapq import heappop, heappush
+from math import inf
+from typing import Final
+
+from headgate.policy.passage import Passage
+
+TOKEN_S: Final = 0.0001
+"""Of an answer in one piece nothing is heard before its end. Its prompt counts for so long for each token, as on many a
+GPU: a slower engine is given more of them than it needs, and does not run empty."""
+
+
+class Prefills:
+    """The dispatcher tells it what is sent and heard; each lane has the sums."""
+
+    def __init__(self) -> None:
+        self.wake_at = inf
+        """When one that is not heard of stops counting."""
+        self._unheard: list[tuple[float, int, float, Passage]] = []
+        """A heap: until when each counts, and which sending of it that is about. Those over by now are in it, too."""
+        self._number = 0
+
+    def sent(self, passage: Passage, now: float) -> None:
+        """Its prompt is one of those, and it is at a replica now."""
+        passage.prefilling = True
+        self.sent_twice(passage)
+        if not passage.request.stream:
+            self._number += 1
+            due = now + TOKEN_S * passage.request.prompt_tokens
+            heappush(self._unheard, (due, self._number, passage.sent_at, passage))
+            self.wake_at = self._unheard[0][0]
+
+    def sent_twice(self, passage: Passage) -> None:
+        """It is at a second replica, too."""
+        if passage.prefilling:
+            passage.state.prefills += 1
+            passage.state.prefill_tokens += passage.request.prompt_tokens
+
+    def one_less(self, passage: Passage) -> None:
+        """It was at two replicas, and is at one of them."""
+        if passage.prefilling:
+            passage.state.prefills -= 1
+            passage.state.prefill_tokens -= passage.request.prompt_tokens
+
+    def over(self, passage: Passage) -> bool:
+        """Its first token is there, or it is at no replica any more. Whether it had been counted."""
+        counted = passage.prefilling
+        self.one_less(passage)
+        passage.prefilling = False
+        return counted
+
+    def pass_time(self, now: float) -> bool:
+        """Whether somebody stopped counting."""
+        unheard, some = self._unheard, False
+        while unheard and unheard[0][0] <= now:
+            _, _, sent_at, passage = heappop(unheard)
+            if passage.sent_at == sent_at and self.over(passage):
+                some = True
+        self.wake_at = unheard[0][0] if unheard else inf
+        return some
