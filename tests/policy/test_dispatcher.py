@@ -256,6 +256,17 @@ def test_the_prompt_of_an_answer_in_one_piece_counts_for_as_long_as_it_should_ta
     assert all((state.prefills, state.prefill_tokens) == (0, 0) for state in pool.lanes.values())
 
 
+def test_and_how_long_that_is_is_learned_from_those_that_are_streamed() -> None:
+    made = dispatcher(64)
+    for turn in range(60):
+        send(made, one := request("slow", at=turn, tokens=1000))
+        made.on(FirstToken(one.id), turn + 2.0)
+        made.on(Ended(one.id, Outcome.COMPLETED, (1000, 1)), turn + 2.0)
+    whole = [request("batch", at=100.0, tokens=500, stream=False) for _ in range(3)]
+    assert placed(send(made, *whole)) == [one.id for one in whole[:2]]
+    assert made.wake_at == pytest.approx(101.0, abs=0.02)
+
+
 def test_a_lane_that_was_away_or_had_little_to_do_has_saved_nothing_up() -> None:
     """While batch waits and fast is served, slow sends little. Then it floods: fast must not feel that."""
     plain = {name: dataclasses.replace(lane, reserve=0.0, hold_above=1.0) for name, lane in LANES.items()}

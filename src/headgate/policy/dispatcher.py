@@ -234,7 +234,7 @@ class Dispatcher:
             self._heard_of(load)
         load.decode_tokens += passage.request.max_output
         self.fleet.changed(load)
-        if self._prefills.over(passage):
+        if self._prefills.heard(passage, now):
             self._pump_all(now, commands)
 
     def _end(

@@ -4,15 +4,16 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
-from headgate.policy.passage import Passage
+from headgate.policy.passage import LONG_PROMPT, Passage
 
 TOKEN_S: Final = 0.0001
-"""Of an answer in one piece nothing is heard before its end. Its prompt counts for so long for each token, as on many a
-GPU: a slower engine is given more of them than it needs, and does not run empty."""
+"""From a long prompt's sending to its first token, for each of its tokens, before any is measured: as on many a GPU."""
+LEARN: Final = 0.1
 
 
 class Prefills:
-    """The dispatcher tells it what is sent and heard; each lane has the sums."""
+    """The dispatcher tells it what is sent and heard; each lane has the sums. Of an answer in one piece nothing is
+    heard before its end: its prompt counts for as long as one that is streamed usually does."""
 
     def __init__(self) -> None:
         self.wake_at = inf
@@ -20,6 +21,7 @@ class Prefills:
         self._unheard: list[tuple[float, int, float, Passage]] = []
         """A heap: until when each counts, and which sending of it that is about. Those over by now are in it, too."""
         self._number = 0
+        self._token_s = TOKEN_S
 
     def sent(self, passage: Passage, now: float) -> None:
         """Its prompt is one of those, and it is at a replica now."""
@@ -27,7 +29,7 @@ class Prefills:
         self.sent_twice(passage)
         if not passage.request.stream:
             self._number += 1
-            due = now + TOKEN_S * passage.request.prompt_tokens
+            due = now + self._token_s * passage.request.prompt_tokens
             heappush(self._unheard, (due, self._number, passage.sent_at, passage))
             self.wake_at = self._unheard[0][0]
 
@@ -43,8 +45,15 @@ class Prefills:
             passage.state.prefills -= 1
             passage.state.prefill_tokens -= passage.request.prompt_tokens
 
+    def heard(self, passage: Passage, now: float) -> bool:
+        """Its first token is there. Whether it had been counted."""
+        tokens = passage.request.prompt_tokens
+        if passage.prefilling and passage.request.stream and tokens > LONG_PROMPT:
+            self._token_s += LEARN * ((now - passage.sent_at) / tokens - self._token_s)
+        return self.over(passage)
+
     def over(self, passage: Passage) -> bool:
-        """Its first token is there, or it is at no replica any more. Whether it had been counted."""
+        """It is at no replica any more. Whether it had been counted."""
         counted = passage.prefilling
         self.one_less(passage)
         passage.prefilling = False
