@@ -30,7 +30,7 @@ LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0)
 REAL_LOADS = (0.8, 1.5, 2.0)
 GATEWAYS = ("headgate", "nginx", "sglang", "vllm")
 REAL_GATEWAYS = ("headgate", "nginx")
-SECONDS, QUICK_S = 120.0, 15.0
+QUICK_S = 15.0
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "images" / "tail.svg"
 KEPT = ROOT / ".bench" / "tail"
@@ -54,8 +54,8 @@ def arguments() -> argparse.Namespace:
     args.gateways = tuple(args.gateways.split(",")) if args.gateways else REAL_GATEWAYS if args.real else GATEWAYS
     if unknown := set(args.gateways) - set(GATEWAYS):
         parser.error(f"no such gateway: {', '.join(sorted(unknown))}")
-    args.seconds = args.seconds or (QUICK_S if args.quick else SECONDS)
     name = "real" if args.real else "emulated"
+    args.seconds = args.seconds or (QUICK_S if args.quick else SETUPS[name].seconds)
     args.points = args.points or KEPT / (f"{name}-quick" if args.quick else name)
     if args.out is None and not args.quick:
         args.out = RESULTS / ("tail_real.json" if args.real else "tail.json")
