@@ -89,8 +89,8 @@ REAL = Setup(
     seconds=240.0,
     stretched=8.0,
 )
-"""The same shares as above. In two minutes there would be 50 chats at 0.8 times its capacity, the slowest of which is the
-p99, and a fifth of what it computes would not be done when time is up."""
+"""The same shares as above. In two minutes there would be 50 chats at 0.8 times its capacity, so that the slowest is
+their p99, and a fifth of what it computes would not be done when time is up."""
 SETUPS = {setup.name: setup for setup in (EMULATED, REAL)}
 
 
