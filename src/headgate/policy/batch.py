@@ -384,7 +384,11 @@ class Batcher:
 
     def _prefill_rows(self, decodes: list[Sequence], prefilling: list[Sequence], now: float) -> list[Row]:
         prefilling.sort(key=lambda s: urgency(s, now, self.config))
-        left = self._chunk(decodes, prefilling[0].computed, now)
+        first = prefilling[0]
+        left = self._chunk(decodes, first.computed, now)
+        urgent = sum([sequence.pending for sequence in prefilling if sequence.priority == first.priority])
+        if urgent > left and decodes:
+            left = max(left, min(urgent, self._chunk(decodes, first.computed, now, beside=True)))
         rows = []
         for sequence in prefilling:
             count = min(left, sequence.pending)
@@ -393,17 +397,21 @@ class Batcher:
                 left -= count
         return rows
 
-    def _chunk(self, decodes: list[Sequence], start: int, now: float) -> int:
-        """The most prompt tokens this step may hold so that every running stream's next token is in time."""
-        config = self.config
+    def _chunk(self, decodes: list[Sequence], start: int, now: float, *, beside: bool = False) -> int:
+        """The most prompt tokens this step may hold so that every running stream's next token is in time. `beside`: the
+        limit of a step is for them alone. Otherwise many streams, each with time left, would take all of it, and the
+        most urgent prompt would go on by the least there is."""
+        config, step_time = self.config, self.step_time
+        context = sum(sequence.computed + 1 for sequence in decodes)
+        caution = 1.0 + 2.0 * step_time.spread
         slack = config.step_limit_s
+        if beside:
+            slack += caution * step_time.predict(StepShape(0, len(decodes), context))
         for sequence in decodes:
             assert sequence.last_token_at is not None
             slack = min(slack, sequence.last_token_at + sequence.gap_target_s - now)
         most = min(config.chunk_limit, config.step_tokens - len(decodes))
-        context = sum(sequence.computed + 1 for sequence in decodes)
-        careful = slack / (1.0 + 2.0 * self.step_time.spread)
-        fitting = self.step_time.largest_prefill(careful, len(decodes), context, start, most)
+        fitting = step_time.largest_prefill(slack / caution, len(decodes), context, start, most)
         return max(fitting, min(config.chunk_floor, most))
 
     def _drafted(self, decodes: list[Sequence]) -> list[Row]:
