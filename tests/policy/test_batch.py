@@ -67,6 +67,22 @@ def test_a_chunk_never_falls_below_the_floor() -> None:
     assert counts(plan(batch, now + 5.0))[2] == BatchConfig().chunk_floor
 
 
+def test_an_urgent_prompt_has_the_step_limit_to_itself_beside_streams_that_have_time() -> None:
+    """Three streams take 25 ms of a step of 30: with 5 left an urgent prompt would go on by the floor."""
+    batch, runner = batcher(BatchConfig(step_limit_s=0.03, chunk_floor=1)), ScriptedRunner()
+    now = 0.0
+    for number in range(3):
+        one = sequence(number, [number] * 4, max_output=50, gap_s=2.0, arrived=now, priority=1)
+        now = decoding(batch, runner, one, now)
+    knows_the_machine(batch)
+    batch.add(sequence(8, range(100), arrived=now, priority=2))
+    batch.add(sequence(9, range(200, 203), arrived=now))
+    assert counts(plan(batch, now)) == {0: 1, 1: 1, 2: 1, 9: 3}  # and nothing more for the one that is less urgent
+    batch.cancel(9, now)
+    batch.add(sequence(10, range(300, 330), arrived=now))
+    assert counts(plan(batch, now))[10] == 4  # 30 ms
+
+
 def test_with_nobody_decoding_the_step_limit_and_512_bound_the_chunk() -> None:
     batch = batcher(slot_tokens=2048)
     knows_the_machine(batch)
