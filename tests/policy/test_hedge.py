@@ -412,6 +412,22 @@ def test_a_client_that_leaves_gives_both_back(scene: Scene) -> None:
     assert scene.hedger.counts == {("fast", "cancelled"): 1}
 
 
+def test_a_long_prompt_at_two_replicas_that_is_not_heard_of_stops_counting_at_both() -> None:
+    scene = Scene(4, 4)
+    scene.serve(60, took_s=60.0, tokens=600, lane="slow")  # so long it is thought to take
+    scene.serve(50, tokens=600, lane="slow", stream=False)
+    name = scene.arrive(tokens=600, lane="slow", stream=False)
+    (command,) = scene.wait(10.0)
+    assert isinstance(command, Hedge)
+    state = scene.made.passages[name].state
+    assert (state.prefills, state.prefill_tokens) == (2, 1200)
+    scene.now += 100.0
+    scene.hear(Tick())
+    assert (state.prefills, state.prefill_tokens) == (0, 0)
+    scene.end(name)
+    scene.settled()
+
+
 def test_a_long_prefill_counts_at_both() -> None:
     scene = Scene(4, 4)
     scene.serve(50, tokens=600, lane="slow")

@@ -59,8 +59,8 @@ class Passage:
         """Its client has heard something, from the replica it is at or from one before."""
         self.ahead: Ahead | None = None
         """What stood before it when it began to wait."""
-        self.prefilling = False
-        """Whether it is counted among its lane's prefills."""
+        self.prefilling = 0
+        """How often it is counted among its lane's prefills: once for each replica it is at."""
 
 
 class Race:

@@ -25,8 +25,7 @@ class Prefills:
 
     def sent(self, passage: Passage, now: float) -> None:
         """Its prompt is one of those, and it is at a replica now."""
-        passage.prefilling = True
-        self.sent_twice(passage)
+        self._count(passage, 1)
         if not passage.request.stream:
             self._number += 1
             due = now + self._token_s * passage.request.prompt_tokens
@@ -36,14 +35,12 @@ class Prefills:
     def sent_twice(self, passage: Passage) -> None:
         """It is at a second replica, too."""
         if passage.prefilling:
-            passage.state.prefills += 1
-            passage.state.prefill_tokens += passage.request.prompt_tokens
+            self._count(passage, 1)
 
     def one_less(self, passage: Passage) -> None:
         """It was at two replicas, and is at one of them."""
         if passage.prefilling:
-            passage.state.prefills -= 1
-            passage.state.prefill_tokens -= passage.request.prompt_tokens
+            self._count(passage, -1)
 
     def heard(self, passage: Passage, now: float) -> bool:
         """Its first token is there. Whether it had been counted."""
@@ -55,9 +52,9 @@ class Prefills:
     def over(self, passage: Passage) -> bool:
         """It is at no replica any more. Whether it had been counted."""
         counted = passage.prefilling
-        self.one_less(passage)
-        passage.prefilling = False
-        return counted
+        if counted:
+            self._count(passage, -counted)
+        return counted > 0
 
     def pass_time(self, now: float) -> bool:
         """Whether somebody stopped counting."""
@@ -68,3 +65,8 @@ class Prefills:
                 some = True
         self.wake_at = unheard[0][0] if unheard else inf
         return some
+
+    def _count(self, passage: Passage, times: int) -> None:
+        passage.prefilling += times
+        passage.state.prefills += times
+        passage.state.prefill_tokens += times * passage.request.prompt_tokens
