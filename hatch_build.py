@@ -17,7 +17,7 @@ HOT = {
     "model": "lane quantile replica request sampling sequence step tier",
     "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet gradient health hedge holders lanes"
     " limits members neighbours outlier output passage prefills prompt_size retry route runaway shape shared_limits"
-    " speculate turns urgency",
+    " speculate standing turns urgency",
     "wire": "canonical errors exchange limits message outbox protocol reader router websocket",
     "replica": "connection dialects http openai sse",
     "gateway": "accept account backlog bounded continuation gateway identity output relay",

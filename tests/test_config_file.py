@@ -66,6 +66,7 @@ def test_the_example_says_what_it_shows() -> None:
         weight=4.0,
         requests_per_min=600,
         tokens_per_min=400_000,
+        concurrency=32,
         trusted=True,
         default_lane="agents",
         lanes=frozenset({"fast", "slow", "long", "agents"}),

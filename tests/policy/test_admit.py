@@ -1,8 +1,9 @@
 import random
+from itertools import pairwise
 
 import pytest
 
-from headgate.policy.admit import Drain, come_back_in
+from headgate.policy.admit import Drain, come_back_at
 
 
 def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:
@@ -61,14 +62,22 @@ def test_it_follows_a_change_of_speed() -> None:
     assert drain.per_second(now) == pytest.approx(100.0, rel=0.1)
 
 
-def test_come_back_when_the_queue_is_through_spread_out_and_within_reason() -> None:
-    drain, rng = Drain(), random.Random(1)
-    drain.backlog(True, 0.0)
-    for index in range(1, 51):
-        drain.left(index * 0.1)
-    times = {come_back_in(drain, 20, 30.0, 5.0, rng) for _ in range(50)}
+def test_a_refused_client_comes_back_when_it_would_have_had_its_turn_after_those_told_before_it() -> None:
+    rng, now, promised = random.Random(1), 100.0, float("-inf")
+    told = []
+    for _ in range(5):
+        promised = come_back_at(2.15, 0.5, promised, now, rng)
+        told.append(promised - now)
+    assert 2.15 <= told[0] <= 2.3
+    assert all(0.5 <= later - sooner <= 0.625 for sooner, later in pairwise(told))
+
+
+def test_a_promise_that_has_passed_moves_nobody() -> None:
+    assert come_back_at(0.0, 0.2, 50.0, 100.0, random.Random(1)) == pytest.approx(100.05, abs=0.051)
+
+
+def test_nobody_is_told_to_wait_longer_than_clients_heed() -> None:
+    rng = random.Random(1)
+    times = {come_back_at(1e6, 5.0, 0.0, 0.0, rng) for _ in range(50)}
     assert len(times) == 50
-    assert all(1.5 < one < 2.6 for one in times)
-    assert come_back_in(drain, 100_000, 2.0, 5.0, rng) <= 2.4
-    assert 0.3 < come_back_in(Drain(), 5, 0.4, 0.0, rng) < 0.5
-    assert come_back_in(drain, 0, 0.0, 5.0, rng) >= 0.04
+    assert all(30.0 <= one <= 60.0 for one in times)

@@ -306,7 +306,10 @@ class Gateway:
 
     def _rates(self, tenant: str, now: float) -> Headers:
         """OpenAI's headers for what is left of a tenant's limits."""
-        view = self.dispatcher.limits.view(tenant, self.dispatcher.tenants[tenant], now)
+        limits = self.dispatcher.tenants.get(tenant)
+        if limits is None:  # its only limit is its concurrency, or its limits were taken away meanwhile
+            return ()
+        view = self.dispatcher.limits.view(tenant, limits, now)
         headers: list[tuple[str, str]] = []
         for name, rate in (("requests", view.requests), ("tokens", view.tokens)):
             if rate is not None:

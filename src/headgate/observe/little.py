@@ -22,7 +22,10 @@ TURNED_AWAY = frozenset(
         Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.QUEUE_FULL, Outcome.NOT_READY,
     )
 )  # fmt: skip
-"""Never got in. Counted as arrivals that stayed no time, they would leave λ·W as it is, and make λ and W useless."""
+"""Never got in, unless they waited for longer than AT_ONCE_S: for a tenant's own concurrency, or until another tenant
+took their place in a full queue. Counted as arrivals that stayed no time, they would leave λ·W as it is, and make λ and
+W useless."""
+AT_ONCE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from headgate.model.outcome import KINDS, Outcome
 from headgate.model.quantile import GRID
 from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
-from headgate.observe.little import TURNED_AWAY, Law
+from headgate.observe.little import AT_ONCE_S, TURNED_AWAY, Law
 from headgate.observe.timeline import Timeline
 from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT, Counts, Window
 
@@ -144,7 +144,7 @@ class Series:
         if outcome not in NEVER_QUEUED:
             queue_s = record.queue_s
             self.see(QUEUE, queue_s, GRID.index(queue_s))
-        if outcome not in TURNED_AWAY:
+        if outcome not in TURNED_AWAY or record.queue_s > AT_ONCE_S:
             law = lane.law
             law.left += 1
             law.stayed_s += e2e_s

@@ -11,6 +11,11 @@ from math import exp
 
 MEMORY_S = 5.0
 """How far back the drain rate looks, in seconds of backlog."""
+SOONEST_S = 0.05
+LATEST_S = 60.0
+"""Most that a client is told to wait: official clients heed no more, and nothing is known of what will be then."""
+SPREAD = 0.25
+"""Part of the time between two turns by which clients are spread out."""
 
 
 @dataclass(slots=True)
@@ -56,9 +61,9 @@ class Drain:
             self.busy_s = self.busy_s * keep + elapsed
 
 
-def come_back_in(drain: Drain, waiting: int, bound_s: float, now: float, rng: random.Random) -> float:
-    """When a refused request is worth sending again: when those who wait now are gone, or at the latest when their
-    bound has passed. Spread out, so that the refused do not all return at once."""
-    rate = drain.per_second(now)
-    expected = min(waiting / rate if rate else bound_s, max(bound_s, 1.0))
-    return max(0.05, expected) * rng.uniform(0.8, 1.2)
+def come_back_at(wait_s: float, every_s: float, promised: float, now: float, rng: random.Random) -> float:
+    """When a refused request is worth sending again: when it would have had its turn, and after those of its tenant
+    that were told a moment before it (`promised`: the last such moment), at the pace at which the queue drains. Clients
+    that all came back at once would be refused again, and most give up after two retries."""
+    due = max(now + max(wait_s, SOONEST_S), promised + every_s) + rng.uniform(0.0, SPREAD) * every_s
+    return due if due <= now + LATEST_S else now + LATEST_S * rng.uniform(0.5, 1.0)

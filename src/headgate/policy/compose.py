@@ -16,6 +16,7 @@ from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
+from headgate.policy.standing import Expected
 
 BLOCK_TOKENS = 16
 """KV memory is accounted for in blocks of so many tokens."""
@@ -32,13 +33,14 @@ def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
         tiers=tiers(config),
         retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
         hedger=Hedger(config.hedge) if config.hedge.enabled else None,
+        expected=expected(config),
     )
 
 
 def reconfigure(dispatcher: Dispatcher, config: GatewayConfig) -> None:
     """As much of a new config as a running dispatcher takes. ValueError: none of it, and why."""
     lanes = {lane.name: lane for lane in config.lanes}
-    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), routing(config))
+    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), routing(config), expected(config))
 
 
 def batcher_for(
@@ -86,6 +88,14 @@ def health(config: GatewayConfig) -> HealthConfig:
     chosen = config.health
     return HealthConfig(
         failures=chosen.failures, successes=chosen.successes, cooldown_s=chosen.cooldown_s, ramp_s=chosen.ramp_s
+    )
+
+
+def expected(config: GatewayConfig) -> Expected:
+    tenants = (*config.tenants, config.anonymous)
+    return Expected(
+        {tenant.name: tenant.weight for tenant in config.tenants if tenant.allowed},
+        {tenant.name: tenant.concurrency for tenant in tenants if tenant.concurrency is not None},
     )
 
 

@@ -36,7 +36,7 @@ from headgate.model.record import Ahead
 from headgate.model.replica import Load
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
-from headgate.policy.admit import come_back_in
+from headgate.policy.admit import come_back_at
 from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
@@ -49,8 +49,11 @@ from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
+from headgate.policy.standing import NOBODY_EXPECTED, Comers, Expected
 from headgate.policy.turns import Turns
 
+TOKEN_S: Final = 0.025
+"""Seconds per output token that a slot is taken to be held for, before any request has ended."""
 LOOK_AGAIN_S: Final = 0.1
 """When everybody who was asked is busy or failed: how soon to ask again."""
 
@@ -68,6 +71,7 @@ class Dispatcher:
         no_replica_wait_s: float = 10.0,
         tiers: dict[str, Tier] | None = None,
         hedger: Hedger | None = None,
+        expected: Expected = NOBODY_EXPECTED,
     ) -> None:
         self.lanes = lanes
         self.tiers = tiers or TIERS
@@ -86,7 +90,7 @@ class Dispatcher:
         self._routing = routing
         self._rng = rng
         self._no_replica_wait_s = no_replica_wait_s
-        self._turns = Turns(self.fleet, self.lanes, self.tiers)
+        self._turns = Turns(self.fleet, self.lanes, self.tiers, expected)
         self._prefills = Prefills()
         self._look_again_at = inf
         self.arrived_tokens = 0
@@ -136,14 +140,19 @@ class Dispatcher:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
 
     def reconfigure(
-        self, lanes: dict[str, Lane], tenants: dict[str, TenantLimits], tiers: dict[str, Tier], routing: RouteConfig
+        self,
+        lanes: dict[str, Lane],
+        tenants: dict[str, TenantLimits],
+        tiers: dict[str, Tier],
+        routing: RouteConfig,
+        expected: Expected = NOBODY_EXPECTED,
     ) -> None:
         """From now on. A lane that is no longer named stays for those who are in it; tiers are always the same two."""
         if ALGORITHMS[routing.algorithm].order != self.fleet.order:
             raise ValueError(f"{routing.algorithm} needs another index than {self._routing.algorithm}: start again")
         self.lanes.update(lanes)
         self.tenants, self.tiers, self._routing = tenants, tiers, routing
-        self._turns.reconfigure(self.lanes, tiers)
+        self._turns.reconfigure(self.lanes, tiers, expected)
         for pool in self.pools.values():
             for name, lane in self.lanes.items():
                 if (name, next(iter(tiers)), False) not in pool.lanes:
@@ -165,9 +174,10 @@ class Dispatcher:
         state = self._state(request)
         passage = self.passages[request.id] = Passage(request, granted, state)
         pool = state.pool
+        pool.arrived(request, self._turns.expected, now)
         if not len(state.queue):
             state.tally.served = max(state.tally.served, pool.turn)  # what it has not used is not saved up
-        if not pool.waiting and self._turns.may_go(state, request) and self._place(passage, state, now, commands):
+        if not pool.waiting and self._turns.may_go(state, request, now) and self._place(passage, state, now, commands):
             return
         if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
             known = ", ".join(self.fleet.models()[:16])
@@ -178,8 +188,11 @@ class Dispatcher:
         if len(state.queue) >= state.lane.queue_limit:
             # Before anything else is done about it: in a flood this is what happens to most.
             message = f"lane {state.lane.name!r} has {state.lane.queue_limit} waiting"
-            self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
-            return
+            displaced = state.queue.displaced_by(request.tenant)
+            if displaced is None:
+                self._refuse(passage, Outcome.LANE_FULL, message, now, commands)
+                return
+            self._refuse(self.passages[displaced.id], Outcome.LANE_FULL, message, now, commands)
         self._enqueue(passage, state, now)
         self._pump(pool, now, commands)
         if passage.load is None:
@@ -208,7 +221,8 @@ class Dispatcher:
             ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
             wait_s = state.drain.wait_s(ahead + 1, now)
             # With nobody ahead it waits in any case: somebody must, or a rate once learned would never be unlearned.
-            if ahead and now + wait_s > request.wait_until:
+            # So does a tenant below its share: the next slot is its own, whatever the rate of those who have theirs.
+            if ahead and now + wait_s > request.wait_until and not self._turns.light(state, request):
                 message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {lane.wait_bound_s:g} s"
                 self._refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
 
@@ -252,6 +266,7 @@ class Dispatcher:
                 self._end_hedge(passage, self.hedger, outcome, now)
             self._watch(passage, load, outcome, usage, now)
             self._release(passage, load, state)
+            state.pool.ended(request.tenant, now - passage.sent_at, now)
         if passage.grant is not None:
             spent = sum(usage) if usage is not None else request.prompt_tokens if passage.first_token_at else 0
             self.limits.settle(passage.grant, spent, now)
@@ -322,7 +337,8 @@ class Dispatcher:
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
-        state.tally.running -= 1
+        self._turns.runs(state, passage.request.tenant, -1)
+        del state.pool.sent[passage.request.id]
         self._prefills.over(passage)
         load.requests -= 1
         if passage.first_token_at is None:
@@ -338,8 +354,19 @@ class Dispatcher:
         self._dequeue(request.id, state, now)
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
-        after = come_back_in(state.drain, len(state.queue), state.lane.wait_bound_s, now, self._rng)
-        commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
+        commands.append(Refuse(request.id, outcome, message, self._come_back_in(request, state, now), passage.ahead))
+
+    def _come_back_in(self, request: Request, state: LaneState, now: float) -> float:
+        """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
+        pool, queue = state.pool, state.queue
+        ahead, _ = queue.ahead_of(request.tenant, request.weight)
+        held_s = pool.turnover.held_s(TOKEN_S * request.max_output, now)
+        every_s = held_s / max(1, len(pool.sent))
+        wait_s = max(state.drain.wait_s(ahead + 1, now), pool.free_in_s(ahead, held_s, now))
+        promised = queue.promised(request.tenant)
+        due = come_back_at(wait_s, every_s * max(1, queue.tenants), promised, now, self._rng)
+        queue.promise(request.tenant, request.weight, due)
+        return due - now
 
     # -- who goes next ----------------------------------------------------------------------------------------
 
@@ -350,9 +377,8 @@ class Dispatcher:
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
         blocked: list[LaneState] = []
-        while pool.waiting and (best := self._turns.next(pool, blocked)) is not None:
-            request = best.queue.peek()
-            assert request is not None
+        while pool.waiting and (turn := self._turns.next(pool, blocked, now)) is not None:
+            best, request = turn
             passage = self.passages[request.id]
             if self._place(passage, best, now, commands):
                 best.queue.pop(request.id)  # not just the next: being charged may have changed whose turn it is
@@ -384,7 +410,9 @@ class Dispatcher:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
-        state.tally.running += 1
+        self._turns.runs(state, request.tenant, 1)
+        state.pool.turnover.sent(now)
+        state.pool.sent[request.id] = now
         commands.append(
             Dispatch(
                 request.id,
@@ -410,6 +438,7 @@ class Dispatcher:
 
     def _open_lane(self, pool: Pool, lane: Lane) -> None:
         tallies = tuple(Tally(lane.weight * tier.weight) for tier in self.tiers.values())
+        pool.comers[lane.name] = Comers()
         for tier, tally in zip(self.tiers, tallies, strict=True):
             pool.tallies[lane.name, tier] = tally
             for long in (False, True):
@@ -424,7 +453,7 @@ class Dispatcher:
             if pool.waiting:
                 return False
         room, used = self.fleet.capacity(request.model, request.lane)
-        if load is None or not hedger.quiet(room, used) or not self._turns.may_go(passage.state, request):
+        if load is None or not hedger.quiet(room, used) or not self._turns.may_go(passage.state, request, now):
             return False
         there = passage.tried | {load.id}
         if not self.fleet.left(self.fleet.pools(request.model, request.lane), there):
@@ -436,7 +465,7 @@ class Dispatcher:
         other.requests += 1
         other.prefill_tokens += request.prompt_tokens
         self.fleet.changed(other)
-        passage.state.tally.running += 1
+        self._turns.runs(passage.state, request.tenant, 1)
         self._prefills.sent_twice(passage)
         passage.race, passage.hedged = Race(other, now), True
         commands.append(Hedge(request.id, choice.replica_id, choice.reason, choice.scores))
@@ -501,7 +530,7 @@ class Dispatcher:
     def _drop(self, passage: Passage, load: Load) -> None:
         """Give the room of one of two back; neither has had a first token."""
         request, state = passage.request, passage.state
-        state.tally.running -= 1
+        self._turns.runs(state, request.tenant, -1)
         self._prefills.one_less(passage)
         load.requests -= 1
         load.prefill_tokens -= request.prompt_tokens
@@ -542,6 +571,10 @@ class Dispatcher:
         waited, patience = now - passage.request.arrived, passage.request.arrived + self._no_replica_wait_s
         if not self.fleet.usable(passage.request.model, passage.request.lane) and now < patience:
             self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
+        elif (most := self._turns.capped_at(passage.request.tenant)) is not None:
+            who = f"tenant {passage.request.tenant!r}"
+            message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
+            self._refuse(passage, Outcome.OVER_LIMIT, message, now, commands)
         elif self.fleet.usable(passage.request.model, passage.request.lane):
             message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows"
             self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)

@@ -58,6 +58,11 @@ class _Heap(Generic[T]):
             heappop(self._entries)
         return self._entries[0][2] if self._entries else None
 
+    def last(self) -> T | None:
+        """By looking at all of them."""
+        live = [(key, number, item) for key, number, item in self._entries if number in self._live]
+        return max(live, key=lambda entry: entry[:2])[2] if live else None
+
     def smallest(self, most: int, up_to: float) -> list[T]:
         """The first few with a key of at most `up_to`, in order."""
         taken: list[tuple[tuple[float, ...], int, T]] = []
@@ -83,7 +88,11 @@ class _Tenant:
     requests: _Heap[Request] = field(default_factory=_Heap)
     tokens: int = 0
     number: int = 0
-    """Its place among those who wait; 0: it does not."""
+    """Its place among those who have a turn; 0: it has none."""
+    held: bool = False
+    """It has no turn, whatever it has waiting."""
+    promised: float = float("-inf")
+    """The last moment at which one of its refused requests was told to come back."""
 
 
 class FairQueue:
@@ -148,6 +157,23 @@ class FairQueue:
         heads = [head for tenant in tenants if (head := tenant.requests.first()) is not None]
         return max(heads, key=prefer)
 
+    def heads(self) -> list[Request]:
+        """The next request of each of the first few tenants, in the order of their turns."""
+        tenants = self._turns.smallest(CHOICES, float("inf"))
+        return [head for tenant in tenants if (head := tenant.requests.first()) is not None]
+
+    def hold(self, tenant: str) -> None:
+        """Its requests wait and expire, and it has no turn until it is let go."""
+        known = self._tenants[tenant]
+        known.held = True
+        self._place(known)
+
+    def let_go(self, tenant: str) -> None:
+        known = self._tenants.get(tenant)
+        if known is not None:
+            known.held = False
+            self._place(known)
+
     def pop(self, request_id: str | None = None) -> Request:
         """Take out whose turn it is, or the one that was peeked at. KeyError: there is none."""
         request = self.peek() if request_id is None else self._waiting[request_id][1]
@@ -178,6 +204,24 @@ class FairQueue:
         if served.requests:
             self._place(served)
 
+    def promised(self, tenant: str) -> float:
+        """The last moment at which one of its refused requests was told to come back; -inf: none was."""
+        known = self._tenants.get(tenant)
+        return float("-inf") if known is None else known.promised
+
+    def promise(self, tenant: str, weight: float, moment: float) -> None:
+        known = self._known(tenant, weight)
+        known.promised = max(known.promised, moment)
+
+    def displaced_by(self, tenant: str) -> Request | None:
+        """The last request of the tenant with most waiting, if that has more than one beyond this tenant's. None: a
+        full queue is nobody's fault."""
+        own = self._tenants.get(tenant)
+        heaviest = max(self._turns.sample(SAMPLE), key=lambda waiting: len(waiting.requests), default=None)
+        if heaviest is None or len(heaviest.requests) <= 1 + (len(own.requests) if own is not None else 0):
+            return None
+        return heaviest.requests.last()
+
     def ahead_of(self, tenant: str, weight: float, pushed: Request | None = None) -> tuple[int, int]:
         """About how many requests and tokens are served before a new request of this tenant would be; `pushed`: this is
         the one, and it waits here already.
@@ -190,7 +234,7 @@ class FairQueue:
         tokens = own.tokens - (pushed.tokens if pushed is not None else 0)
         turn_at = (own.counter if waits else max(own.counter, self.floor)) + tokens / weight
         others = [other for other in self._turns.sample(SAMPLE) if other is not own]
-        scale = (len(self._turns) - waits) / max(1, len(others))
+        scale = (len(self._turns) - (own.number > 0)) / max(1, len(others))
         requests, ahead = 0.0, 0.0
         for other in others:
             if other.counter <= turn_at:
@@ -237,7 +281,7 @@ class FairQueue:
         if tenant.number:
             self._turns.strike(tenant.number)
             tenant.number = 0
-        if tenant.requests:
+        if tenant.requests and not tenant.held:
             tenant.number = self._next_number()
             self._turns.push((tenant.counter,), tenant.number, tenant)
         elif len(self._tenants) - len(self._turns) > self._idle_limit:

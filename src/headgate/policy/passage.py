@@ -1,6 +1,7 @@
 """What the dispatcher keeps of requests on their way, and of the lanes and pools they wait in. Only it writes these."""
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import Final
 
@@ -11,9 +12,14 @@ from headgate.model.request import Request
 from headgate.policy.admit import Drain
 from headgate.policy.fair import FairQueue
 from headgate.policy.limits import Grant
+from headgate.policy.standing import MOST_TENANTS, QUICK, Comers, Expected, Turnover
 
 LONG_PROMPT: Final = 512
 """Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
+
+
+MOST_LOOKED_AT: Final = 64
+"""Running requests looked at, oldest first, to say when a slot comes back."""
 
 
 class Passage:
@@ -125,3 +131,41 @@ class Pool:
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
     turn: float = 0.0
     """What the lane that went last had been served before: whoever comes to an empty queue starts from there."""
+    comers: dict[str, Comers] = field(default_factory=dict)
+    """By lane: tenants known to come."""
+    used_at: dict[str, float] = field(default_factory=dict)
+    """By lane: when a request of it last arrived."""
+    running: dict[str, int] = field(default_factory=dict)
+    """By tenant: requests at replicas; tenants without any are not in it."""
+    sent: dict[str, float] = field(default_factory=dict)
+    """By request: when it was sent to the replica it is at; the oldest first."""
+    turnover: Turnover = field(default_factory=Turnover)
+    turnovers: dict[str, Turnover] = field(default_factory=dict)
+    """By tenant; the first to have come is forgotten."""
+
+    def ended(self, tenant: str, held_s: float, now: float) -> None:
+        """A slot has come back."""
+        self.turnover.ended(held_s, now)
+        turnover = self.turnovers.get(tenant)
+        if turnover is None:
+            if len(self.turnovers) >= MOST_TENANTS:
+                del self.turnovers[next(iter(self.turnovers))]
+            turnover = self.turnovers[tenant] = Turnover()
+        turnover.ended(held_s, now)
+
+    def quick(self, tenant: str, wait_bound_s: float, now: float) -> bool:
+        """Whether this tenant's requests give their slots back so quickly that another need not wait long."""
+        turnover = self.turnovers.get(tenant)
+        running = self.running.get(tenant, 0)
+        return turnover is not None and turnover.found_every_s(running, now) <= QUICK * wait_bound_s
+
+    def free_in_s(self, ahead: int, held_s: float, now: float) -> float:
+        """Seconds until one more slot than `ahead` has come back, if each is held for `held_s`."""
+        rounds, turn = divmod(ahead, max(1, len(self.sent)))
+        since = next(islice(self.sent.values(), turn, None), now - held_s) if turn < MOST_LOOKED_AT else now
+        return max(0.0, since + (rounds + 1) * held_s - now)
+
+    def arrived(self, request: Request, expected: Expected, now: float) -> None:
+        """This tenant and this lane are known to come from now on."""
+        self.used_at[request.lane] = now
+        self.comers[request.lane].come(request.tenant, request.weight, expected, now)

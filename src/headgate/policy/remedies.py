@@ -70,7 +70,7 @@ ANSWERS: dict[str, tuple[str, str]] = {
 
 REFUSALS: dict[Outcome, tuple[Severity, str, str]] = {
     Outcome.OVER_LIMIT: (
-        "note", "tenants are over their limits", "tenants.*.requests_per_min and .tokens_per_min",
+        "note", "tenants are over their limits", "tenants.*.requests_per_min, .tokens_per_min and .concurrency",
     ),
     Outcome.LANE_FULL: (
         "warning", "the lane's queue is full", "add replicas; lanes.{lane}.queue_limit",

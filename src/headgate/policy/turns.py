@@ -1,7 +1,8 @@
 """Whose turn is it, and may it go?
 
-Lanes with a reserve come first while they have less than it; of the others, whoever has had least for its weight. As
-the fleet fills up, low lanes and long prompts are held back first, and tiers keep what is theirs.
+Lanes with a reserve come first while they have less than it; of the others, the one that has had least for its weight.
+As the fleet fills up, low lanes and long prompts are held back first, tiers keep what is theirs, and the last slot
+stays free for others that are known to come (standing.py).
 """
 
 from math import ceil, inf, sqrt
@@ -10,8 +11,10 @@ from typing import Final
 from headgate.model.lane import Lane
 from headgate.model.request import Request
 from headgate.model.tier import Tier
+from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
+from headgate.policy.standing import LANE_MEMORY_S, Expected, asked_for, count, for_tenants, most_kept
 
 PREFILLS_EACH: Final = 2
 """Prompts of low lanes, and long ones, that a replica may have at once; more, if they are less than LONG_PROMPT in all.
@@ -23,38 +26,119 @@ much it may grow by chance before anybody's room comes back."""
 
 
 class Turns:
-    def __init__(self, fleet: Fleet, lanes: dict[str, Lane], tiers: dict[str, Tier]) -> None:
+    def __init__(self, fleet: Fleet, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: Expected) -> None:
         self._fleet = fleet
-        self.reconfigure(lanes, tiers)
+        self._running: dict[str, int] = {}
+        """By tenant: requests at the replicas of all pools; tenants without any are not in it."""
+        self._holding: dict[str, list[FairQueue]] = {}
+        """Queues in which a tenant has no turn, because it has as many at replicas as it may."""
+        self.reconfigure(lanes, tiers, expected)
 
-    def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier]) -> None:
+    def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: Expected) -> None:
         self._lanes = lanes
         self._tiers = tiers
+        self.expected = expected
         self._reserved = any(tier.reserve > 0 for tier in tiers.values())
         self._first = min((float(lane.priority) for lane in lanes.values() if lane.reserve > 0), default=inf)
         """The priority of the first lane with a reserve; inf: there is none."""
+        self._with_reserve = [(lane, asked_for(lane)) for lane in lanes.values() if lane.reserve > 0]
+        """Each lane with a reserve, and whether the operator set it."""
+        for tenant in [*self._holding]:
+            self._let_go(tenant)
 
-    def next(self, pool: Pool, blocked: list[LaneState]) -> LaneState | None:
-        """The lane to serve: one that has less than its reserve before all others, by priority; otherwise the one that
-        has had least for its weight."""
-        best: LaneState | None = None
+    def next(self, pool: Pool, blocked: list[LaneState], now: float) -> tuple[LaneState, Request] | None:
+        """The lane to serve and its next request: a lane that has less than its reserve before all others, by priority;
+        otherwise the one that has had least for its weight."""
+        best: tuple[LaneState, Request] | None = None
         best_key = (inf, inf)
         for state in pool.lanes.values():
             lane = state.lane
             if not len(state.queue) or state in blocked:
                 continue
-            request = state.queue.peek()
-            if request is None or not self.may_go(state, request):
+            request = self._next_of(state, now)
+            if request is None:
                 continue
             room, _ = self._fleet.capacity(pool.model, lane.name)
             owed = state.running < int(lane.reserve * room)
             key = (float(lane.priority), 0.0) if owed else (inf, state.tally.served)
             if best is None or key < best_key:
-                best, best_key = state, key
+                best, best_key = (state, request), key
         return best
 
-    def may_go(self, state: LaneState, request: Request) -> bool:
+    def _next_of(self, state: LaneState, now: float) -> Request | None:
+        """The first request in the order of tenants' turns that may go."""
+        request = state.queue.peek()
+        while request is not None and self._at_its_cap(request.tenant):
+            state.queue.hold(request.tenant)
+            self._holding.setdefault(request.tenant, []).append(state.queue)
+            request = state.queue.peek()
+        if request is None or not self._lane_may_go(state, request, now):
+            return None
+        if self._tenant_may_go(state, request, now):
+            return request
+        for other in state.queue.heads():
+            if not self._at_its_cap(other.tenant) and self._tenant_may_go(state, other, now):
+                return other
+        return None
+
+    def may_go(self, state: LaneState, request: Request, now: float) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
+        return (
+            not self._at_its_cap(request.tenant)
+            and self._lane_may_go(state, request, now)
+            and self._tenant_may_go(state, request, now)
+        )
+
+    # -- tenants ----------------------------------------------------------------------------------------------
+
+    def runs(self, state: LaneState, tenant: str, change: int) -> None:
+        """One more of its requests is at a replica, or one less."""
+        state.tally.running += change
+        count(state.pool.running, tenant, change)
+        count(self._running, tenant, change)
+        if change < 0 and tenant in self._holding:
+            self._let_go(tenant)
+
+    def capped_at(self, tenant: str) -> int | None:
+        """How many it may have at replicas at once, if it has as many; None: it may have more."""
+        return self.expected.concurrency[tenant] if self._at_its_cap(tenant) else None
+
+    def _at_its_cap(self, tenant: str) -> bool:
+        caps = self.expected.concurrency
+        return tenant in caps and self._running.get(tenant, 0) >= caps[tenant]
+
+    def _let_go(self, tenant: str) -> None:
+        for queue in self._holding.pop(tenant, ()):
+            queue.let_go(tenant)
+
+    def light(self, state: LaneState, request: Request) -> bool:
+        """Whether its tenant has less of the room than its fair share, while others are known to come."""
+        pool, comers = state.pool, state.pool.comers[state.lane.name]
+        if not comers.others(request.tenant, self.expected):
+            return False
+        room, _ = self._fleet.capacity(pool.model, state.lane.name)
+        share = comers.share(request.tenant, request.weight, self.expected)
+        return pool.running.get(request.tenant, 0) < max(1.0, room * share)
+
+    def _tenant_may_go(self, state: LaneState, request: Request, now: float) -> bool:
+        """A tenant that has its fair share leaves the last of the room to others that are known to come, and to lanes
+        below their reserve."""
+        pool, lane = state.pool, state.lane
+        room, used = self._fleet.capacity(pool.model, lane.name)
+        most = most_kept(room)
+        if not used or room - used > most or self.light(state, request):
+            return True
+        kept = 0
+        others = pool.comers[lane.name].others(request.tenant, self.expected)
+        if others and not pool.quick(request.tenant, lane.wait_bound_s, now):
+            kept = for_tenants(room)
+        if state.running >= int(lane.reserve * room) and self._reserve_short(state, request.tenant, room, now):
+            kept = max(kept, 1)
+        return room - used > min(most, kept + self._above_wanted(state, request.tenant, room, now))
+
+    # -- lanes ------------------------------------------------------------------------------------------------
+
+    def _lane_may_go(self, state: LaneState, request: Request, now: float) -> bool:
         lane = state.lane
         if lane.concurrency is not None and state.running >= lane.concurrency:
             return False
@@ -64,11 +148,38 @@ class Turns:
             return True
         room, used = self._fleet.capacity(state.pool.model, lane.name)
         held = used >= lane.hold_above * room
+        if not held and used and room - used <= 1 and most_kept(room):
+            held = self._above_wanted(state, request.tenant, room, now)
         if not held and lane.priority > self._first and 2 * used >= room:
             held = room - used <= self._headroom(state, room)
         if held and state.running >= max(1, int(self._share(lane) * room)):
             return False  # it has its share, and what is left is for others
         return used == 0 or not self.prefilled_in_turn(state, request) or not self._enough_to_prefill(state)
+
+    def _above_wanted(self, state: LaneState, tenant: str, room: int, now: float) -> bool:
+        """Whether a slot stays free for a lane that goes before this one. Not where this one has less than its own
+        reserve or share: it would starve."""
+        if state.running >= max(1, int(max(state.lane.reserve, self._share(state.lane)) * room)):
+            for lane, asked in self._with_reserve:
+                if lane.priority < state.lane.priority and self._comes(state.pool, lane, asked, tenant, room, now):
+                    return True
+        return False
+
+    def _reserve_short(self, state: LaneState, tenant: str, room: int, now: float) -> bool:
+        """Whether a lane that does not go before this one has less than its reserve, and is known to come."""
+        for lane, asked in self._with_reserve:
+            if lane.name != state.lane.name and lane.priority >= state.lane.priority:
+                running = _at_work(state.pool, lane.name, self._tiers)
+                if running < int(lane.reserve * room) and self._comes(state.pool, lane, asked, tenant, room, now):
+                    return True
+        return False
+
+    def _comes(self, pool: Pool, lane: Lane, asked: bool, tenant: str, room: int, now: float) -> bool:
+        """Whether requests of this lane are known to come, and one of this tenant could keep them from a slot."""
+        if int(lane.reserve * room) < 1 or pool.quick(tenant, lane.wait_bound_s, now):
+            return False
+        used_at = pool.used_at.get(lane.name)
+        return asked or (used_at is not None and now - used_at <= LANE_MEMORY_S)
 
     def prefilled_in_turn(self, state: LaneState, request: Request) -> bool:
         """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane."""
@@ -79,9 +190,7 @@ class Turns:
         most = 0
         for lane in self._lanes.values():
             if lane.reserve > 0 and lane.priority < state.lane.priority:
-                running = 0
-                for tier in self._tiers:
-                    running += state.pool.tallies[lane.name, tier].running
+                running = _at_work(state.pool, lane.name, self._tiers)
                 most = max(most, min(int(lane.reserve * room), ceil(HEADROOM * sqrt(running))))
         return most
 
@@ -109,3 +218,11 @@ class Turns:
                 tokens += other.prefill_tokens
         replicas = self._fleet.usable(state.pool.model, state.lane.name)
         return prefills >= PREFILLS_EACH * replicas and tokens >= LONG_PROMPT * replicas
+
+
+def _at_work(pool: Pool, lane: str, tiers: dict[str, Tier]) -> int:
+    """Requests of a lane at the pool's replicas."""
+    running = 0
+    for tier in tiers:
+        running += pool.tallies[lane, tier].running
+    return running
