@@ -5,10 +5,10 @@ import pytest
 
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
-from headgate.model.sequence import Finish, Sequence
+from headgate.model.sequence import LOWEST_PRIORITY, Finish, Sequence
 from headgate.model.step import Load, Move, Save, Step
 from headgate.policy.batch import Batcher, Refuse
-from headgate.policy.blocks import Ledger, Short
+from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.estimate import StepShape, StepTime
 from headgate.policy.urgency import urgency
 from tests.scripted import ScriptedRunner, batcher, check_balance, drain, reply, run_step, sequence, step_seconds
@@ -260,6 +260,35 @@ def test_nobody_makes_way_for_its_own_lane_or_more_often_than_agreed() -> None:
         batch.add(sequence(9, [9] * 20, arrived=now))
         plan_and_run(batch, runner, now)
         assert 9 in batch.waiting
+
+
+def test_a_sequence_of_the_lowest_priority_has_nobody_swapped_out_however_long_it_waits() -> None:
+    for lane, priority in (("fast", 0), ("batch", 3), ("batch", LOWEST_PRIORITY)):
+        batch, runner, now = full_of(lane, priority, BatchConfig())
+        batch.add(sequence(9, [9] * 3, max_output=1, arrived=now - 1000.0, priority=LOWEST_PRIORITY))
+        plan_and_run(batch, runner, now)
+        assert 9 in batch.waiting
+        assert (batch.counts.yields, batch.counts.swaps, batch.counts.recomputes) == (0, 0, 0)
+
+
+def test_what_is_too_short_to_be_found_again_costs_one_cached_prefix_at_most() -> None:
+    """A check every half minute on an idle engine must not empty its prefix cache."""
+    batch, runner, now = batcher(), ScriptedRunner(), 0.0
+    for number in range(4):
+        batch.add(sequence(number, [number] * 40, arrived=now))
+        now, _ = drain(batch, runner, now)
+    for number in range(10, 20):
+        batch.add(sequence(number, [1, 2, 3], max_output=1, arrived=now))
+        now, _ = drain(batch, runner, now + 30.0)
+    assert batch.ledger.evictions - 9 == 1  # nine times its own
+    known = [number for number in range(4) if batch.ledger.match(chain_of([number] * 40))]
+    assert known == [1, 2, 3]
+
+
+def chain_of(tokens: list[int]) -> list[bytes]:
+    chain: list[bytes] = []
+    extend_chain(chain, tokens, 8, b"")
+    return chain
 
 
 def plan_and_run(batch: Batcher, runner: ScriptedRunner, now: float) -> None:

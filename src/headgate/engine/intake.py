@@ -23,7 +23,7 @@ from headgate.engine.tools import Tools, tools_of
 from headgate.model.config import EngineConfig
 from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
 from headgate.model.lane import LANES, Lane
-from headgate.model.sequence import Sequence
+from headgate.model.sequence import LOWEST_PRIORITY, Sequence
 from headgate.policy.lanes import classify
 
 MOST_IDS = 1_000_000
@@ -177,7 +177,9 @@ class Intake:
             max_output=min(asked or self.config.default_max_tokens, self.context - len(tokens)),
             arrived=arrived,
             lane=lane.name,
-            priority=lane.priority if body.priority is None else max(-100, min(100, body.priority)),
+            priority=lane.priority
+            if body.priority is None
+            else max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, body.priority)),
             first_token_by=arrived + ttft_s,
             gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
             sampling=sampling_of(body, seed, rules),

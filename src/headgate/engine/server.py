@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
 from headgate.model.errors import EngineFailed, NotReady, QueueFull, ServeError
 from headgate.model.outcome import Outcome
-from headgate.model.sequence import Sequence
+from headgate.model.sequence import LOWEST_PRIORITY, Sequence
 from headgate.wire import json
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
@@ -33,6 +34,9 @@ TOKENIZE_INLINE = 4096
 MOST_PREPARING = 256
 """Requests that wait for the tokenizing thread; more would only wait longer."""
 DEEP_CHECK_S = 10.0
+"""How long a deep check waits for a sign that the model computes."""
+FRESH_S = 1.0
+"""A token of a running stream that is no older proves that the engine generates."""
 LIMITS = Limits()
 
 
@@ -86,6 +90,11 @@ class EngineServer:
         self._loop = asyncio.get_running_loop()
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._preparing = 0
+        self._spoke_at = -inf
+        """When a client's sequence last got a token."""
+        self._spoken: asyncio.Future[None] | None = None
+        """Waits for the next such token; None: no check is under way."""
+        self._checking: asyncio.Task[str] | None = None
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -243,6 +252,10 @@ class EngineServer:
         else:
             figures.gap.labels(sequence.lane).observe(now - watched.last_at)
         watched.last_at = now
+        if said.tokens:
+            self._spoke_at = now
+            if self._spoken is not None and not self._spoken.done():
+                self._spoken.set_result(None)
         if said.finish is not None and said.timings is not None:
             figures.requests.labels(Outcome.COMPLETED.value).inc()
             figures.duration.labels(sequence.lane).observe(now - sequence.arrived)
@@ -314,31 +327,51 @@ class EngineServer:
             exchange.respond(200, b'{"status":"ready"}')
 
     def _deep(self, exchange: Exchange) -> None:
-        """One real token: a model that answers /health but can't generate is not healthy."""
-        task = self._loop.create_task(self._deep_check())
+        """A token or no health: a model that answers /health but can't generate is not healthy. Checks at the same time
+        share one generation."""
+        if self._checking is None:
+            self._checking = self._loop.create_task(self._deep_check())
 
-        def gone() -> None:
-            task.cancel()
-
-        def report(done: asyncio.Task[None]) -> None:
-            if done.cancelled():
+        def report(done: asyncio.Task[str]) -> None:
+            self._checking = None
+            if exchange.done or done.cancelled():
                 return
             error = done.exception()
             if error is None:
-                exchange.respond(200, b'{"status":"generates"}')
+                exchange.respond(200, msgspec.json.encode({"status": "generates", "proof": done.result()}))
             else:
                 exchange.fail(error if isinstance(error, ServeError) else EngineFailed(f"no token: {error!r}"))
 
-        exchange.on_gone = gone
-        task.add_done_callback(report)
+        self._checking.add_done_callback(report)
 
-    async def _deep_check(self) -> None:
+    async def _deep_check(self) -> str:
+        """What proves that the engine generates. A check takes nothing from the streams that run: where their tokens
+        come, these are the proof, and the check's own sequence has the lowest priority, so that it only ever gets room
+        that is free."""
         self._intake_when_ready()
+        if self._clock() - self._spoke_at <= FRESH_S:
+            return "a token of a running stream"
+        engine = self._engine
+        assert engine is not None
+        prefilled = engine.batcher.counts.prefilled
+        spoken = self._spoken = self._loop.create_future()
+        own = self._loop.create_task(self._generate([1, 2, 3], False, LOWEST_PRIORITY))
         try:
             async with asyncio.timeout(DEEP_CHECK_S):
-                await self._generate([1, 2, 3], False, priority=-100)  # a busy engine is not a broken one
+                await asyncio.wait((own, spoken), return_when=asyncio.FIRST_COMPLETED)
+                if own.done() and isinstance(own.exception(), QueueFull):
+                    await spoken  # too many wait for one more to wait; those that run still prove it
         except TimeoutError:
-            raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None
+            if engine.batcher.counts.prefilled == prefilled:  # long prompts may keep every slot from its first token
+                raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None
+            return "prompts that are being computed"
+        finally:
+            self._spoken = None
+            own.cancel()
+        if spoken.done():
+            return "a token of a running stream"
+        own.result()
+        return "a token of its own"
 
     def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.figures.text(), "text/plain; version=0.0.4; charset=utf-8")

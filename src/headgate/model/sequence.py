@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from headgate.model.sampling import Sampling
+
+LOWEST_PRIORITY: Final = 100
+"""Nothing runs below it, so a sequence of this priority never has another swapped out for it."""
 
 
 class Finish(Enum):

@@ -169,7 +169,8 @@ class Ledger:
         self.owned_blocks -= place.blocks
         place.blocks = self.blocks_for(place.length)
         self.cached_blocks += place.blocks
-        place.owner, place.used_at = None, now
+        # Less than a block can't be found again: its slot is the first to be given away.
+        place.owner, place.used_at = None, now if place.chain else 0.0
         self.free_slots += 1
 
     # -- host memory --------------------------------------------------------------------------------
