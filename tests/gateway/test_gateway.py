@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,40 @@ def post(url: str, body: dict[str, Any], receive_buffer: int | None = None) -> s
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
+
+
+def test_a_running_streams_tokens_are_its_replicas_deep_check(tmp_path: Path) -> None:
+    """On a full engine a generation of the gateway's own would take the room of a client's."""
+    with double() as (_, engine), gateway(tmp_path, {"health": {"deep_interval_s": 0.1}}, engine, slots=1) as url:
+        eventually(lambda: seen(engine)["seen"] > 1)  # while nobody asks, it is made to generate
+        with post(url, chat("itl=20 n=100", stream=True)) as connection:
+            assert connection.recv(65536)
+            time.sleep(0.2)
+            before = seen(engine)["seen"]
+            time.sleep(1.0)
+            assert seen(engine)["seen"] == before
+            while b"[DONE]" not in connection.recv(65536):
+                pass
+        eventually(lambda: seen(engine)["seen"] > before)
+        assert json.loads(ask(f"{url}/admin/state")[1])["replicas"][0]["state"] == "up"
+
+
+def test_whole_answers_are_a_deep_check_too_while_others_are_under_way(tmp_path: Path) -> None:
+    with double() as (_, engine), gateway(tmp_path, {"health": {"deep_interval_s": 0.7}}, engine) as url:
+
+        def keep_asking(number: int) -> int:
+            """Its requests end out of step with those of the others."""
+            ends, sent = time.monotonic() + 2.5, 0
+            while time.monotonic() < ends:
+                assert ask(f"{url}/v1/chat/completions", chat(f"ttft={100 + 45 * number}"))[0] == 200
+                sent += 1
+            return sent
+
+        with ThreadPoolExecutor(4) as clients:
+            asking = [clients.submit(keep_asking, number) for number in range(4)]
+            sent = sum(one.result() for one in asking)
+        checks = seen(engine)["seen"] - sent
+        assert checks <= 1  # before the first of them; one each 0.7 s would be four
 
 
 def test_a_client_that_does_not_read_is_let_go_and_memory_stays_flat(tmp_path: Path, engine: str) -> None:

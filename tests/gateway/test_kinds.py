@@ -1,12 +1,15 @@
 """A replica of each kind, watched: found out what it is, asked where it answers, warmed, its load read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from headgate.model.clock import monotonic
 from headgate.model.hints import Kind
+from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.replica.dialects import DIALECTS, continued
 from headgate.replica.gauges import read_gauges
 from tests.engine.process import ask
@@ -68,6 +71,54 @@ def test_a_deep_check_generates_in_each_engines_own_way(kind: str) -> None:
             assert DEEP.get(kind, "/v1/completions") in asked
             engine.status = 500
             assert not await watch.look_deep()
+
+    run()
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_no_deep_check_generates_while_running_streams_get_tokens(kind: str) -> None:
+    @live
+    async def run() -> None:
+        async with double(kind) as engine, watching(engine.url, kind, before_use=False) as (watch, keeper):
+            await watch.joined.wait()
+            generating = DEEP.get(kind, "/v1/completions")
+            keeper.spoke_at = monotonic()
+            assert await watch.look_deep()
+            assert generating not in engine.paths("GET") + engine.paths("POST")
+            assert await watch.look_deep()  # no token has come since the last check
+            assert generating in engine.paths("GET") + engine.paths("POST")
+
+    run()
+
+
+@live
+async def test_a_deep_check_goes_behind_everybody_where_priority_is_heeded() -> None:
+    async with double("vllm") as engine, watching(engine.url, "vllm", before_use=False) as (watch, _):
+        await watch.joined.wait()
+        assert await watch.look_deep()
+        watch.replica = replace(watch.replica, priority=True)
+        assert await watch.look_deep()
+        assert [body.get("priority") for body in engine.bodies] == [None, LOWEST_PRIORITY]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_answer_to_a_deep_check_says_nothing(status: int) -> None:
+    @live
+    async def run() -> None:
+        async with (
+            double("vllm") as engine,
+            watching(engine.url, "vllm", deep_s=0.02, before_use=False) as (
+                watch,
+                keeper,
+            ),
+        ):
+            await watch.joined.wait()
+            engine.status = status
+            assert await watch.look_deep() is None
+            keeper.told.clear()
+            asked = len(engine.bodies)
+            await until(lambda: len(engine.bodies) > asked + 3)
+            assert not [probed for probed in keeper.told if probed.deep]
 
     run()
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 from headgate.gateway.warmup import Warmup
@@ -27,6 +28,7 @@ class Keeper:
         self.state = State.UP
         self.since = 0.0
         self.requests: float | None = 0.0
+        self.spoke_at = -inf
         self.lines: list[str] = []
 
     def tell(self, event: Event) -> None:
@@ -44,6 +46,9 @@ class Keeper:
 
     def sent(self, replica_id: ReplicaId) -> float | None:
         return self.requests
+
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        return self.spoke_at > since
 
 
 def warmup(clock: Clock = monotonic, **config: Any) -> Warmup:

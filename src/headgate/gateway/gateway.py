@@ -59,7 +59,7 @@ PASSED_ON: Final = ("traceparent", "tracestate")
 class Place:
     """A replica that requests can be sent to, and how."""
 
-    __slots__ = ("dialect", "heads", "pool", "replica", "shape")
+    __slots__ = ("answered_at", "dialect", "heads", "pool", "replica", "shape")
 
     def __init__(self, replica: Replica, pool: Pool) -> None:
         self.replica = replica
@@ -68,6 +68,8 @@ class Place:
         """By path."""
         self.dialect: Dialect = dialect_of(replica)
         self.shape: Shape | None = shape_for(replica)
+        self.answered_at = -inf
+        """When it last completed a request."""
 
 
 class Ticket:
@@ -441,6 +443,10 @@ class Gateway:
             # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
             usage = (ticket.accepted.request.prompt_tokens, summary.events)
         now = self._clock()
+        if outcome is COMPLETED and ticket.replica is not None:
+            place = self._places.get(ticket.replica.id)
+            if place is not None:
+                place.answered_at = now
         if ticket.rival is not None:
             ticket.rival.over(outcome)
         self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
@@ -567,6 +573,19 @@ class Gateway:
     def leave(self, replica_id: ReplicaId) -> None:
         """It is sent nothing more; what it has goes on."""
         self._places.pop(replica_id, None)
+
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        """Whether it has requests, and what it said to them since then proves that it generates: a token of a stream
+        that still runs there, or a whole answer."""
+        place = self._places.get(replica_id)
+        answered = place is not None and place.answered_at > since
+        for ticket in self.tickets.values():
+            relay, replica = ticket.relay, ticket.replica
+            if relay is not None and replica is not None and replica.id == replica_id:
+                spoke_at = relay.spoke_at
+                if answered or (spoke_at is not None and spoke_at > since):
+                    return True
+        return False
 
     # -- time --------------------------------------------------------------------------------------------
 

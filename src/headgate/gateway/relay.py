@@ -248,6 +248,11 @@ class Relay:
         """A silence up to this is not among the longest."""
         self.over = False
 
+    @property
+    def spoke_at(self) -> float | None:
+        """When the replica that is asked now last gave events; None: it has not given any."""
+        return None if self._unheard else self.last_at
+
     def start(self, call: Call) -> None:
         """`call` has been sent with this relay as its listener. From here on the relay answers the exchange."""
         self._call = call

@@ -97,6 +97,9 @@ class Roster:
         seat = self._gateway.dispatcher.fleet.seats.get(replica_id)
         return None if seat is None or seat.requests else seat.turn
 
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        return self._gateway.spoke(replica_id, since)
+
     async def close(self) -> None:
         tasks = list(self._tasks.values())
         for task in tasks:

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from math import inf
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -20,6 +21,7 @@ from headgate.gateway.warmup import Target, Warmed, Warmup
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
 from headgate.model.replica import Replica, ReplicaId
+from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.policy.health import Standing, State
 from headgate.replica.detect import Card, Cards, detect
 from headgate.replica.dialects import PLAIN, Dialect, dialect_of
@@ -34,6 +36,8 @@ PROBE_TIMEOUT_S = 2.0
 READY_TIMEOUT_S = 5.0
 """For engines whose answer takes a generation."""
 DEEP_TIMEOUT_S = 20.0
+BUSY = (429, 503)
+"""It has no room for a check, which says nothing about whether it generates."""
 FIRST_PAUSE_S = 0.05
 """A replica that is just starting is asked often, so that nobody waits longer than it takes."""
 LONGEST_PAUSE_S = 30.0
@@ -59,6 +63,9 @@ class Owner(Protocol):
 
     def sent(self, replica_id: ReplicaId) -> float | None:
         """A number that changes with each request that it is sent; None: it has some right now."""
+
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        """Whether requests that run there have had tokens from it since then."""
 
 
 @dataclass(slots=True)
@@ -97,6 +104,7 @@ class Watch:
     """Warm-ups in a row, while it is out."""
     _rest: int = 0
     """Looks until the next."""
+    _looked_deep_at: float = -inf
     _given: bool = field(init=False)
     """Its kind was configured."""
 
@@ -183,7 +191,9 @@ class Watch:
     async def _keep_looking_deep(self) -> None:
         while True:
             await asyncio.sleep(self.deep_s)
-            self.tell(Probed(self.replica.id, await self.look_deep(), deep=True))
+            well = await self.look_deep()
+            if well is not None:
+                self.tell(Probed(self.replica.id, well, deep=True))
             await self._ask_models()
 
     async def _keep_asking_load(self) -> None:
@@ -203,18 +213,27 @@ class Watch:
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
-    async def look_deep(self) -> bool:
-        """One real token. A replica that can only say it is well is not."""
+    async def look_deep(self) -> bool | None:
+        """Has it generated a token? A replica that can only say it is well is not. Tokens of running streams are the
+        proof where there are any, so that a check does not take the room of a request. None: it was too busy for the
+        check."""
+        since, self._looked_deep_at = self._looked_deep_at, self.pool.clock()
+        if self.owner.spoke(self.replica.id, since):
+            return True
         try:
             if self.dialect.deep is not None:
                 status, _ = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
                 if status != 404:
                     return status == 200
             model = self.replica.served_as or self.replica.model or (self.models[0] if self.models else "")
-            body = _encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
-            status, _ = await self.pool.ask("POST", "/v1/completions", body, DEEP_TIMEOUT_S)
+            body: dict[str, Any] = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+            if self.replica.priority and self.dialect.priority is not None:
+                body["priority"] = self.dialect.priority(LOWEST_PRIORITY)
+            status, _ = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return False
+        if status in BUSY:
+            return None
         return status < 500  # a 4xx is about our question: not every model takes this one
 
     async def look(self, *, ready: bool = False) -> bool:
