@@ -358,3 +358,20 @@ def test_the_page_shows_the_state(url: str) -> None:
 def test_a_long_prompt_is_tokenized_off_the_loop_and_answered_all_the_same(url: str) -> None:
     body = {"prompt": "tide " * 480, "max_tokens": 1, "temperature": 0}
     assert json.loads(ask(f"{url}/v1/completions", body)[1])["usage"]["completion_tokens"] == 1
+
+
+# -- how it is sampled --------------------------------------------------------------------------------------
+
+
+def test_a_client_that_names_no_sampling_gets_what_the_models_card_recommends(client: OpenAI, url: str) -> None:
+    def say(seed: int, **settings: float) -> str | None:
+        answer = client.chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=24, seed=seed, extra_body=settings
+        )
+        return answer.choices[0].message.content
+
+    card = json.loads(ask(f"{url}/v1/models")[1])["data"][0]
+    assert card["default_sampling_params"] == {"temperature": 0.2, "top_p": 0.9}
+    assert b"temperature 0.2, top_p 0.9 (SmolLM2&#x27;s model card)" in ask(f"{url}/")[1]
+    assert [say(seed) for seed in range(4)] == [say(seed, temperature=0.2, top_p=0.9) for seed in range(4)]
+    assert [say(seed) for seed in range(4)] != [say(seed, temperature=1.0) for seed in range(4)]

@@ -46,7 +46,7 @@ def emulated_engine(
     batcher = profile.batcher(config.batch, dilation)
     runner = EmulatedRunner(profile, tokenizer.words, rng=rng, dilation=dilation, clock=clock)
     engine = EmulatedEngine(runner, tokenizer, batcher, clock, sink)
-    return engine, DilatedIntake(config, tokenizer, batcher.ledger.longest, ids, rng, dilation)
+    return engine, DilatedIntake(config, tokenizer, batcher.ledger.longest, ids, rng, dilation=dilation)
 
 
 class EmulatedEngine(Engine):

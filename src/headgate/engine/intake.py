@@ -18,6 +18,7 @@ from headgate.engine.openai import (
     sampling_of,
     stops_of,
 )
+from headgate.engine.recommended import OPENAI, Recommended
 from headgate.engine.tokenizer import Message
 from headgate.engine.tools import Tools, tools_of
 from headgate.model.config import EngineConfig
@@ -63,6 +64,8 @@ class Intake:
     ids: Iterator[int]
     rng: random.Random
     """Gives seeds to requests that name none."""
+    recommended: Recommended = OPENAI
+    """How the model is sampled where a client does not say."""
 
     def sequences(self, body: ChatBody | TextBody, arrived: float) -> tuple[list[Sequence], tuple[str, ...]]:
         """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
@@ -182,7 +185,7 @@ class Intake:
             else max(-LOWEST_PRIORITY, min(LOWEST_PRIORITY, body.priority)),
             first_token_by=arrived + ttft_s,
             gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
-            sampling=sampling_of(body, seed, rules),
+            sampling=sampling_of(body, seed, rules, self.recommended),
             cache_salt=blake2b(body.cache_salt.encode(), digest_size=32).digest() if body.cache_salt else b"",
             # Not less: a client that tolerates nobody would have the engine to itself.
             longest_neighbour=None

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from headgate.engine.engine import Said, Timings
+from headgate.engine.recommended import OPENAI, Recommended
 from headgate.model.errors import InvalidRequest
 from headgate.model.output_config import Runaway
 from headgate.model.sampling import Sampling, TokenLogprob
@@ -95,13 +96,21 @@ def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
             raise InvalidRequest("best_of is not supported by the embedded engine; use n", param="best_of")
 
 
-def sampling_of(body: ChatBody | TextBody, seed: int, grammar: str | None) -> Sampling:
+def sampling_of(
+    body: ChatBody | TextBody, seed: int, grammar: str | None, recommended: Recommended = OPENAI
+) -> Sampling:
+    """`recommended` holds where the client names none of temperature, top_p, top_k and min_p: they shape one
+    distribution together, so that one of the client's and three of the model's would be nobody's choice."""
+    named = (body.temperature, body.top_p, body.top_k, body.min_p)
+    default = recommended if all(value is None for value in named) else OPENAI
     return Sampling(
-        temperature=_within("temperature", body.temperature, 1.0, 0.0, 100.0),
-        top_p=_within("top_p", body.top_p, 1.0, 0.0, 1.0),
-        top_k=max(0, -1 if body.top_k is None else body.top_k),
-        min_p=_within("min_p", body.min_p, 0.0, 0.0, 1.0),
-        repetition_penalty=_within("repetition_penalty", body.repetition_penalty, 1.0, 0.01, 10.0),
+        temperature=_within("temperature", body.temperature, default.temperature, 0.0, 100.0),
+        top_p=_within("top_p", body.top_p, default.top_p, 0.0, 1.0),
+        top_k=default.top_k if body.top_k is None else max(0, body.top_k),
+        min_p=_within("min_p", body.min_p, default.min_p, 0.0, 1.0),
+        repetition_penalty=_within(
+            "repetition_penalty", body.repetition_penalty, default.repetition_penalty, 0.01, 10.0
+        ),
         presence_penalty=_within("presence_penalty", body.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=_within("frequency_penalty", body.frequency_penalty, 0.0, -2.0, 2.0),
         seed=seed,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from headgate.engine.bound import Bounds
 from headgate.engine.engine import Ask, Engine, Said
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
+from headgate.engine.recommended import OPENAI
 from headgate.engine.status import Emulation, EngineCollector, Figures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
@@ -303,13 +304,15 @@ class EngineServer:
 
     def _models(self, exchange: Exchange) -> None:
         context = self.config.context if self._intake is None else self._intake.context
-        card = {
+        card: dict[str, Any] = {
             "id": self.config.model_name,
             "object": "model",
             "created": 0,
             "owned_by": "headgate" if self.emulation is None else "headgate-emulated",
             "max_model_len": context,
         }
+        if self._intake is not None and self._intake.recommended.shown:
+            card["default_sampling_params"] = self._intake.recommended.shown
         exchange.respond(200, msgspec.json.encode({"object": "list", "data": [card]}))
 
     def _live(self, exchange: Exchange) -> None:
@@ -377,5 +380,6 @@ class EngineServer:
         exchange.respond(200, self.figures.text(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _page(self, exchange: Exchange) -> None:
-        body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation)
+        recommended = OPENAI if self._intake is None else self._intake.recommended
+        body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation, recommended)
         exchange.respond(200, body, "text/html; charset=utf-8")

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from headgate import __version__
 from headgate.engine.emulated_runner import EmulatedRunner
 from headgate.engine.engine import Engine
+from headgate.engine.recommended import Recommended
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 
@@ -129,9 +130,17 @@ class EngineCollector(Collector):
 
 
 def page(
-    model_name: str, phase: str, engine: Engine | None, cold_start: dict[str, float], emulation: Emulation | None
+    model_name: str,
+    phase: str,
+    engine: Engine | None,
+    cold_start: dict[str, float],
+    emulation: Emulation | None,
+    recommended: Recommended,
 ) -> bytes:
     rows = [("model", model_name), ("state", phase)]
+    if recommended.shown:
+        settings = ", ".join(f"{name} {value:g}" for name, value in recommended.shown.items())
+        rows.append(("sampling by default", f"{settings} ({recommended.source})"))
     if emulation is not None:
         rows.append(("emulated", str(emulation)))
     if engine is not None:

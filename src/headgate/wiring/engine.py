@@ -17,6 +17,7 @@ import uvloop
 from headgate.engine.emulation import emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
+from headgate.engine.recommended import recommended
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
 from headgate.engine.step_log import StepLog, header_of
@@ -184,7 +185,8 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     )
     engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
     rng = random.Random(os.urandom(16))
-    return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng)
+    said = recommended(model.meta, chats=config.chat_template is not None or model.chat_template() is not None)
+    return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng, said)
 
 
 def _chat_template(path: Path | None) -> str | None:

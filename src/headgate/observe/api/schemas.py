@@ -32,14 +32,18 @@ def array(items: Schema, about: str = "") -> Schema:
 TEXT = of("string")
 COUNT = of("integer", minimum=0)
 ANY_OBJECT = of("object", additionalProperties=True)
+SAMPLING = (
+    "The engine's own default where it is not given. The embedded engine samples as its model recommends"
+    " (`default_sampling_params` in its /v1/models) where none of temperature, top_p, top_k and min_p is given."
+)
 ASKING: dict[str, Schema] = {
     "model": of("string", "A name from /v1/models. While all replicas serve the same model, any name will do."),
     "stream": of("boolean", "Answer as server-sent events.", default=False),
     "stream_options": obj("", include_usage=of("boolean", "A last chunk with usage.", default=False)),
     "max_tokens": of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
     "max_completion_tokens": of("integer", "The same.", minimum=1),
-    "temperature": of("number"),
-    "top_p": of("number"),
+    "temperature": of("number", SAMPLING),
+    "top_p": of("number", "As with temperature."),
     "n": of("integer", minimum=1),
     "seed": of("integer"),
     "stop": {"oneOf": [TEXT, array(TEXT)]},
