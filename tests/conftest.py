@@ -10,6 +10,7 @@ from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.engine.tokenizer import Tokenizer
 from headgate.policy import dispatcher
+from tests import ledger
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,6 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--compiled") and not str(dispatcher.__file__).endswith(".so"):
         raise pytest.UsageError(f"not compiled: {dispatcher.__file__}; see build/compile.log")
+
+
+@pytest.fixture(autouse=True)
+def balanced() -> Iterator[None]:
+    """No test leaves anything behind at a gateway that the next one uses."""
+    yield
+    ledger.check_all()
 
 
 @pytest.fixture(scope="session")

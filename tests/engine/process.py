@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import headgate as package
+from tests import ledger
 
 TESTED = str(Path(package.__file__).parent.parent)
 """Where the tests themselves have it from: the sources, or the compiled copy of them."""
@@ -29,14 +30,22 @@ def headgate(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     )
     assert process.stderr is not None
     printed = []
+    url = ""
     try:
         for line in process.stderr:
             printed.append(line)
             if found := re.search(r"Ready on (\S+)", line):
-                yield process, found[1]
+                url = found[1]
+                if "serve" in arguments:
+                    ledger.running[url] = process
+                yield process, url
+                if ledger.running.get(url) is process and process.poll() is None:
+                    ledger.check(url)
                 return
         raise AssertionError(f"it did not get ready: {''.join(printed)}")
     finally:
+        if ledger.running.get(url) is process:
+            del ledger.running[url]
         process.kill()
         process.wait()
         process.stderr.close()

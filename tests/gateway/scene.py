@@ -106,6 +106,9 @@ async def scene(**limits: Any) -> AsyncIterator[Scene]:
         async with serving(gate) as served:
             try:
                 yield Scene(gate, served, replica)
+                for client in served.opened:
+                    client.leave()
+                await until(lambda: not served.server.answering and not gate.pool.busy)
             finally:
                 gate.pool.close()
                 await until(lambda: not gate.pool.connections)

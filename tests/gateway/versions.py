@@ -22,12 +22,14 @@ from headgate.model.record import Record
 from headgate.model.replica import Replica
 from headgate.observe.access import Access
 from headgate.observe.instruments import Instruments
+from headgate.observe.ledger import Ledger
 from headgate.replica.http import Pool
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
 from headgate.wiring.gateway import build_gateway
 from headgate.wiring.rollout import RolloutWiring
 from tests.gateway.double import Double
+from tests.ledger import settled
 from tests.wire.serving import Answer, Client, until
 
 V1, V2 = VersionConfig(name="v1", model="chat-1", weight=1), VersionConfig(name="v2", model="chat-2")
@@ -73,6 +75,8 @@ class Scene:
         self.rollouts = self.wiring.rollouts
         routes = {**self.instruments.routes(), **self.wiring.routes()}
         self.server = HttpServer(Surface(self.gateway, self.catalog, routes).router, clock=monotonic)
+        self.ledger = Ledger(self.gateway, self.access)
+        self.ledger.server = self.server
         self.port = 0
         self.clients: list[Client] = []
 
@@ -84,16 +88,25 @@ class Scene:
     def records(self) -> list[Record]:
         return list(self.gateway.account.records)
 
-    async def http(self, method: str, path: str, body: object = None, *headers: str) -> Answer:
+    async def send(self, method: str, path: str, body: object = None, *headers: str) -> Client:
+        """A client that has asked and got nothing yet."""
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self.clients.append(client)
         data = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"host: 127.0.0.1:{self.port}", f"content-length: {len(data)}", *headers]
-        return await client.ask("\r\n".join([*lines, "", ""]).encode() + data)
+        client.send("\r\n".join([*lines, "", ""]).encode() + data)
+        return client
+
+    async def http(self, method: str, path: str, body: object = None, *headers: str) -> Answer:
+        return await (await self.send(method, path, body, *headers)).answer()
 
     async def ask(self, text: str = "n=1", model: str = "chat", headers: tuple[str, ...] = (), **more: Any) -> Answer:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
         return await self.http("POST", "/v1/chat/completions", body, *headers)
+
+    def leave(self) -> None:
+        for client in self.clients:
+            client.leave()
 
     def asked(self) -> dict[str, int]:
         return {name: len(engine.bodies) for name, engine in self.engines.items()}
@@ -126,10 +139,11 @@ async def scene(
         for engine in engines.values():
             engine.bodies.clear()  # warm-up
         yield it
+        it.leave()
+        await settled(it.ledger)
     finally:
         if it is not None:
-            for client in it.clients:
-                client.leave()
+            it.leave()
             await it.gateway.finish(0)
             await it.instruments.close()
             await it.roster.close()

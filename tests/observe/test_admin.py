@@ -22,12 +22,14 @@ from headgate.observe.access import Access
 from headgate.observe.admin import JOBS, Admin
 from headgate.observe.evidence import WORST, Evidence, strain_of
 from headgate.observe.figures import Figures
+from headgate.observe.ledger import Ledger
 from headgate.observe.pulse import Pause, Pulse
 from headgate.observe.snapshot import Sources
 from headgate.replica.http import Pool
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 from headgate.wiring.gateway import build_gateway
+from tests.ledger import settled
 from tests.policy.records import record
 from tests.replica.engine import STREAM, Engine, engine, token
 from tests.wire.serving import Answer, Client, Served, live, post, serving, until
@@ -55,6 +57,7 @@ class Scene:
             self.gateway, self.figures, Alarms(), self.pulse, config.observe, clock=monotonic, refresh=self.refresh
         )
         self.admin = Admin(sources, access)
+        self.ledger = Ledger(self.gateway, access)
         self.router = Router({("POST", "/v1/chat/completions"): self.gateway.complete, **self.admin.routes()})
         self.served: Served | None = None
 
@@ -69,6 +72,7 @@ class Scene:
         """A request that has just ended."""
         closed = record(**given)
         closed = record(**{"at": monotonic() - closed.e2e_s, **given})
+        self.gateway.account.open()
         self.gateway.account.close(closed)
         return closed
 
@@ -106,8 +110,12 @@ async def scene(access: Access = OPEN, keep: int = 1000) -> AsyncIterator[Scene]
     it = Scene(access, keep)
     async with serving(it.router) as served:
         it.served = served
+        it.ledger.server = served.server
         try:
             yield it
+            for client in served.opened:
+                client.leave()
+            await settled(it.ledger)
         finally:
             it.admin.close()
             await it.gateway.finish(0)
@@ -344,7 +352,7 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         assert state["alerts"][0]["name"] == "queue_per_replica"
         assert state["slowest"][0]["id"] == "queued"
         assert "tenant acme" in state["slowest"][0]["headline"]
-        assert state["totals"]["requests"] == 0  # none was opened: these were made up
+        assert state["totals"]["requests"] == 42
         assert state["totals"]["cost_per_1000_tokens"] > 0
         history = it.admin.history(monotonic())
         assert history["lanes"]["fast"][-1]["requests"] == 42
@@ -388,6 +396,7 @@ async def test_a_search_through_all_that_is_kept_does_not_hold_the_loop_up() -> 
     async with scene(keep=50_000) as it:
         now = monotonic()
         for number in range(50_000):
+            it.gateway.account.open()
             it.gateway.account.close(record(id=f"r{number}", at=now - 200 + number * 0.004, replica="a"))
         it.gateway.account.fresh()
         worst, done = 0.0, asyncio.Event()

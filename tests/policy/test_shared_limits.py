@@ -113,6 +113,29 @@ def test_going_out_of_reach_loses_no_more_than_the_purse_and_gives_nobody_a_new_
     assert made.full_in_s("t", 0.0)[0] == pytest.approx(EMPTY_S)
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_what_is_given_back_is_what_was_taken_and_nothing_stays_reserved(connected: bool) -> None:
+    made = shared(gateways=2, connected=connected)
+    other, one = granted(made, 1000), granted(made, 1000)
+    assert made.reserved == 2
+    before = made.purses["t"].tokens_s if connected else made.full_in_s("t", 0.0)[1]
+    made.give_back(granted(made, 500), 0.0)
+    after = made.purses["t"].tokens_s if connected else made.full_in_s("t", 0.0)[1]
+    assert after == pytest.approx(before)
+    made.settle(one, 20, 0.0)
+    made.give_back(other, 0.0)
+    assert made.reserved == 0
+
+
+def test_reservations_of_before_others_were_known_are_settled_too() -> None:
+    it = dispatcher(1, tenants={"t": LIMITS})
+    (sent,) = placed(send(it, request(tenant="t")))
+    it.on(Shared(1, 0.0, 1.0, False), 0.0)
+    assert it.limits.reserved == 1
+    it.on(Ended(sent, Outcome.COMPLETED, (1, 1)), 1.0)
+    assert it.limits.reserved == 0
+
+
 def test_whoever_has_no_limits_is_asked_nothing() -> None:
     made = shared()
     grant = made.take("t", TenantLimits(), 10**9, 0.0)

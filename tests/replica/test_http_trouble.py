@@ -8,6 +8,7 @@ import pytest
 
 from headgate.model.clock import monotonic
 from headgate.replica.http import Pool, PoolLimits
+from headgate.wire.server import HttpServer
 from tests.replica.engine import (
     END,
     HEAD,
@@ -21,7 +22,7 @@ from tests.replica.engine import (
     token,
     whole,
 )
-from tests.wire.serving import live, until
+from tests.wire.serving import echo, live, until
 
 # -- what goes wrong -----------------------------------------------------------------------------------------
 
@@ -53,6 +54,25 @@ async def test_a_connection_that_is_not_made_in_time() -> None:
         assert "no connection within 0.05 s" in asked[-1].failed[0].message
         pool.close()
         await until(lambda: not pool.connections)
+
+
+@live
+async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() -> None:
+    """As when thousands come at once: the loop has so much to do that connections are made and time is up together."""
+    server = HttpServer(echo, clock=monotonic)
+    port = await server.listen("127.0.0.1", 0)
+    for late_ms in range(2, 12):
+        pool = Pool(
+            f"http://127.0.0.1:{port}", clock=monotonic, limits=PoolLimits(connect_timeout_s=late_ms / 1e3)
+        )  # fmt: skip
+        asked = [ask(pool, b"hello")[1] for _ in range(60)]
+        for heard in asked:
+            await heard.over.wait()
+            assert heard.body == b"hello" or heard.failed is not None
+        await until(lambda pool=pool: not pool.busy)
+        pool.close()
+        await until(lambda pool=pool: not pool.connections)
+    await server.drain(1)
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,7 @@ class Shadows:
             for load in self._fleet.loads.values()
             if load.usable > 0 and load.room > 0 and model in load.replica.names and load.id in self._places
         ]
-        return min(usable, key=lambda load: _busy(self._places[load.id].pool), default=None)
-
-
-def _busy(pool: Pool) -> int:
-    return pool.connections - pool.idle
+        return min(usable, key=lambda load: self._places[load.id].pool.busy, default=None)
 
 
 class Copy:

@@ -546,7 +546,8 @@ class Dispatcher:
 
     def _share_with(self, event: Shared) -> None:
         if not isinstance(self.limits, SharedLimits):
-            self.limits = SharedLimits()
+            reserved, self.limits = self.limits.reserved, SharedLimits()
+            self.limits.reserved = reserved
         self.limits.share(event.gateways, event.connected)
         self.members.share(event.low, event.high)
 

@@ -88,6 +88,8 @@ class Limits:
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most
+        self.reserved = 0
+        """Grants that are neither settled nor given back."""
         self._accounts: dict[str, _Account] = {}
         self._full: list[tuple[float, str]] = []
         """A heap with one entry per account: when it was last known to become full."""
@@ -111,11 +113,15 @@ class Limits:
             return OverLimit(which, wait_s, self.view(tenant, limits, now))
         account.requests_full_at = max(account.requests_full_at, now) + one_s
         account.tokens_full_at = max(account.tokens_full_at, now) + tokens_s
+        self.reserved += 1
         return Grant(tenant, limits, tokens)
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
         """What was really used. The bucket may go below empty, but extra charges take it no further than one whole
         bucket: a wrong guess of ours must not lock a tenant out for an hour."""
+        if grant is UNLIMITED:
+            return
+        self.reserved -= 1
         change_s = _cost_s(tokens - grant.tokens, grant.limits.tokens_per_min)
         if change_s > 0:
             account = self._account(grant.tenant, now)
@@ -126,7 +132,7 @@ class Limits:
 
     def give_back(self, grant: Grant, now: float) -> None:
         """Refused later on, or failed without work: as if it had not come."""
-        self.settle(grant, 0, now)
+        Limits.settle(self, grant, 0, now)  # not a heir's, which has its own idea of what a grant is worth
         if grant.tenant in self._accounts:
             self._accounts[grant.tenant].requests_full_at -= _cost_s(1, grant.limits.requests_per_min)
 

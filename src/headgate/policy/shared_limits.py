@@ -82,6 +82,7 @@ class SharedLimits(Limits):
             return UNLIMITED
         if self.connected and self.covers(tenant, limits, tokens):
             self._spend(tenant, limits, 1, tokens)
+            self.reserved += 1
             return Grant(tenant, limits, tokens)
         granted = super().take(tenant, self._part(limits), tokens, now)
         if isinstance(granted, OverLimit):
@@ -95,6 +96,7 @@ class SharedLimits(Limits):
         if grant is UNLIMITED:
             return
         if self.connected:
+            self.reserved -= 1
             self._spend(grant.tenant, grant.limits, 0, tokens - grant.tokens)
         else:
             super().settle(Grant(grant.tenant, self._part(grant.limits), grant.tokens), tokens, now)
@@ -103,6 +105,7 @@ class SharedLimits(Limits):
         if grant is UNLIMITED:
             return
         if self.connected:
+            self.reserved -= 1
             self._spend(grant.tenant, grant.limits, -1, -grant.tokens)
         else:
             super().give_back(Grant(grant.tenant, self._part(grant.limits), grant.tokens), now)

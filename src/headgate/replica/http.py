@@ -62,6 +62,11 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
+    @property
+    def busy(self) -> int:
+        """Connections that carry a call, and those that are being made for one."""
+        return len(self._connections) - len(self._idle) + len(self._connecting)
+
     def send(self, head: bytes, body: bytes, listener: Listener) -> Call:
         """Ask; `head` is from `request_head`. The listener hears nothing before this has returned."""
         call = Call(head, body, listener)
@@ -152,15 +157,22 @@ class Pool:
                 else:
                     await self._loop.create_connection(lambda: connection, *address, ssl=self._tls)
         except asyncio.CancelledError:
-            if connection in self._connections:  # made in the very moment of the cancellation
-                connection.drop()
+            self._give_up(connection)
             call.fail(ReplicaUnreached("the replica is no longer asked"))  # unless that is who cancelled
         except (OSError, UnicodeError) as error:
+            self._give_up(connection)
             why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
             call.fail(ReplicaUnreached(f"the replica could not be reached: {why}"))
         else:
             call.connecting = None
             connection.begin(call)
+
+    def _give_up(self, connection: Connection) -> None:
+        """It may have been made in the very moment in which it was no longer waited for. uvloop then closes its socket
+        and never tells it that it is lost."""
+        if connection in self._connections:
+            connection.drop()
+            self._connections.discard(connection)
 
     def _look(self) -> None:
         self._timer = None

@@ -59,6 +59,10 @@ class Successor(Protocol):
     @property
     def transport(self) -> asyncio.Transport: ...
 
+    @property
+    def busy(self) -> bool:
+        """Something is being answered."""
+
     def take_over(self, server: Any, transport: asyncio.Transport, writable: bool) -> None:
         """`server`: the ServerState."""
 

@@ -95,6 +95,10 @@ class ServerProtocol(asyncio.Protocol):
     def draining(self) -> bool:
         return self._server.draining
 
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
     # -- called by the loop ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -46,6 +46,11 @@ class HttpServer:
     def connections(self) -> int:
         return len(self._state.connections)
 
+    @property
+    def answering(self) -> int:
+        """Connections on which a request is being answered."""
+        return sum(connection.busy for connection in self._state.connections)
+
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         """The port listened on, for those who ask for port 0. Raises OSError where that is not possible."""
         # The first socket does not share its port while it is bound: a port that is taken is an error, as ever.

@@ -146,6 +146,10 @@ class WebSocket(asyncio.Protocol):
         return self._leaving or self._server.draining
 
     @property
+    def busy(self) -> bool:
+        return self._talk.busy
+
+    @property
     def is_open(self) -> bool:
         return self._frames.state is State.OPEN
 

@@ -30,6 +30,7 @@ from headgate.model.replica import Replica
 from headgate.observe.access import Access
 from headgate.observe.api.page import ApiPage
 from headgate.observe.instruments import Instruments
+from headgate.observe.ledger import Ledger
 from headgate.policy.compose import classifier, dispatcher_for
 from headgate.policy.output import Output
 from headgate.progress import Progress
@@ -111,11 +112,12 @@ async def _serve_gateway(
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
         sockets = Sockets(gateway, loopback_only=is_loopback(config.listen.host))
-        more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes()}
+        ledger = Ledger(gateway, access)
+        more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
         api = ApiPage()
         surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
         api.table = surface.router.table
-        http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
+        ledger.server = http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
         embedded = config.embedded or EmbeddedConfig()

@@ -75,6 +75,13 @@ ADMIN: Operations = {
         content_type="application/x-ndjson",
         errors=(400, 401),
     ),
+    ("GET", "/admin/ledger"): _look(
+        "ledger",
+        "What requests hold at this moment",
+        "Tickets, queue places, replicas' room, reserved tokens, connections: all zero when no request is under way.",
+        answer=of("object", "Counts by name.", additionalProperties={"type": "integer"}),
+        errors=(401,),
+    ),
     ("GET", "/admin/state"): _look("state", "All that the page shows", errors=(401,)),
     ("GET", "/admin/live"): _look(
         "watch",
