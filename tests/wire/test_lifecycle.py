@@ -15,6 +15,7 @@ from headgate.wire.limits import Limits
 from headgate.wire.protocol import ServerProtocol
 from headgate.wire.reader import RequestReader
 from headgate.wire.server import HttpServer
+from tests.wire.hammer import Tally, hammer
 from tests.wire.serving import GET, Client, Held, echo, live, post, serving, until
 
 # Made for these tests with `openssl req -x509`; trusted by nobody.
@@ -143,6 +144,80 @@ async def test_draining_closes_the_idle_lets_the_running_finish_and_accepts_nobo
         assert await streaming.rest() == b""
         await draining
         assert held.gone.empty()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "a connection for each"])
+@pytest.mark.parametrize("over", ["tcp", "unix", "tls"])
+@live
+async def test_nobody_is_cut_or_reset_by_draining(over: str, kept: bool, tmp_path: Path) -> None:
+    pem, path = tmp_path / "pem", tmp_path / "s"
+    pem.write_text(LOCALHOST_KEY_AND_CERT)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pem)
+    trusting = ssl.create_default_context(cafile=str(pem))
+    server = HttpServer(echo, clock=monotonic)
+    port = 0
+    if over == "unix":
+        await server.listen_unix(path)
+    else:
+        port = await server.listen("127.0.0.1", 0, tls=tls if over == "tls" else None)
+
+    async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if over == "unix":
+            return await asyncio.open_unix_connection(path)
+        return await asyncio.open_connection("localhost", port, ssl=trusting if over == "tls" else None)
+
+    tally = Tally()
+    request = post(b"abc") if kept else post(b"abc", b"connection: close")
+    clients = [asyncio.ensure_future(hammer(connect, request, tally, 0.002, number)) for number in range(12)]
+    await asyncio.sleep(0.2)
+    server.say_close()
+    await asyncio.sleep(0.1)
+    draining = asyncio.ensure_future(server.drain(grace_s=3))
+    await asyncio.gather(*clients, draining)
+    assert tally.cut == []
+    assert tally.refused == 12
+    assert set(tally.answers) == {200}
+    assert tally.closes >= 12
+
+
+@live
+async def test_an_idle_connection_stays_until_its_next_answer_has_said_close() -> None:
+    async with serving(echo) as served:
+        client, other = await served.connect(), await served.connect()
+        assert "connection" not in (await client.ask(GET)).headers
+        served.server.say_close()
+        await asyncio.sleep(0.05)
+        assert (await client.ask(GET)).headers["connection"] == "close"
+        assert await client.rest() == b""
+        assert (await (await served.connect()).ask(GET)).headers["connection"] == "close"
+        assert served.server.connections > 0
+        await served.server.leave(grace_s=2)
+        assert await other.rest() == b""
+        assert served.server.connections == 0
+
+
+@live
+async def test_of_requests_that_are_in_hand_only_the_last_answer_says_close_and_there_is_an_end_to_it() -> None:
+    held = Held()
+    async with serving(held, Limits(pipelined=4)) as served:
+        client = await served.connect()
+        client.send(GET * 3)
+        first = await held.arrived.get()
+        served.server.say_close()
+        first.respond(200, b"")
+        (await held.arrived.get()).respond(200, b"")
+        (await held.arrived.get()).respond(200, b"")
+        assert ["connection" in (await client.answer()).headers for _ in range(3)] == [False, False, True]
+        endless = await served.connect()
+        said = 0
+        while True:
+            endless.send(GET * 2)
+            (await held.arrived.get()).respond(200, b"")
+            said += 1
+            if "connection" in (await endless.answer()).headers:
+                break
+        assert said <= 4
 
 
 @live

@@ -9,6 +9,8 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fcntl import ioctl
+from termios import FIONREAD
 from typing import Final, cast
 
 from headgate.model.clock import Clock
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 
 ANSWERING: Final = "answering"
 CLOSING: Final = "closing"
+PARTING_S: Final = 0.5
+"""How long a connection is still read after our last byte, while the server drains: what its client had sent before it
+saw the end must not be met with a reset, which could overtake the answer before."""
 STALLED: Final = "stalled"
 """Answers wait to be read: until they are, nothing more is read of the client either, or they would pile up."""
 _REFUSED_AT_ONCE: Final = 256
@@ -31,7 +36,7 @@ _REFUSED_AT_ONCE: Final = 256
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """What the connections of a server share. Only the server writes `draining`."""
+    """What the connections of a server share. Only the server writes `draining` and `leaving`."""
 
     handler: Handler
     clock: Clock
@@ -40,19 +45,23 @@ class ServerState:
     loop: asyncio.AbstractEventLoop
     connections: set["ServerProtocol | Successor"] = field(default_factory=set)
     draining: bool = False
+    """Every answer is the last of its connection, and says so."""
+    leaving: bool = False
+    """Nobody is accepted any more: a connection on which nothing is asked is closed."""
     outbox: Outbox = field(default_factory=Outbox)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last connection of a draining server is gone."""
+    """Set when the last connection of a server that is leaving is gone."""
 
     def forget(self, connection: "ServerProtocol | Successor") -> None:
         self.connections.discard(connection)
-        if self.draining and not self.connections:
+        if self.leaving and not self.connections:
             self.empty.set()
 
 
 class ServerProtocol(asyncio.Protocol):
     __deletable__ = ("_reader",)
     __slots__ = (
+        "_answers",
         "_current",
         "_deadline",
         "_held",
@@ -75,6 +84,8 @@ class ServerProtocol(asyncio.Protocol):
     def __init__(self, server: ServerState) -> None:
         self._server = server
         self._current: Exchange | None = None
+        self._answers = 0
+        """Since the server began to drain."""
         self._said: list[bytes] = []
         """To be written when the loop has looked at all that has come in."""
         self._said_bytes = 0
@@ -93,7 +104,13 @@ class ServerProtocol(asyncio.Protocol):
 
     @property
     def draining(self) -> bool:
-        return self._server.draining
+        """Whether the answer that is given now is the last one here. Requests that are in hand already are answered
+        first, as many as could be pipelined at once."""
+        if not self._server.draining:
+            return False
+        reader = self._reader
+        more = bool(reader.ready) or (bool(self._held) and not reader.exhausted)
+        return not more or self._answers >= self._server.limits.pipelined
 
     @property
     def busy(self) -> bool:
@@ -113,8 +130,6 @@ class ServerProtocol(asyncio.Protocol):
             self.transport.abort()
         elif excess > 0:
             self._refuse(503, "too many connections")
-        elif server.draining:
-            self._close()
         else:
             self._await_input()
 
@@ -181,10 +196,10 @@ class ServerProtocol(asyncio.Protocol):
 
     def answered(self, keep_alive: bool) -> None:
         self._current = None
-        if not keep_alive or self._server.draining:
+        if not keep_alive:
             self._close()
         elif not self._pumping:
-            self._pump()
+            self._pump()  # also while draining: its client has not been told, so it may ask once more
 
     def switch(self, head: bytes, successor: Successor) -> bool:
         reader, server = self._reader, self._server
@@ -207,9 +222,26 @@ class ServerProtocol(asyncio.Protocol):
         return True
 
     def drain(self) -> None:
-        """Leave as soon as no request is under way."""
-        if self._timed is IDLE:
+        """Leave as soon as no request is under way, nor on its way as far as can be known."""
+        if self._timed is not IDLE:
+            return
+        # Since when nothing is asked, by its deadline; one on which nothing was asked yet is about to be.
+        quiet_s = self._server.limits.idle_timeout_s - (self._deadline - self._server.loop.time())
+        if self._has_unread():
+            quiet_s = 0.0
+        if quiet_s < PARTING_S:
+            self._expire_in(PARTING_S - quiet_s)
+        else:
             self._close()
+
+    def _has_unread(self) -> bool:
+        """Whether something has come that the loop has not looked at yet."""
+        waiting = bytearray(4)
+        try:
+            ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, waiting)
+        except (OSError, ValueError, AttributeError):
+            return False
+        return any(waiting)
 
     # -- one request after the other ---------------------------------------------------------------
 
@@ -247,6 +279,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _hand_over(self, exchange: Exchange) -> None:
         self._current = exchange
+        self._answers += self._server.draining
         self._timed = ANSWERING
         self._deadline = math.inf
         try:
@@ -281,7 +314,7 @@ class ServerProtocol(asyncio.Protocol):
             self._timed = reader.phase
             limits = self._server.limits
             if reader.phase is IDLE:
-                self._expire_in(limits.idle_timeout_s)
+                self._expire_in(PARTING_S if self._server.leaving else limits.idle_timeout_s)
             else:
                 self._expire_in(limits.header_timeout_s if reader.phase is HEADERS else limits.body_timeout_s)
 
@@ -304,17 +337,22 @@ class ServerProtocol(asyncio.Protocol):
         self.flush()
         self._held.clear()
         limits = self._server.limits
-        if self._unread:
+        if self._unread or (self._server.draining and self.transport.can_write_eof()):
             # Closing with input unread sends a reset, which can overtake the answer: say that we are
             # done, and let the client finish talking.
             self._read_on()
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-            self._expire_in(limits.linger_s)
+            self._expire_in(limits.linger_s if self._unread else self._parting_s())
             return
         self.transport.close()
         if self.transport.get_write_buffer_size() > 0:
             self._expire_in(limits.flush_timeout_s)
+
+    def _parting_s(self) -> float:
+        """An answer that the client has not read yet is still written."""
+        unsent = self.transport.get_write_buffer_size() > 0
+        return self._server.limits.flush_timeout_s if unsent else PARTING_S
 
     # -- one timer ---------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import socket
 import ssl
+import struct
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from headgate.model.clock import Clock
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
 from headgate.wire.outbox import Outbox
-from headgate.wire.protocol import ServerProtocol, ServerState
+from headgate.wire.protocol import PARTING_S, ServerProtocol, ServerState
 from headgate.wire.reader import Ids
 
 __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
@@ -23,6 +25,14 @@ _BACKLOG = 4096
 _QUEUES = 4 if sys.platform == "linux" else 1
 """Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one port have one each, and share
 what comes. Elsewhere only one of them would get it all."""
+
+
+_LOOK_S = 0.01
+_LOOKS = 50
+"""How often, and how many times, it is looked for connections that wait to be accepted."""
+_SO_ATTACH_FILTER = 26
+_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF))
+"""A socket filter, in the kernel's classic BPF: load the TCP flags; is it a SYN? then drop it; else take it."""
 
 
 class HttpServer:
@@ -41,6 +51,7 @@ class HttpServer:
         )
         self._listeners: list[asyncio.Server] = []
         self._paths: list[Path] = []
+        self._tls = False
 
     @property
     def connections(self) -> int:
@@ -53,6 +64,7 @@ class HttpServer:
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
         """The port listened on, for those who ask for port 0. Raises OSError where that is not possible."""
+        self._tls = self._tls or tls is not None
         # The first socket does not share its port while it is bound: a port that is taken is an error, as ever.
         first = await self._listener(host, port, tls, reuse_port=False)
         for listener in first.sockets if _QUEUES > 1 else ():
@@ -68,6 +80,7 @@ class HttpServer:
         """A socket file that nobody serves any more is replaced; one that is served is an OSError."""
         if _is_served(path):
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+        self._tls = self._tls or tls is not None
         server = await self._state.loop.create_unix_server(self._new_connection, path, backlog=_BACKLOG, ssl=tls)
         self._listeners.append(server)
         self._paths.append(path)
@@ -80,23 +93,58 @@ class HttpServer:
         self._listeners.clear()
         self._paths.clear()
 
-    async def drain(self, grace_s: float) -> None:
-        """Accept nobody, let running exchanges finish for `grace_s`, drop the rest. After it, no
-        connection is left and every `on_gone` that was due has been called."""
-        self.close_listener()
+    def say_close(self) -> None:
+        """From now on every answer is the last of its connection, and says so. Who comes is still accepted, and idle
+        connections stay: a client that uses one gets its answer, and with it the news."""
+        self._state.draining = True
+
+    async def leave(self, grace_s: float) -> None:
+        """Accept nobody, close idle connections, and let everything that is asked on the others be answered, for at
+        most `grace_s`. Nobody is dropped."""
         state = self._state
         state.draining = True
+        if grace_s > 0 and self._listeners:
+            await self._accept_the_last()
+        self.close_listener()
+        state.leaving = True
         for connection in tuple(state.connections):
             connection.drain()
-        if not state.connections:
-            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await state.empty.wait()
-        for connection in tuple(state.connections):
-            connection.transport.abort()
-        if state.connections:
+                await self._until_empty()
+
+    async def drain(self, grace_s: float) -> None:
+        """The same, and drop the rest. After it, no connection is left and every `on_gone` that was due has been
+        called."""
+        await self.leave(grace_s)
+        state = self._state
+        while state.connections:
+            for connection in tuple(state.connections):
+                connection.transport.abort()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PARTING_S):
+                    await self._until_empty()
+
+    async def _until_empty(self) -> None:
+        state = self._state
+        while state.connections:
+            state.empty.clear()
             await state.empty.wait()
+
+    async def _accept_the_last(self) -> None:
+        """A connection that the kernel has made, and that is not accepted when the listener closes, is reset. So no
+        more are made, and those that are there are accepted first."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+        listening = [listener for server in self._listeners for listener in server.sockets]
+        for listener in listening:
+            _make_no_more(listener)
+        for _ in range(_LOOKS):
+            await asyncio.sleep(_LOOK_S)
+            if not any(map(_unaccepted, listening)):
+                break
+        if self._tls:  # whose handshake is under way is nobody's connection yet
+            await asyncio.sleep(PARTING_S)
 
     async def _listener(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> asyncio.Server:
         server = await self._state.loop.create_server(
@@ -111,6 +159,28 @@ class HttpServer:
 
     def _new_connection(self) -> ServerProtocol:
         return ServerProtocol(self._state)
+
+
+def _make_no_more(listener: socket.socket) -> None:
+    """Of connections that are asked for from now on; the client asks again a second later, and is then refused."""
+    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
+        return
+    code = b"".join(struct.pack("HBBI", *line) for line in _NO_SYN)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HL", len(_NO_SYN), ctypes.addressof(kept))
+    with contextlib.suppress(OSError):  # where that is forbidden, a few may be reset
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def _unaccepted(listener: socket.socket) -> int:
+    """Connections that are made and not accepted yet; 0 where that can't be known."""
+    if sys.platform != "linux" or listener.family == socket.AF_UNIX:
+        return 0
+    try:
+        info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+    except OSError:
+        return 0
+    return int(struct.unpack_from("I", info, 24)[0])  # tcpi_unacked: of a listener, its backlog
 
 
 def _is_served(path: Path) -> bool:

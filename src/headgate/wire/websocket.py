@@ -213,7 +213,7 @@ class WebSocket(asyncio.Protocol):
     def drain(self) -> None:
         """Leave as soon as nothing is being answered."""
         self._leaving = True
-        if not self._talk.busy:
+        if not self._talk.busy and not self._open_message:
             self.close(CloseCode.GOING_AWAY, "the server is shutting down")
 
     def close(self, code: int, reason: str) -> None:

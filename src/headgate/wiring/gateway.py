@@ -46,7 +46,8 @@ from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import share
 
 NOTICE_S = 0.5
-"""Readiness drops, and whoever routes here has this long to notice before connections are refused."""
+"""Readiness drops, every answer says `connection: close`, and whoever routes here has this long to notice before
+connections are refused and idle ones are closed. Afterwards, how long the last errors have to be written."""
 
 
 def run_gateway(
@@ -144,11 +145,12 @@ async def _serve_gateway(
             await _first_of(stop, background)
             progress.say("draining: running requests may finish")
             surface.draining = True
+            http.say_close()
             await asyncio.sleep(NOTICE_S)
-            http.close_listener()
             instruments.live.close()
             sockets.drain()
-            await gateway.finish(config.listen.drain_s)
+            await http.leave(config.listen.drain_s)
+            await gateway.finish(0)
             await http.drain(NOTICE_S)
         finally:
             for task in (announcing, *background):
