@@ -6,7 +6,7 @@
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
-#   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, LiteLLM
+#   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, smg, LiteLLM
 #   make clusters, make mlflow   more real components for the tests
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make lock      resolve dependencies anew

@@ -20,7 +20,8 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-from benchmarks.gateway_figures import DIRECT, HELD, LOADS, MEMORY, Bench, Plan, ready, warm_up
+from benchmarks import gateway_before
+from benchmarks.gateway_figures import DIRECT, LOADS, MEMORY, Bench, Plan, measure_gateway, news
 from benchmarks.gateway_peers import GATEWAYS, PEERS, installed
 from benchmarks.kit import compiled
 from benchmarks.peers import ROOT, Unusable
@@ -35,7 +36,6 @@ from benchmarks.report import (
     judge,
     machine,
     median_grid,
-    number,
     verdict_grid,
 )
 
@@ -60,21 +60,10 @@ def measure(bench: Bench, console: Console) -> None:
             for name in (OURS,) if figure == ROUTING else (DIRECT, *bench.plan.gateways):
                 noted, known = len(bench.notes), {key: len(values) for key, values in bench.samples.items()}
                 measure_routing(bench) if figure == ROUTING else measure_gateway(bench, name, figure)
-                if found := summary(bench.samples, known):
+                if found := news(bench.samples, known):
                     console.print(f"  {name}: {found}", style="dim", highlight=False)
                 for note in bench.notes[noted:]:
                     console.print(note, style="yellow", markup=False)
-
-
-def measure_gateway(bench: Bench, name: str, figure: str) -> None:
-    # Headgate would rightly refuse a thousand streams until it had learned that the replicas take so many.
-    slots = HELD if figure in MEMORY else None
-    try:
-        with ready(bench, name, slots) as target:
-            warm_up(target)
-            (LOADS | MEMORY)[figure](target)
-    except Unusable as error:
-        bench.notes.append(f"{name}: {figure}: {error}")
 
 
 def measure_routing(bench: Bench) -> None:
@@ -87,12 +76,6 @@ def measure_routing(bench: Bench) -> None:
             bench.notes.append(f"{ROUTING}: {(done.stderr or done.stdout)[-300:]}")
         else:
             bench.samples[f"{OURS}.routing_ratio"].append(ratio)
-
-
-def summary(samples: Samples, known: dict[str, int]) -> str:
-    """What has come since."""
-    new = {key.split(".")[1]: values[-1] for key, values in samples.items() if len(values) > known.get(key, 0)}
-    return ", ".join(f"{figure} {number(value)}" for figure, value in new.items())
 
 
 # -- the verdict ----------------------------------------------------------------------------------
@@ -113,9 +96,11 @@ SHOWN = {
 ROWS = (
     Row("requests/s, 64 connections, over sglang-router", "headgate.requests_s", "sglang.requests_s", "≥", 2, 3),
     Row("the same over nginx", "headgate.requests_s", "nginx.requests_s"),
+    Row("the same over smg", "headgate.requests_s", "smg.requests_s"),
     Row("CPU ms per request, over sglang-router", "headgate.request_cpu_ms", "sglang.request_cpu_ms", "≤", 0.5),
     Row("the same, ms", "headgate.request_cpu_ms", None, "≤", None, 0.08),
     Row("the same over nginx", "headgate.request_cpu_ms", "nginx.request_cpu_ms"),
+    Row("the same over smg", "headgate.request_cpu_ms", "smg.request_cpu_ms"),
     Row("streamed tokens/s, 32 streams, over the best router", "headgate.tokens_s", "best.tokens_s", "≥", 1.0, 1.5),
     Row("the same over nginx", "headgate.tokens_s", "nginx.tokens_s"),
     Row("CPU µs per streamed token, over the best router", "headgate.token_cpu_us", "best.token_cpu_us", "≤", 1.0, 0.7),
@@ -124,7 +109,7 @@ ROWS = (
     Row("memory for 1 000 held streams, MB", "headgate.streams_mb", None, "≤", 40, 25),
     Row("routing decision at 1 000 replicas, over 10", "headgate.routing_ratio", None, "≤", 2, 1.3),
 )
-ROUTERS = ("sglang", "vllm")
+ROUTERS = ("sglang", "vllm", "smg")
 """Of these the best is to be beaten. nginx decides nothing, and LiteLLM is never the best."""
 
 
@@ -170,10 +155,16 @@ def exit_status(verdicts: list[Verdict], bench: Bench, whole: bool, others: floa
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="3 without it, 5 with --before")
     parser.add_argument("--quick", action="store_true", help="one round with shorter runs")
     parser.add_argument("--only", choices=FIGURES, help="measure one figure")
     parser.add_argument("--peers", default=",".join(PEERS), help=f"some of {','.join(PEERS)}, or none")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="PATH",
+        help="compare with an earlier compiled copy of Headgate only: the copy, or a tree in which `make compiled` ran",
+    )
     parser.add_argument(
         "--kit", type=Path, default=Path(os.environ.get("HEADGATE_KIT", ROOT.parent / "shared" / "kit"))
     )
@@ -184,6 +175,9 @@ def arguments() -> argparse.Namespace:
     args.peers = tuple(filter(None, args.peers.replace("none", "").split(",")))
     if unknown := set(args.peers) - set(PEERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}")
+    if args.before and args.only not in (None, "requests", "tokens"):
+        parser.error("--before compares requests and tokens")
+    args.rounds = args.rounds or (5 if args.before else 3)
     return args
 
 
@@ -238,7 +232,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the blocks that end processes run then, too
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
-        return run(arguments(), console)
+        args = arguments()
+        return gateway_before.compare(args, console) if args.before else run(args, console)
     except Unusable as error:
         console.print(f"no result: {error}", style="red", markup=False)
         return 2

@@ -5,15 +5,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.awake import kept_awake
-from benchmarks.gateway_peers import GATEWAYS, Site
+from benchmarks.gateway_peers import COMPILED, GATEWAYS, Site
 from benchmarks.kit import Kit, Load, Processes, ask, free_port, loading, started, wait_until_serving
 from benchmarks.peers import Unusable
-from benchmarks.report import CpuTime, Samples
+from benchmarks.report import CpuTime, Samples, number
 
 DIRECT = "direct"
 CONNECTIONS, STREAMS, HELD, STREAMS_PER_S = 64, 32, 1000, 10
@@ -50,6 +50,8 @@ class Bench:
     samples: Samples
     notes: list[str]
     key: str
+    copies: dict[str, Path] = field(default_factory=dict)
+    """The compiled copy that a gateway which is Headgate runs, where it is not this tree's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,19 @@ def ready(bench: Bench, name: str, slots: int | None) -> Iterator[Target]:
         if name == DIRECT:
             yield Target(bench, name, replicas[0], replicas, None)
             return
-        site = Site(free_port(), replicas, folder, bench.key, slots)
+        site = Site(free_port(), replicas, folder, bench.key, slots, bench.copies.get(name, COMPILED))
         gateway = stack.enter_context(started(GATEWAYS[name].command(site), ours))
         wait_until_serving(gateway.first, site.port, bench.key)
+        if name in bench.copies:
+            insist_on(site.copy, gateway)
         yield Target(bench, name, site.port, replicas, gateway)
+
+
+def insist_on(copy: Path, gateway: Processes) -> None:
+    """Raises Unusable unless the gateway runs this very copy, compiled: a path that leads elsewhere would compare a
+    copy with itself, or with the interpreter, and nothing in the figures would say so."""
+    if f"{copy}/headgate__mypyc" not in Path(f"/proc/{gateway.first.pid}/maps").read_text():
+        raise Unusable(f"the gateway does not run the compiled modules in {copy}")
 
 
 # -- measurements ---------------------------------------------------------------------------------
@@ -211,3 +222,21 @@ LOADS: dict[str, Measurement] = {
 }
 MEMORY: dict[str, Measurement] = {"memory": measure_memory}
 """Of a gateway with room for all those streams."""
+
+
+def measure_gateway(bench: Bench, name: str, figure: str) -> None:
+    """One figure of one gateway, started for it; a note where it could not be measured."""
+    # Headgate would rightly refuse a thousand streams until it had learned that the replicas take so many.
+    slots = HELD if figure in MEMORY else None
+    try:
+        with ready(bench, name, slots) as target:
+            warm_up(target)
+            (LOADS | MEMORY)[figure](target)
+    except Unusable as error:
+        bench.notes.append(f"{name}: {figure}: {error}")
+
+
+def news(samples: Samples, known: dict[str, int]) -> str:
+    """What has come since there were so many values of each."""
+    new = {key.split(".")[1]: values[-1] for key, values in samples.items() if len(values) > known.get(key, 0)}
+    return ", ".join(f"{figure} {number(value)}" for figure, value in new.items())

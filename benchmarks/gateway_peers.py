@@ -39,6 +39,8 @@ class Site:
     """Sent by the client to every gateway; one of them insists on a key."""
     slots: int | None = None
     """Requests each replica takes at once, for a gateway that would otherwise find out by itself."""
+    copy: Path = COMPILED
+    """The compiled copy of Headgate that is run, where the gateway is Headgate."""
 
     @property
     def urls(self) -> list[str]:
@@ -65,9 +67,9 @@ def _configured(site: Site, config: dict[str, object]) -> Command:
 
 
 def _headgate(site: Site, replicas: list[str]) -> Command:
-    if not (COMPILED / "headgate").is_dir():
-        raise Unusable("Headgate is not compiled: make compiled, and see build/compile.log")
-    path = os.pathsep.join(filter(None, (str(COMPILED), os.environ.get("PYTHONPATH"))))
+    if not (site.copy / "headgate").is_dir():
+        raise Unusable(f"no compiled Headgate in {site.copy}: make compiled, and see build/compile.log")
+    path = os.pathsep.join(filter(None, (str(site.copy), os.environ.get("PYTHONPATH"))))
     argv = [sys.executable, "-m", "headgate", "serve", *replicas, "--port", str(site.port)]
     return Command(argv, {"PYTHONPATH": path})
 
@@ -114,8 +116,13 @@ def vllm_command(site: Site) -> Command:
     return Command([_program("vllm", "vllm-router"), *_router_flags(site), "--log-level", "error"])
 
 
+def smg_command(site: Site) -> Command:
+    """SGLang's router continued under a name of its own."""
+    return Command([_program("smg", "smg"), "launch", *_router_flags(site), "--log-level", "error"])
+
+
 def _router_flags(site: Site) -> list[str]:
-    """Both Rust routers share an ancestor. Policy, health checks and metrics as they come."""
+    """The Rust routers share an ancestor. Policy, health checks and metrics as they come."""
     listen = ["--host", "127.0.0.1", "--port", str(site.port), "--prometheus-port", str(free_port())]
     return [*listen, "--worker-urls", *site.urls]
 
@@ -143,10 +150,13 @@ GATEWAYS = {
     "nginx": Gateway("nginx", nginx_command),
     "sglang": Gateway("sglang-router", sglang_command, "sglang-router==0.3.2"),
     "vllm": Gateway("vllm-router", vllm_command, "vllm-router==0.1.16"),
+    "smg": Gateway("smg", smg_command, "smg==1.13.0"),
     "litellm": Gateway("LiteLLM proxy", litellm_command, "litellm[proxy]==1.106.2"),
 }
-GATEWAYS["uninstrumented"] = Gateway("Headgate without instruments", uninstrumented_command, None)
-PEERS = tuple(key for key in GATEWAYS if key not in ("headgate", "uninstrumented"))
+PEERS = tuple(key for key in GATEWAYS if key != "headgate")
+GATEWAYS["uninstrumented"] = Gateway("Headgate without instruments", uninstrumented_command)
+GATEWAYS["before"] = Gateway("Headgate before", headgate_command)
+GATEWAYS["again"] = Gateway("Headgate before, again", headgate_command)
 
 
 def version(key: str) -> str:
