@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from headgate.model.errors import EngineFailed, QueueFull
+from headgate.model.errors import EngineFailed, QueueFull, ServeError, SlowClient
 from headgate.wire.exchange import Exchange
 
 
@@ -123,18 +123,24 @@ def test_a_failure_before_the_first_event_gets_its_own_status() -> None:
     assert wire.kept is True
 
 
-def test_a_failure_after_the_first_event_is_an_event_without_done_and_a_close() -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "kept"),
+    [(EngineFailed("broke"), "engine_failed", True), (SlowClient("it does not read"), "slow_client", False)],
+)
+def test_a_failure_after_the_first_event_is_an_event_without_done(error: ServeError, code: str, kept: bool) -> None:
+    """Its head has promised that the connection goes on, so it does: the client may have sent its next request already.
+    Only one that does not read is not waited for."""
     wire = Wire()
     exchange = exchange_on(wire)
     exchange.stream()
     exchange.event(b"x")
-    exchange.fail(EngineFailed("broke"))
+    exchange.fail(error)
     last = wire.writes[-1]
     payload = last[last.index(b"data: ") + 6 : last.index(b"\n\n")]
-    assert msgspec.json.decode(payload)["error"]["code"] == "engine_failed"
+    assert msgspec.json.decode(payload)["error"]["code"] == code
     assert last.endswith(b"\n\n\r\n0\r\n\r\n")
     assert b"[DONE]" not in last
-    assert wire.kept is False
+    assert wire.kept is kept
 
 
 def test_after_the_end_nothing_more_is_written() -> None:

@@ -19,6 +19,7 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 from headgate.model.errors import ServeError
+from headgate.model.outcome import Outcome
 from headgate.wire.errors import STATUS, Headers, error_body, error_headers
 
 log = logging.getLogger(__name__)
@@ -197,11 +198,13 @@ class Exchange:
 
     def fail(self, error: ServeError) -> None:
         """A status while nothing is sent; afterwards an error event and no [DONE], so that no client takes
-        the part it has for the whole."""
+        the part it has for the whole. The connection goes on, as the head has said: a client that sends its next
+        request at once would lose it otherwise. One that does not read is not waited for."""
         if self.done:
             return
         if self.started:
-            self.keep_alive = False
+            if error.outcome is Outcome.SLOW_CLIENT:
+                self.keep_alive = False
             self._finish(self._frame(error_body(error)) + self._last_chunk())
         else:
             self.respond(STATUS[error.outcome], error_body(error), headers=error_headers(error))
