@@ -52,7 +52,7 @@ def headgate_command(site: Site) -> Command:
     replicas = [part for url in site.urls for part in ("--replica", url)]
     if site.slots:
         return _configured(site, {"replicas": [{"url": url, "slots": site.slots} for url in site.urls]})
-    return _headgate(site, replicas)
+    return headgate_with(site, replicas)
 
 
 def uninstrumented_command(site: Site) -> Command:
@@ -63,14 +63,15 @@ def uninstrumented_command(site: Site) -> Command:
 def _configured(site: Site, config: dict[str, object]) -> Command:
     path = site.folder / "headgate.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
-    return _headgate(site, ["--config", str(path)])
+    return headgate_with(site, ["--config", str(path)])
 
 
-def _headgate(site: Site, replicas: list[str]) -> Command:
+def headgate_with(site: Site, given: list[str]) -> Command:
+    """The compiled copy, with these arguments to `serve`."""
     if not (site.copy / "headgate").is_dir():
         raise Unusable(f"no compiled Headgate in {site.copy}: make compiled, and see build/compile.log")
     path = os.pathsep.join(filter(None, (str(site.copy), os.environ.get("PYTHONPATH"))))
-    argv = [sys.executable, "-m", "headgate", "serve", *replicas, "--port", str(site.port)]
+    argv = [sys.executable, "-m", "headgate", "serve", *given, "--port", str(site.port)]
     return Command(argv, {"PYTHONPATH": path})
 
 
