@@ -11,7 +11,7 @@ elsewhere. A relay is over exactly once.
 """
 
 from math import inf
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from headgate.gateway.backlog import Backlog, RelayLimits
 from headgate.gateway.continuation import Continuation, has_ended
@@ -25,6 +25,7 @@ from headgate.model.errors import (
     ServeError,
     SlowClient,
 )
+from headgate.model.lane import WhenSlow
 from headgate.model.outcome import Outcome
 from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
@@ -198,7 +199,7 @@ class Relay:
         exchange: Exchange,
         owner: Owner,
         limits: RelayLimits,
-        slow_client: Literal["cancel", "spool"],
+        slow_client: WhenSlow,
         stream: bool,
         wants_usage: bool,
         clock: Clock,

@@ -27,7 +27,7 @@ from headgate.model.hints import (
     above_zero,
     between,
 )
-from headgate.model.lane import Lane
+from headgate.model.lane import Lane, WhenSlow
 from headgate.model.models_config import (
     CanaryConfig,
     ModelConfig,
@@ -61,6 +61,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "concurrency": Count | None,
         "reserve": Share,
         "hold_above": ShareAboveZero,
+        "slow_client": WhenSlow,
         "max_tokens": Count,
         "generation_s": Seconds | None,
         "ttft_p50_s": Seconds | None,
@@ -76,6 +77,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "served_as": Text | None,
         "models": frozenset[Text],
         "kind": Kind | None,
+        "priority": bool,
         "slots": Count | None,
         "token_limit": Count | None,
         "weight": Weight,
@@ -170,4 +172,5 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "headers": dict[Name, Text],
     },
 }
-"""Hints for nouns whose own have no bounds, because policies and simulator use them too."""
+"""Hints for nouns whose own have no bounds, because policies and simulator use them too. Every field of a noun whose
+module is compiled (hatch_build.py) is named here: a compiled class does not keep the types of its fields."""

@@ -7,6 +7,8 @@ bound, share and limits.
 from dataclasses import dataclass
 from typing import Literal
 
+WhenSlow = Literal["cancel", "spool"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
@@ -31,7 +33,7 @@ class Lane:
     hold_above: float = 1.0
     """Share of the fleet's room in use beyond which this lane waits, unless it has less than its weight's share: low
     lanes are held back first, and none starves."""
-    slow_client: Literal["cancel", "spool"] = "cancel"
+    slow_client: WhenSlow = "cancel"
     """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
     max_tokens: int = 4096
     """Most output tokens of one request, whatever it asks for."""
