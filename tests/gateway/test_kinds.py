@@ -70,7 +70,21 @@ def test_a_deep_check_generates_in_each_engines_own_way(kind: str) -> None:
             asked = [path for _, path in engine.asked[before:]]
             assert DEEP.get(kind, "/v1/completions") in asked
             engine.status = 500
-            assert not await watch.look_deep()
+            assert await watch.look_deep() is False
+
+    run()
+
+
+@pytest.mark.parametrize("kind", OWNERS)
+def test_a_deep_check_that_finds_no_room_says_nothing_of_health(kind: str) -> None:
+    @live
+    async def run() -> None:
+        async with double(kind) as engine, watching(engine.url, kind, before_use=False) as (watch, _):
+            await watch.joined.wait()
+            engine.status = 429
+            assert await watch.look_deep() is None
+            engine.status = 503
+            assert await watch.look_deep() is (False if kind in DEEP else None), "a check of its own means what it says"
 
     run()
 

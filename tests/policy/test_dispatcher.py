@@ -370,23 +370,49 @@ def test_when_a_replica_dies_all_it_had_is_absorbed_and_it_gets_nothing_more() -
     assert {c.replica_id for c in send(made, *(request(at=0.2) for _ in range(5))) if isinstance(c, Dispatch)} == {"b"}
 
 
-def test_a_stream_that_has_begun_is_gone_on_with_whatever_has_been_retried_before() -> None:
+def fail(made: Dispatcher, one: Request, now: float) -> list[Command]:
+    load = made.passages[one.id].load
+    assert load is not None
+    return made.on(AttemptFailed(one.id, load.id, Outcome.REPLICA_FAILED), now)
+
+
+def test_a_stream_that_has_begun_is_gone_on_with_though_others_are_not_retried_any_more() -> None:
     made = dispatcher(40, 40, 40)
     made.retries.spend(0.0, 1)
-    made.retries.debt = 1e6
-    fresh, begun = request(), request()
-    send(made, fresh, begun)
+    made.retries.debt = 6.0
+    fresh, begun, doomed = request(), request(), request()
+    send(made, fresh, begun, doomed)
     made.on(FirstToken(begun.id), 0.1)
-    for now in (0.2, 0.3, 0.4, 0.5):
-        load = made.passages[begun.id].load
-        assert load is not None
-        commands = made.on(AttemptFailed(begun.id, load.id, Outcome.REPLICA_FAILED), now)
-        assert refused(commands) == [], "also if it dies again before it has said another word"
-        made.on(Tick(), now + 0.05)  # in its absence all but one have been tried
-        made.on(Probed(load.id, ok=True, deep=True), now + 0.05)
-    load = made.passages[fresh.id].load
-    assert load is not None
-    assert refused(made.on(AttemptFailed(fresh.id, load.id, Outcome.REPLICA_FAILED), 0.6)) == [Outcome.REPLICA_FAILED]
+    assert refused(fail(made, begun, 0.2)) == []
+    assert refused(fail(made, begun, 0.3)) == [], "also if it dies again before it has said another word"
+    assert refused(fail(made, fresh, 0.4)) == [Outcome.REPLICA_FAILED]
+    made.retries.debt = 1e6
+    made.on(FirstToken(doomed.id), 0.4)
+    assert refused(fail(made, doomed, 0.5)) == [Outcome.REPLICA_FAILED], "there is an end to that too"
+
+
+def test_a_stream_that_kills_whoever_has_it_is_sent_as_often_as_any_request() -> None:
+    made = dispatcher(4, 4, 4, 4)
+    one = request()
+    send(made, one)
+    for now in (0.1, 0.3):
+        made.on(FirstToken(one.id), now)
+        assert refused(fail(made, one, now + 0.1)) == []
+    made.on(FirstToken(one.id), 0.5)
+    assert refused(fail(made, one, 0.6)) == [Outcome.REPLICA_FAILED]
+
+
+def test_a_stream_that_was_kept_up_for_a_while_is_a_victim_however_often() -> None:
+    made, now = dispatcher(4, 4, 4, 4), 0.0
+    one = request()
+    send(made, one)
+    for _ in range(6):
+        made.on(FirstToken(one.id), now)
+        now += 30.0
+        for name in "abcd":
+            made.on(Probed(name, ok=True, deep=True), now)
+        assert refused(fail(made, one, now)) == []
+        made.on(Tick(), now)
 
 
 def test_a_stream_that_has_begun_waits_for_room_as_long_as_for_any_replica() -> None:
@@ -406,7 +432,7 @@ def test_a_stream_that_has_begun_waits_for_room_as_long_as_for_any_replica() -> 
 def test_what_never_reached_a_replica_is_no_retry() -> None:
     made = dispatcher(4, 4, 4, 4)
     made.retries.spend(0.0, 1)
-    made.retries.debt = 1e6
+    made.retries.debt = 3.0
     one = request()
     commands = send(made, one)
     for now in (0.1, 0.2, 0.3):
@@ -431,18 +457,25 @@ def test_a_request_that_fails_everywhere_is_refused_in_the_end() -> None:
     assert made.passages == {}
 
 
-def test_the_only_replicas_requests_wait_for_it_to_come_back_and_its_death_costs_them_no_attempt() -> None:
+def test_the_only_replicas_requests_wait_for_it_to_come_back_and_its_death_costs_them_one_attempt() -> None:
     made = dispatcher(4)
     one = request()
     send(made, one)
-    now, sent = 0.1, 1
-    for _ in range(40):  # it is asked again until three failures have put it out
-        commands = made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), now) if sent else []
+    now, unsent = 0.1, False
+    attempts = placed(made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), now))
+    assert attempts, "it may have been only the connection"
+    for step in range(40):
+        unsent = made.passages[one.id].load is not None
+        failed = AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED, unsent=True)
+        commands = made.on(failed, now) if unsent else []
         now += 0.1
         commands += made.on(Tick(), now) if made.wake_at <= now else []
+        if step % 10 == 9:
+            commands += made.on(Probed("a", ok=False), now)
         assert refused(commands) == []
-        sent = len(placed(commands))
+        attempts += placed(commands)
     assert made.fleet.usable("m") == 0
+    assert len(attempts) < 6
     for _ in range(30):
         made.on(Probed("a", ok=True), now)
         now += 0.1
@@ -526,8 +559,9 @@ def test_a_busy_replica_is_not_blamed() -> None:
         commands = send(made, one)
         last = commands[-1]
         assert isinstance(last, Dispatch)
-        made.on(AttemptFailed(one.id, last.replica_id, Outcome.QUEUE_FULL, refused=True), 0.1)
+        made.on(AttemptFailed(one.id, last.replica_id, Outcome.QUEUE_FULL, refused=True, retry_after_s=0.1), 0.1)
         made.on(Ended(one.id, Outcome.CANCELLED), 0.1)
+        made.on(Tick(), made.wake_at)
     assert made.fleet.usable("m") == 2
 
 

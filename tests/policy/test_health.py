@@ -29,7 +29,7 @@ def see(health: Health, name: str, *saw: Saw, now: float = 0.0) -> Verdict:
 
 def ejected(health: Health, name: str, now: float = 0.0) -> float:
     """Put it out; the time at which its cooldown is over."""
-    assert see(health, name, Saw.FAILURE, Saw.FAILURE, Saw.FAILURE, now=now).state is State.EJECTED
+    assert see(health, name, Saw.FAILURE, Saw.FAILURE, Saw.PROBE_FAILED, now=now).state is State.EJECTED
     return health.wake_at()
 
 
@@ -91,7 +91,7 @@ def test_every_outcome_says_something_of_its_replica_or_nothing() -> None:
 
 @pytest.mark.parametrize("failure", [Saw.FAILURE, Saw.PROBE_FAILED, Saw.DEEP_FAILED])
 def test_three_failures_in_a_row_put_a_replica_out(failure: Saw) -> None:
-    health = watching("a")
+    health = watching("a", "b")
     assert see(health, "a", failure, failure) == Verdict("a", False, 1.0, State.UP, "joined")
     out = see(health, "a", failure)
     assert (out.changed, out.usable, out.state) == (True, 0.0, State.EJECTED)
@@ -104,7 +104,7 @@ def test_failures_of_requests_and_probes_count_together() -> None:
 
 
 def test_a_stall_counts_twice() -> None:
-    assert see(watching("a"), "a", Saw.STALL, Saw.FAILURE).state is State.EJECTED
+    assert see(watching("a", "b"), "a", Saw.STALL, Saw.FAILURE).state is State.EJECTED
 
 
 @pytest.mark.parametrize("success", [Saw.SUCCESS, Saw.DEEP_OK])
@@ -114,13 +114,13 @@ def test_a_success_in_between_starts_the_count_again(success: Saw) -> None:
 
 
 def test_probes_that_succeed_do_not_hide_requests_that_fail_nor_the_other_way_round() -> None:
-    assert see(watching("a"), "a", *(Saw.FAILURE, Saw.PROBE_OK) * 3).state is State.EJECTED
+    assert see(watching("a", "b"), "a", *(Saw.FAILURE, Saw.PROBE_OK) * 3).state is State.EJECTED
     assert see(watching("a"), "a", *(Saw.PROBE_FAILED, Saw.SUCCESS) * 3).state is State.EJECTED
     assert see(watching("a"), "a", *(Saw.DEEP_FAILED, Saw.PROBE_OK) * 3).state is State.EJECTED
 
 
 def test_clients_errors_disconnects_and_busy_replicas_count_against_nobody() -> None:
-    health = watching("a")
+    health = watching("a", "b")
     assert see(health, "a", *[Saw.NEUTRAL] * 100).state is State.UP
     assert see(health, "a", Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE).state is State.EJECTED
 

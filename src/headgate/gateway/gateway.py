@@ -19,17 +19,18 @@ from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.bounded import bounded, still_bounded
 from headgate.gateway.continuation import can_go_on, rest_of
+from headgate.gateway.failure import failure
 from headgate.gateway.hedge import Rival
 from headgate.gateway.output import bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, Relay, RelayLimits, Summary
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
-from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaFailed, ReplicaUnreached, ServeError
-from headgate.model.event import Arrived, AttemptFailed, Command, Dispatch, Ended, Event, FirstToken, Hedge, Tick
+from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaAnswered, ReplicaFailed, ServeError
+from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, FirstToken, Hedge, Tick
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, Gap, Record, Seen
+from headgate.model.record import Ahead, Attempt, Gap, Record, Seen, kept
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
@@ -83,6 +84,7 @@ class Ticket:
         "cold",
         "exchange",
         "failed",
+        "failures",
         "hop",
         "queue_s",
         "reason",
@@ -112,6 +114,7 @@ class Ticket:
         self.queue_s = 0.0
         self.retry_s = 0.0
         self.failed: tuple[Attempt, ...] = ()
+        self.failures = 0
         self.rival: Rival | None = None
         """The second replica that was asked as well, and what came of it."""
         self.hop: Hop | None = None
@@ -120,6 +123,11 @@ class Ticket:
     def gone(self) -> None:
         """The client left while it waited here; once it is placed, its Relay notices."""
         self._gateway.ended(self, Outcome.CANCELLED, None)
+
+    def note(self, attempt: Attempt) -> None:
+        """It failed."""
+        self.failures += 1
+        self.failed = kept(self.failed, attempt)
 
     # -- the Relay's owner -----------------------------------------------------------------------------
 
@@ -355,8 +363,8 @@ class Gateway:
         place, relay, accepted = self._places.get(command.replica_id), ticket.relay, ticket.accepted
         # An engine's own response is announced long before its first token: who is first would say nothing.
         if place is None or relay is None or relay.over or accepted.path == RESPONSES:
-            message = "there was nothing to ask it any more"
-            self.hear(AttemptFailed(accepted.request.id, command.replica_id, Outcome.REPLICA_FAILED, True, message))
+            gone = Gone("there was nothing to ask it any more")
+            self.hear(failure(accepted.request.id, command.replica_id, gone, False))
             return
         lane = self.dispatcher.lanes[accepted.request.lane]
         ticket.rival = rival = Rival(self, ticket, relay, place.replica, command, lane, self._clock, now)
@@ -401,11 +409,10 @@ class Gateway:
         ticket.exchange.on_gone = ticket.gone
         took_s = now - ticket.since
         at_s = ticket.since - request.arrived
-        ticket.failed += (Attempt(replica.id, at_s, took_s, error.outcome, refused, error.message),)
+        ticket.note(Attempt(replica.id, at_s, took_s, error.outcome, refused, error.message))
         ticket.retry_s += took_s
         ticket.since = now
-        unsent = isinstance(error, ReplicaUnreached)
-        self.hear(AttemptFailed(request.id, replica.id, error.outcome, refused, error.message, unsent), now)
+        self.hear(failure(request.id, replica.id, error, refused), now)
 
     def may_go_on(self, ticket: Ticket) -> bool:
         if ticket.relay is None or ticket.relay.fruitless > MOST_FRUITLESS or ticket.attempts >= MOST_REPLICAS:
@@ -417,9 +424,9 @@ class Gateway:
         replica, request, now = ticket.replica, ticket.accepted.request, self._clock()
         assert replica is not None
         at_s = ticket.since - request.arrived
-        ticket.failed += (Attempt(replica.id, at_s, now - ticket.since, error.outcome, False, error.message),)
-        unsent = isinstance(error, ReplicaUnreached)
-        self.hear(AttemptFailed(request.id, replica.id, error.outcome, False, error.message, unsent), now)
+        refused = isinstance(error, ReplicaAnswered) and error.full
+        ticket.note(Attempt(replica.id, at_s, now - ticket.since, error.outcome, refused, error.message))
+        self.hear(failure(request.id, replica.id, error, refused), now)
 
     def _go_on(self, ticket: Ticket, relay: Relay, replica_id: ReplicaId) -> None:
         """Ask for what is missing of a stream that broke off."""
@@ -522,6 +529,7 @@ class Gateway:
                 stop="" if summary is None else summary.stop,
                 attempts=ticket.attempts,
                 failed=ticket.failed,
+                failures=ticket.failures,
                 hedge=None if ticket.rival is None else ticket.rival.told,
                 cold=ticket.cold,
                 prompt_tokens=prompt,

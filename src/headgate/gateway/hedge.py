@@ -14,25 +14,27 @@ from typing import Any, Final, Protocol
 
 from headgate.gateway.accept import Accepted
 from headgate.gateway.bounded import Bounded, bounded
+from headgate.gateway.failure import failure
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import generation_s
 from headgate.gateway.relay import Relay
 from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import Clock
-from headgate.model.errors import ReplicaFailed
-from headgate.model.event import AttemptFailed, Event, Hedge, HedgeWon
+from headgate.model.errors import Gone, InvalidRequest, ReplicaAnswered, ReplicaFailed, ServeError
+from headgate.model.event import Event, Hedge, HedgeWon
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Attempt, Hedged, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
 from headgate.replica.http import Call
+from headgate.replica.openai import FULL, room_in_s
 
 MOST_KEPT: Final = 1024 * 1024
 """Bytes of an answer in one piece that are kept while the other replica may still be first."""
 _ERROR: Final = b'{"error"'
-_REFUSALS: Final = (400, 404, 405, 409, 413, 415, 422, 429, 501, 503)
-"""It is busy, or does not want this request: no fault of its own."""
+_CLIENT_FAULTS: Final = (400, 404, 405, 409, 413, 415, 422, 501)
+"""It does not want this request: no fault of its own."""
 _ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
 
 
@@ -45,7 +47,8 @@ class Ticket(Protocol):
     seen: tuple[Seen, ...]
     since: float
     retry_s: float
-    failed: tuple[Attempt, ...]
+
+    def note(self, attempt: Attempt) -> None: ...
 
 
 class Gateway(Protocol):
@@ -154,10 +157,10 @@ class Rival:
     def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
         ticket, request_id = self._ticket, self._ticket.accepted.request.id
         at_s, took_s = ticket.since - ticket.accepted.request.arrived, self._clock() - ticket.since
-        ticket.failed += (Attempt(self._first, at_s, took_s, error.outcome, refused, error.message),)
+        ticket.note(Attempt(self._first, at_s, took_s, error.outcome, refused, error.message))
         self._result = TOOK_OVER
         self._lead()
-        self._gateway.hear(AttemptFailed(request_id, self._first, error.outcome, refused, error.message))
+        self._gateway.hear(failure(request_id, self._first, error, refused))
 
     def _lead(self) -> None:
         """From here on it is the relay's call, as if there had been no other; what was heard is told now."""
@@ -175,12 +178,12 @@ class Rival:
             kept, self._kept = self._kept, []
             self._reader.on_events(kept)
 
-    def _fail(self, error: ReplicaFailed, refused: bool) -> None:
+    def _fail(self, error: ServeError, refused: bool) -> None:
         self._result = FAILED
         self._relay.rival = None
         self.cancel()
         request_id = self._ticket.accepted.request.id
-        self._gateway.hear(AttemptFailed(request_id, self._replica.id, error.outcome, refused, error.message))
+        self._gateway.hear(failure(request_id, self._replica.id, error, refused))
 
     # -- told by the connection to the replica -------------------------------------------------------------
 
@@ -188,11 +191,18 @@ class Rival:
         if self._leads:
             self._reader.on_head(status, headers, is_stream)
         elif status >= 300:
-            self._fail(ReplicaFailed(f"the replica answered {status}"), status in _REFUSALS)
+            self._refuse(status, headers)
         elif is_stream != self._streams and not isinstance(self._reader, Gather):
             self._fail(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"), False)
         else:
             self._head = (status, headers, is_stream)
+
+    def _refuse(self, status: int, headers: dict[str, str]) -> None:
+        message, full = f"the replica answered {status}", status in FULL
+        if status in _CLIENT_FAULTS:
+            self._fail(InvalidRequest(message), False)
+        else:
+            self._fail(ReplicaAnswered(message, full=full, room_in_s=room_in_s(headers) if full else None), full)
 
     @property
     def _streams(self) -> bool:
@@ -239,4 +249,4 @@ class Rival:
         self._kept += events
         self._kept_bytes += sum(map(len, events))
         if self._kept_bytes > MOST_KEPT:
-            self._fail(ReplicaFailed("its answer was too long to be kept beside another's"), True)
+            self._fail(Gone("its answer was too long to be kept beside another's"), False)

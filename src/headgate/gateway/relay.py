@@ -19,6 +19,7 @@ from headgate.gateway.output import text_of
 from headgate.model.clock import Clock
 from headgate.model.errors import (
     InvalidRequest,
+    ReplicaAnswered,
     ReplicaFailed,
     ReplicaStalled,
     ReplicaUnreached,
@@ -29,7 +30,7 @@ from headgate.model.lane import WhenSlow
 from headgate.model.outcome import Outcome
 from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
-from headgate.replica.openai import error_body, read_error, read_usage
+from headgate.replica.openai import FULL, error_body, quoted, read_error, read_usage, room_in_s
 from headgate.replica.shape import Usage
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
@@ -40,7 +41,6 @@ DONE: Final = b"[DONE]"
 COMPLETED: Final = Outcome.COMPLETED
 _NOT_A_TOKEN = (DONE, b'{"error"')
 """How events begin that are not just passed on. Neither are those that report usage."""
-_REFUSALS = (429, 503)
 _CLIENT_FAULTS: dict[int, Outcome] = {
     400: Outcome.INVALID,
     404: Outcome.UNKNOWN_MODEL,
@@ -177,6 +177,7 @@ class Relay:
         "_last",
         "_limits",
         "_owner",
+        "_room_in_s",
         "_said_done",
         "_spool",
         "_status",
@@ -234,6 +235,8 @@ class Relay:
         self.rival: Rival | None = None
         self._status = 0
         """Of the replica's answer, once its head has come."""
+        self._room_in_s: float | None = None
+        """When it said that it would have room, if it did."""
         self._body = b""
         self._said_done = False
         self._usage: Usage | None = None
@@ -301,6 +304,7 @@ class Relay:
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
         self._status = status
         if status >= 300:
+            self._room_in_s = room_in_s(headers) if status in FULL else None
             return
         if is_stream != self._stream:
             self._break_off(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"))
@@ -412,7 +416,7 @@ class Relay:
         if data.startswith(_NOT_A_TOKEN):
             error = read_error(data)
             if self._exchange.started:
-                self._break_off(ReplicaFailed(error.message))
+                self._break_off(ReplicaAnswered(error.message))
             else:
                 self._judge_refusal(error.status or 500, data)
             return False
@@ -447,8 +451,9 @@ class Relay:
         error = read_error(body)
         outcome = _CLIENT_FAULTS.get(status)
         if outcome is None or self._exchange.started:
-            failed = ReplicaFailed(f"the replica answered {status}: {error.message}")
-            self._break_off(failed, refused=status in _REFUSALS)
+            full = status in FULL
+            message = f"the replica answered {status}: {quoted(error)}"
+            self._break_off(ReplicaAnswered(message, full=full, room_in_s=self._room_in_s if full else None), full)
         else:
             self._settle()
             self._exchange.respond(status, error_body(error))
@@ -470,7 +475,7 @@ class Relay:
             self._owner.on_attempt_failed(error, refused)
         elif self.said is not None and has_ended(self._last):
             self._complete()
-        elif self.said is not None and self._may_go_on(error):
+        elif self.said is not None and self._may_go_on(error, refused):
             call, self._call = self._call, None
             if call is not None:
                 call.cancel()
@@ -478,10 +483,10 @@ class Relay:
         else:
             self.fail(error)
 
-    def _may_go_on(self, error: ReplicaFailed) -> bool:
+    def _may_go_on(self, error: ReplicaFailed, refused: bool) -> bool:
         if not self._unheard:
             self.fruitless = 0
-        elif not isinstance(error, ReplicaUnreached):
+        elif not refused and not isinstance(error, ReplicaUnreached):
             self.fruitless += 1
         return self._owner.may_go_on()
 

@@ -3,7 +3,8 @@
 First one token of a short prompt: whoever can't do that is not used. Then what makes later requests quick and whose
 failing is no reason to do without the replica: adapters, system prompts, and prompts as long as each lane's for as long
 as there is time. An answer of 4xx is about our question (its context may be shorter than our prompt), and counts for
-nothing. None of these is a client's request: they leave no record.
+nothing. One that is full with others' requests generates already, and is used as it is when there is no more time. None
+of these is a client's request: they leave no record.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ from headgate.model.replica import Replica
 from headgate.model.warm_config import AdapterConfig, WarmConfig
 from headgate.replica.dialects import Dialect
 from headgate.replica.http import Once, Pool, request_head
-from headgate.replica.openai import read_error
+from headgate.replica.openai import FULL, read_error
 
 PURPOSE: Final = ("x-headgate-purpose", "warm-up")
 """A header, so that whoever looks at an engine's log can tell."""
 SHORT_TOKENS: Final = 16
-BUSY: Final = (408, 429, 503)
+BUSY: Final = (408, *FULL)
 BUSY_PAUSE_S: Final = 0.5
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SENTENCE: Final = "The quick brown fox jumps over the lazy dog. "
@@ -63,6 +64,8 @@ class Warmed:
     steps: tuple[Step, ...] = ()
     adapters: bool = False
     """Some were loaded, so that it now lists more models."""
+    full: bool = False
+    """It had no room, so that nothing is known of what it generates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,10 @@ class Warmup:
         if prompts:
             first = await self._first(target)
             steps.append(first)
+            full = first.status in FULL
             if first.broke or first.status in BUSY:
-                return Warmed(False, f"no first token: {first.note}", self._clock() - began, tuple(steps))
+                why = f"no first token: {first.note}"
+                return Warmed(full, why, self._clock() - began, tuple(steps), full=full)
         loaded = await self._adapters(target)
         steps += loaded
         steps += [await self._ask(target, *ask, self.config.timeout_s) for ask in self._system_prompts(target)]
@@ -113,12 +118,12 @@ class Warmup:
         alive = broke is None or broke in loaded  # without an adapter it still serves everything else
         return Warmed(alive, why, self._clock() - began, tuple(steps), bool(loaded))
 
-    async def keep_alive(self, target: Target) -> bool:
-        """Whether it generated. Its caches of code and of prompts are used, so that they stay."""
+    async def keep_alive(self, target: Target) -> bool | None:
+        """Whether it generated; None: it was full. Its caches of code and of prompts are used, so that they stay."""
         step = await self._ask(target, "keep-alive", SHORT_TOKENS, _user(_text("again", SHORT_TOKENS)), None, 20.0)
         for ask in self._system_prompts(target):
             await self._ask(target, *ask, self.config.timeout_s)
-        return not step.broke
+        return None if step.status in FULL else not step.broke
 
     # -- what is asked ---------------------------------------------------------------------------------------
 

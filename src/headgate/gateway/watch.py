@@ -20,6 +20,7 @@ import msgspec
 from headgate.gateway.warmup import Target, Warmed, Warmup
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
+from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.policy.health import Standing, State
@@ -27,6 +28,7 @@ from headgate.replica.detect import Card, Cards, detect
 from headgate.replica.dialects import PLAIN, Dialect, dialect_of
 from headgate.replica.gauges import read_gauges
 from headgate.replica.http import Pool
+from headgate.replica.openai import FULL, read_error
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +38,15 @@ PROBE_TIMEOUT_S = 2.0
 READY_TIMEOUT_S = 5.0
 """For engines whose answer takes a generation."""
 DEEP_TIMEOUT_S = 20.0
-BUSY = (429, 503)
-"""It has no room for a check, which says nothing about whether it generates."""
 FIRST_PAUSE_S = 0.05
 """A replica that is just starting is asked often, so that nobody waits longer than it takes."""
 LONGEST_PAUSE_S = 30.0
 """Between two warm-ups of one that fails."""
 SCRAPE_EVERY_S = 1.0
 """At most: scraping more often has stalled engines."""
+
+WELL = (200, 429)
+"""What a health check is answered with; 429: by whoever counts requests in front of it, which has let others through."""
 
 OUT = (State.EJECTED, State.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]
@@ -150,7 +153,7 @@ class Watch:
             self.phase, self.why = "ready" if warmed.ok else "failed", warmed.why
             self._own = {"warm": float(warmed.ok), "cold_start_gateway_warm_up_s": warmed.took_s}
             self.load = self.load | self._own
-            self.tell(Probed(self.replica.id, warmed.ok, deep=True))
+            self.tell(Probed(self.replica.id, warmed.ok, deep=not warmed.full))
             return warmed
 
     # -- again and again -------------------------------------------------------------------------------------
@@ -191,10 +194,12 @@ class Watch:
     async def _keep_looking_deep(self) -> None:
         while True:
             await asyncio.sleep(self.deep_s)
-            well = await self.look_deep()
-            if well is not None:
-                self.tell(Probed(self.replica.id, well, deep=True))
+            self._tell_deep(await self.look_deep())
             await self._ask_models()
+
+    def _tell_deep(self, ok: bool | None) -> None:
+        if ok is not None:
+            self.tell(Probed(self.replica.id, ok, deep=True))
 
     async def _keep_asking_load(self) -> None:
         while True:
@@ -209,20 +214,22 @@ class Watch:
             before, sent = sent, self.owner.sent(self.replica.id)
             if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
                 target = Target(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
-                self.tell(Probed(self.replica.id, await self.warmup.keep_alive(target), deep=True))
+                self._tell_deep(await self.warmup.keep_alive(target))
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
     async def look_deep(self) -> bool | None:
         """Has it generated a token? A replica that can only say it is well is not. Tokens of running streams are the
-        proof where there are any, so that a check does not take the room of a request. None: it was too busy for the
-        check."""
+        proof where there are any, so that a check does not take the room of a request. None: it is full, which says
+        nothing; where there is a check of its own, 503 is what that has found."""
         since, self._looked_deep_at = self._looked_deep_at, self.pool.clock()
         if self.owner.spoke(self.replica.id, since):
             return True
         try:
             if self.dialect.deep is not None:
-                status, _ = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
+                status, said = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
+                if status == 429 or (status == 503 and read_error(said).code == Outcome.QUEUE_FULL.value):
+                    return None
                 if status != 404:
                     return status == 200
             model = self.replica.served_as or self.replica.model or (self.models[0] if self.models else "")
@@ -232,19 +239,18 @@ class Watch:
             status, _ = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return False
-        if status in BUSY:
-            return None
-        return status < 500  # a 4xx is about our question: not every model takes this one
+        # Another 4xx is about our question: not every model takes this one.
+        return None if status in FULL else status < 500
 
     async def look(self, *, ready: bool = False) -> bool:
         """Is it well? `ready`: could it be used as well, which some say only at a price."""
         try:
             if self.dialect.live is not None and not ready:
-                return (await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S))[0] == 200
+                return (await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S))[0] in WELL
             if self._path:
                 status, _ = await self.pool.get(self._path, READY_TIMEOUT_S if self.dialect.live else PROBE_TIMEOUT_S)
                 if status != 404:
-                    return status == 200
+                    return status in WELL
             return await self._look_for_path()
         except (ReplicaFailed, TimeoutError, OSError):
             return False
@@ -257,7 +263,7 @@ class Watch:
             if status != 404:
                 self._path = path
                 break
-        return status == 200
+        return status in WELL
 
     async def _meet(self) -> None:
         """What does it serve, and what is it? The kind only if nobody has said."""

@@ -11,6 +11,8 @@
     │   └── NotReady            still warming up, or draining
     ├── SlowClient              the client does not read
     ├── ReplicaFailed           the replica broke off or could not be reached
+    │   ├── ReplicaUnreached    nothing was sent to it
+    │   ├── ReplicaAnswered     it said itself that it can't, or that it is full
     │   └── ReplicaStalled      the replica fell silent
     └── EngineFailed            our fault
 
@@ -98,6 +100,15 @@ class ReplicaFailed(ServeError):
 
 class ReplicaUnreached(ReplicaFailed):
     """Nothing was sent to it."""
+
+
+class ReplicaAnswered(ReplicaFailed):
+    """`full`: it has no room now. `room_in_s`: when it said that it would; None: it did not say."""
+
+    def __init__(self, message: str, *, full: bool = False, room_in_s: float | None = None) -> None:
+        super().__init__(message)
+        self.full = full
+        self.room_in_s = room_in_s
 
 
 class ReplicaStalled(ReplicaFailed):

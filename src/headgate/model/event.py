@@ -32,7 +32,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     """The replica broke off: another may try, or go on with what it began. `refused`: it said that it is busy, which is
-    no fault. `unsent`: there was nobody to say anything, and nothing was sent."""
+    no fault; `retry_after_s`: when it said it would have room again. `unsent`: there was nobody to say anything, and
+    nothing was sent. `answered`: it said itself that it failed, by an HTTP status: the request may be what is wrong."""
 
     request_id: str
     replica_id: ReplicaId
@@ -40,6 +41,8 @@ class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     refused: bool = False
     message: str = ""
     unsent: bool = False
+    answered: bool = False
+    retry_after_s: float | None = None
 
 
 class HedgeWon(msgspec.Struct, frozen=True, gc=False):

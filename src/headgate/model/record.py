@@ -32,6 +32,17 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
+FIRST_KEPT, LAST_KEPT = 4, 4
+"""Of a request's failed attempts. Without a bound, one that is refused for minutes would keep them all."""
+
+
+def kept(failed: tuple[Attempt, ...], attempt: Attempt) -> tuple[Attempt, ...]:
+    """With one more: the first few, and the last few."""
+    if len(failed) < FIRST_KEPT + LAST_KEPT:
+        return (*failed, attempt)
+    return (*failed[:FIRST_KEPT], *failed[FIRST_KEPT + 1 :], attempt)
+
+
 class Hedged(msgspec.Struct, frozen=True, gc=False):
     """It was sent to a second replica as well, because the first had not answered."""
 
@@ -117,6 +128,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """Why its answer was ended early, `repetition` or `time`; empty: it was not."""
     attempts: int = 0
     failed: tuple[Attempt, ...] = ()
+    """The first and the last few that failed."""
+    failures: int = 0
+    """How many did, refusals included."""
     hedge: Hedged | None = None
     """None: it was at one replica at a time."""
     cold: bool = False

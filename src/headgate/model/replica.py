@@ -1,6 +1,7 @@
 """One place that can serve, and what is known of it."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 ReplicaId = str
 
@@ -56,6 +57,10 @@ class Load:
     """Output tokens still to come of requests past their first token, as predicted."""
     usable: float = 1.0
     """0: ejected. Below 1: on probation or ramping, and gets that share of its room."""
+    ceiling: float = inf
+    """Requests it may have at once for now, because it refused more; inf: it has not."""
+    unreached: bool = False
+    """There is a ceiling because nobody was reached: until it is tried again it is not usable."""
     prefill_token_s: float = 0.0005
     """Seconds per prompt token, as measured; before that a guess, the same for all."""
     tpot_s: float = 0.025
@@ -74,7 +79,8 @@ class Load:
     @property
     def room(self) -> int:
         """Requests it can take now."""
-        return max(0, int(max(1.0, self.limit * self.usable) if self.usable > 0 else 0) - self.requests)
+        limit = max(1.0, self.limit * self.usable) if self.usable > 0 else 0.0
+        return max(0, int(min(limit, self.ceiling)) - self.requests)
 
     @property
     def use(self) -> float:

@@ -57,6 +57,7 @@ def so_far(ticket: Ticket, now: float) -> Record:
         outcome=Outcome.COMPLETED,
         attempts=ticket.attempts,
         failed=ticket.failed,
+        failures=ticket.failures,
         cold=ticket.cold,
         prompt_tokens=request.prompt_tokens,
         output_tokens=events,

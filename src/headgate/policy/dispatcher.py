@@ -44,6 +44,7 @@ from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.members import Members
+from headgate.policy.outlier import About
 from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Race, Tally
 from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
@@ -54,8 +55,8 @@ from headgate.policy.turns import Turns
 
 TOKEN_S: Final = 0.025
 """Seconds per output token that a slot is taken to be held for, before any request has ended."""
-LOOK_AGAIN_S: Final = 0.1
-"""When everybody who was asked is busy or failed: how soon to ask again."""
+STEADY_S: Final = 10.0
+"""A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
 
 
 class Dispatcher:
@@ -80,6 +81,7 @@ class Dispatcher:
         self.health = health
         self.affinity = Affinity()
         self.members = Members(self.fleet, health, self.affinity)
+        self._full = self.members.full
         self.limits: Limits = Limits()
         self.retries = retries or RetryBudget()
         self.hedger = hedger
@@ -92,7 +94,6 @@ class Dispatcher:
         self._no_replica_wait_s = no_replica_wait_s
         self._turns = Turns(self.fleet, self.lanes, self.tiers, expected)
         self._prefills = Prefills()
-        self._look_again_at = inf
         self.arrived_tokens = 0
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
 
@@ -243,6 +244,8 @@ class Dispatcher:
         passage.first_token_at = now
         passage.begun = True
         load = passage.load
+        if load.ceiling < inf:
+            self._full.took(load, passage.sent_at)
         load.prefill_tokens -= passage.request.prompt_tokens
         if load.silent_tokens:
             self._heard_of(load)
@@ -285,6 +288,10 @@ class Dispatcher:
         load.cold = False
         if load.silent_tokens:
             self._heard_of(load)
+        if passage.suspects:
+            self._blame_suspects(passage, load, now)
+        if load.ceiling < inf and passage.first_token_at is None:
+            self._full.took(load, passage.sent_at)
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
@@ -299,41 +306,61 @@ class Dispatcher:
             return
         if passage.load.id != failed.replica_id:
             return
-        state = passage.state
-        in_flight = self._release(passage, passage.load, state)
+        load = passage.load
+        in_flight = self._release(passage, load, passage.state)
         passage.load = None
-        if not failed.refused:
-            self.members.saw(failed.replica_id, SAW[failed.outcome], now)
+        self._judge(passage, load, passage.sent_at, failed, now)
         passage.tried |= {failed.replica_id}
         self._try_again(passage, failed, in_flight, now, commands)
         self._pump_all(now, commands)
+
+    def _judge(self, passage: Passage, load: Load, sent_at: float, failed: AttemptFailed, now: float) -> None:
+        """What a failed attempt says of its replica: that it is full, that it is not there, or that it fails; or of the
+        request, which no longer counts there."""
+        if failed.refused or failed.unsent:
+            passage.spared += 1
+            self._full.refused(load, sent_at, failed.retry_after_s, failed.unsent, now)
+        elif passage.first_token_at is not None and now - passage.first_token_at >= STEADY_S:
+            passage.spared = passage.attempts - 1
+        if failed.refused:
+            return
+        passage.broke_at = now
+        if not passage.begun:
+            passage.lost_s += now - sent_at
+        if failed.answered and not self.members.errs(load.id, _about(passage.request), now):
+            passage.suspects += (load.id,)
+        elif not failed.answered:
+            self.members.saw(load.id, SAW[failed.outcome], now)
+
+    def _blame_suspects(self, passage: Passage, load: Load, now: float) -> None:
+        """It was no fault of the request: another replica has answered it."""
+        for replica_id in passage.suspects:
+            if replica_id != load.id:
+                self.members.saw(replica_id, Saw.FAILURE, now)
+        passage.suspects = ()
 
     def _try_again(
         self, passage: Passage, failed: AttemptFailed, in_flight: int, now: float, commands: list[Command]
     ) -> None:
         request, lane = passage.request, passage.state.lane
-        elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
-        if failed.unsent and passage.attempts > 1:
-            passage.attempts -= 1
-        if elsewhere and not (failed.refused or failed.unsent or passage.begun):
-            # What has begun is gone on with: a client whose stream is cut asks for all of it again, which costs more.
+        if not failed.refused:
             # One replica's death fails all it had at once: that much is always absorbed.
-            again = self.retries.spend(now, in_flight, passage.attempts)
+            gentle = passage.begun or failed.unsent
+            again = self.retries.spend(now, in_flight, passage.attempts - passage.spared, gentle)
             if not again:
                 self._refuse(passage, failed.outcome, f"{failed.message or 'it failed'}; {again.value}", now, commands)
                 return
+        elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
         if elsewhere and self._place(passage, passage.state, now, commands):
             return
-        # Others are busy, or there is nobody else: it waits like everybody, and no attempt is counted for what was
-        # not its fault. The replica's own health decides when it is asked again.
-        passage.attempts -= not elsewhere or failed.refused
+        # Others have no room, or there is nobody else: it waits like everybody, also for those who failed it.
         passage.tried = request.unfit
-        alone = not self.fleet.usable(request.model, request.lane) or (not elsewhere and not failed.refused)
-        patience_s = self._no_replica_wait_s if alone else lane.wait_bound_s
-        if passage.begun:  # it is no new work that could be refused
-            patience_s = max(patience_s, self._no_replica_wait_s)
-        self._wait_until(passage, now + patience_s, now)
-        self._look_again_at = min(self._look_again_at, now + LOOK_AGAIN_S)
+        alone = passage.begun or not self.fleet.usable(request.model, request.lane)
+        patience_s = max(self._no_replica_wait_s, lane.wait_bound_s) if alone else lane.wait_bound_s
+        # What has begun is no new work that could be refused. The rest has waited since it came, but for the time that
+        # it was at replicas.
+        since = passage.broke_at if passage.begun else request.arrived + passage.lost_s
+        self._wait_until(passage, since + patience_s, now)
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
@@ -354,7 +381,8 @@ class Dispatcher:
         self._dequeue(request.id, state, now)
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
-        commands.append(Refuse(request.id, outcome, message, self._come_back_in(request, state, now), passage.ahead))
+        after = max(self._come_back_in(request, state, now), self._opens_in(request, now))
+        commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
     def _come_back_in(self, request: Request, state: LaneState, now: float) -> float:
         """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
@@ -367,6 +395,13 @@ class Dispatcher:
         due = come_back_at(wait_s, every_s * max(1, queue.tenants), promised, now, self._rng)
         queue.promise(request.tenant, request.weight, due)
         return due - now
+
+    def _opens_in(self, request: Request, now: float) -> float:
+        """When the first of its replicas said that it would have room, if all said that they are full; 0: not all did."""
+        if self._full.wake_at == inf:
+            return 0.0
+        pools = self.fleet.pools(request.model, request.lane, request.unfit)
+        return self._full.opens_in(pools, request.unfit, now)
 
     # -- who goes next ----------------------------------------------------------------------------------------
 
@@ -417,7 +452,7 @@ class Dispatcher:
             Dispatch(
                 request.id,
                 choice.replica_id,
-                passage.attempts,
+                passage.attempts - passage.spared,
                 choice.reason,
                 choice.scores,
                 load.cold,
@@ -494,9 +529,9 @@ class Dispatcher:
         """One of its two replicas failed: the other simply has it."""
         if failed.replica_id not in (load.id, race.load.id) or self.hedger is None:
             return
-        gone = race.load
+        gone, sent_at = race.load, race.sent_at
         if failed.replica_id == load.id:
-            gone = load
+            gone, sent_at = load, passage.sent_at
             self._move(passage, race)
             passage.since = race.sent_at
             passage.attempts += 1
@@ -504,8 +539,7 @@ class Dispatcher:
         passage.race = None
         passage.tried |= {gone.id}
         self._drop(passage, gone)
-        if not failed.refused:
-            self.members.saw(gone.id, SAW[failed.outcome], now)
+        self._judge(passage, gone, sent_at, failed, now)
         self._pump_all(now, commands)
 
     def _end_hedge(self, passage: Passage, hedger: Hedger, outcome: Outcome, now: float) -> None:
@@ -560,8 +594,8 @@ class Dispatcher:
                     pool.waiting -= 1
                     self._time_out(self.passages[request.id], state, now, commands)
         self.members.tick(now)
-        if self._look_again_at <= now:
-            self._look_again_at = inf
+        if self._full.wake_at <= now:
+            self._full.tick(now)
         if self.hedger is not None:
             for passage in self.hedger.late(now):
                 if not self._hedge(passage, self.hedger, now, commands):
@@ -569,7 +603,8 @@ class Dispatcher:
         self._pump_all(now, commands)
 
     def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
-        waited, patience = now - passage.request.arrived, passage.request.arrived + self._no_replica_wait_s
+        waited = now - passage.request.arrived
+        patience = passage.request.arrived + passage.lost_s + self._no_replica_wait_s
         if not self.fleet.usable(passage.request.model, passage.request.lane) and now < patience:
             self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
         elif (most := self._turns.capped_at(passage.request.tenant)) is not None:
@@ -577,13 +612,14 @@ class Dispatcher:
             message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
             self._refuse(passage, Outcome.OVER_LIMIT, message, now, commands)
         elif self.fleet.usable(passage.request.model, passage.request.lane):
-            message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows"
+            full = "; every replica says that it is full" if self._opens_in(passage.request, now) else ""
+            message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows{full}"
             self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
         else:
             self._refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
 
     def _set_alarm(self) -> None:
-        wake_at = min(self._look_again_at, self.health.wake_at())
+        wake_at = min(self._full.wake_at, self.health.wake_at())
         for pool in self.pools.values():
             if pool.waiting:
                 wake_at = min(wake_at, self._prefills.wake_at)
@@ -600,3 +636,8 @@ def _ahead(queue: FairQueue) -> Ahead | None:
         return None
     tenant, requests, tokens = queue.heaviest()
     return Ahead(len(queue), queue.tokens, tenant, requests, tokens)
+
+
+def _about(request: Request) -> About:
+    """What tells one prompt from another: where nothing is known of its text, its length must do."""
+    return request.tenant, request.prefix[-1] if request.prefix else f"{request.model} {request.prompt_tokens}"

@@ -126,10 +126,16 @@ class Fleet:
             self._place(seat, None)
             return
         limit = int(max(1.0, load.limit * usable))
+        if load.ceiling < limit:
+            if load.unreached:
+                self._count(seat, False, 0, 0)
+                self._place(seat, None)
+                return
+            limit = int(load.ceiling)
         room = limit - requests if requests < limit else 0
         if room and requests and seat.token_limit is not None and load.tokens >= seat.token_limit:
             room = 0
-        self._count(seat, True, limit, room)
+        self._count(seat, True, limit or 1, room)
         self._place(seat, self._key(seat) if room else None)
 
     # -- what the dispatcher asks ---------------------------------------------------------------------------

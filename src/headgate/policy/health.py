@@ -7,6 +7,10 @@ A replica that is out is judged by probes alone: whatever else comes in was sent
 must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then grows from a tenth
 to the whole; until then few requests are enough to judge it by. The cooldown doubles with each relapse, but probes that
 see the replica down cut it short: they will see it come back too.
+
+Requests that fail are signs too, but the requests may be at fault. So what they say never puts out the last replica that
+can be used, nor more than half of those that can stand in for each other, as long as its probes succeed; and an answer
+that says it failed counts only if another request fails there too, or the same succeeds elsewhere.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +21,7 @@ from typing import NamedTuple
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.outlier import LOOK_S, Kin, OutlierConfig, Record
+from headgate.policy.outlier import LOOK_S, About, Kin, OutlierConfig, Record
 
 RAMP_STEPS = 10
 FIRST_SHARE = 0.1
@@ -148,37 +152,50 @@ class Watch:
     back_at: float = -inf
     """When it was last taken into use after being out."""
     probes_ok: int = 0
+    parked: bool = False
+    """It is given nothing, however it is."""
     due: float = inf
     """When time alone changes something."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Replicas of one model, which can stand in for each other."""
+    """Replicas of the same models and lanes, which can stand in for each other."""
 
+    names: frozenset[str]
+    lanes: frozenset[str]
     size: int = 0
     out: int = 0
+    """Of these, not in use, or parked."""
+
+    def covers(self, other: "Group") -> bool:
+        """Whether these can do all that the others do; without names or lanes they serve any."""
+        models = not self.names or (bool(other.names) and other.names <= self.names)
+        return models and (not self.lanes or (bool(other.lanes) and other.lanes <= self.lanes))
 
 
 class Health:
     def __init__(self, config: HealthConfig | None = None) -> None:
         self.config = config or HealthConfig()
         self._watched: dict[ReplicaId, Watch] = {}
-        self._groups: dict[frozenset[str], Group] = {}
+        self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
         self._alarms: list[tuple[float, ReplicaId]] = []
 
     # -- replicas come and go -------------------------------------------------------------------------------
 
-    def add(self, replica: Replica, now: float, state: State = UP) -> Verdict:
+    def add(self, replica: Replica, now: float, state: State = UP, parked: bool = False) -> Verdict:
         """UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from there."""
         self.remove(replica.id)
-        group = self._groups.setdefault(replica.names, Group())
+        group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
         lanes, tags = tuple(sorted(replica.lanes)), replica.tags
         alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
         kin = self._kins.setdefault(alike, Kin(self.config.outlier))
         group.size += 1
         watch = self._watched[replica.id] = Watch(replica.id, group, kin, Record(), since=now)
+        if parked:
+            watch.parked = True
+            group.out += 1
         if state is UP:
             kin.members[replica.id] = watch.record
         else:
@@ -189,9 +206,19 @@ class Health:
         watch = self._watched.pop(replica_id, None)
         if watch is not None:
             watch.group.size -= 1
-            watch.group.out -= not _in_use(watch)
+            watch.group.out -= not _serves(watch)
+            if not watch.group.size:
+                del self._groups[watch.group.names, watch.group.lanes]
             watch.kin.members.pop(replica_id, None)
             watch.due = inf
+
+    def park(self, replica_id: ReplicaId, parked: bool) -> None:
+        """While it is, it stands in for nobody."""
+        watch = self._watched.get(replica_id)
+        if watch is not None:
+            before = _serves(watch)
+            watch.parked = parked
+            watch.group.out += before - _serves(watch)
 
     # -- what is seen -----------------------------------------------------------------------------------------
 
@@ -216,13 +243,19 @@ class Health:
         if watch is None:
             return None
         record = watch.record
-        if watch.state is UP and not record.failed and now - watch.kin.looked_at < LOOK_S:
+        if watch.state is UP and not record.failed and not record.suspects and now - watch.kin.looked_at < LOOK_S:
             watch.deep_failed = 0
             record.ended(failed=False)
             record.took(ttft_s, prompt_tokens, tpot_s)
             return None
         self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now)
         return self.on(replica_id, Saw.SUCCESS, now)
+
+    def another(self, replica_id: ReplicaId, about: About) -> bool:
+        """It answered this with an error. Whether it has done so to another request too, since it last did well: then it
+        is the one to blame."""
+        watch = self._watched.get(replica_id)
+        return watch is not None and watch.record.another(about)
 
     def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> Verdict:
         watch = self._watched.get(replica_id)
@@ -240,6 +273,7 @@ class Health:
         record = watch.record
         if saw is Saw.SUCCESS:
             record.failed = watch.deep_failed = 0
+            record.suspects = ()
             record.ended(failed=False)
         elif saw is Saw.FAILURE or saw is Saw.STALL:
             record.failed += 2 if saw is Saw.STALL else 1
@@ -250,19 +284,31 @@ class Health:
             record.probes_failed += 1
         elif saw is Saw.DEEP_OK:
             record.failed = record.probes_failed = watch.deep_failed = 0
+            record.suspects = ()
         elif saw is Saw.DEEP_FAILED:
             watch.deep_failed += 1
         else:
             return Sign.NOTHING, ""
-        if record.failed + record.probes_failed + watch.deep_failed >= self.config.failures:
+        probed = record.probes_failed + watch.deep_failed
+        # A probe that went well tells nothing new: it must not be what puts a replica out.
+        well = saw is Saw.PROBE_OK or saw is Saw.DEEP_OK
+        if not well and record.failed + probed >= self.config.failures and (probed or self._replaceable(watch)):
             return Sign.FAILURES, f"{saw.value}, the last of {self.config.failures}"
-        # A probe tells nothing new about that: one that went well must not be what puts a replica out.
         ended = saw is Saw.SUCCESS or saw is Saw.FAILURE or saw is Saw.STALL
         why = watch.kin.outlying(record, ramping=watch.state is RAMPING) if ended else ""
-        # Outliers may not take more than half: whoever is slow or fails now and then is better than nobody.
-        if why and watch.group.out < watch.group.size // 2:
+        if why and self._replaceable(watch):
             return Sign.OUTLIER, why
         return Sign.NOTHING, ""
+
+    def _replaceable(self, watch: Watch) -> bool:
+        """Whether requests alone may put it out. Never the last, nor more than half of those that can stand in for it:
+        whoever is slow or fails now and then is better than nobody."""
+        size = out = 0
+        for group in self._groups.values():
+            if group.covers(watch.group):
+                size += group.size
+                out += group.out
+        return out < size // 2
 
     def _judge_out(self, watch: Watch, saw: Saw, now: float) -> tuple[Sign, str]:
         if saw is Saw.PROBE_FAILED or saw is Saw.DEEP_FAILED:
@@ -333,9 +379,9 @@ class Health:
     # -- states -----------------------------------------------------------------------------------------------
 
     def _enter(self, watch: Watch, state: State, why: str, now: float) -> None:
-        relapse = _in_use(watch)
+        relapse, served = _in_use(watch), _serves(watch)
         watch.state, watch.since, watch.why = state, now, why
-        watch.group.out += relapse - _in_use(watch)
+        watch.group.out += served - _serves(watch)
         due = inf
         if state is EJECTED:
             watch.kin.members.pop(watch.id, None)
@@ -369,3 +415,7 @@ class Health:
 
 def _in_use(watch: Watch) -> bool:
     return watch.state is UP or watch.state is RAMPING
+
+
+def _serves(watch: Watch) -> bool:
+    return _in_use(watch) and not watch.parked

@@ -10,8 +10,10 @@ from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.affinity import Affinity
 from headgate.policy.allowance import room_of
 from headgate.policy.fleet import Fleet
+from headgate.policy.full import Full
 from headgate.policy.gradient import GradientLimit
 from headgate.policy.health import Health, Saw, State, Verdict
+from headgate.policy.outlier import About
 
 UNKNOWN_SIZE: Final = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
@@ -24,6 +26,7 @@ class Members:
         self._fleet = fleet
         self._health = health
         self._affinity = affinity
+        self.full = Full(fleet)
         self.part = (0.0, 1.0)
         """From where to where each replica's room is ours; all of it, unless other gateways share it."""
         self._found: dict[ReplicaId, GradientLimit] = {}
@@ -39,6 +42,8 @@ class Members:
         if known is not None and known.replica.slots == replica.slots:
             self._describe(known, replica, now)
             return
+        if known is not None:
+            self.full.forget(known)
         if replica.slots is not None:
             limit = self._own_part(replica.slots)
         else:
@@ -48,7 +53,7 @@ class Members:
         self._fleet.add(load)
         self._share_tokens(load)
         self._unseen.add(replica.id)
-        self._apply(self._health.add(replica, now, State.PROBATION))
+        self._apply(self._health.add(replica, now, State.PROBATION, replica.id in self._parked))
 
     def _describe(self, load: Load, replica: Replica, now: float) -> None:
         """It has other names now, or is known to be of some kind. What it is doing is still counted."""
@@ -57,16 +62,19 @@ class Members:
         load.replica = replica
         self._fleet.add(load)
         self._share_tokens(load)
-        self._apply(self._health.add(replica, now, standing.state if standing and in_use else State.PROBATION))
+        state = standing.state if standing and in_use else State.PROBATION
+        self._apply(self._health.add(replica, now, state, replica.id in self._parked))
 
     def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
         """What it holds is not forgotten: it is as warm when it comes back."""
         load = self._fleet.get(replica_id)
         if parked:
             self._parked.add(replica_id)
+            self._health.park(replica_id, True)
             share = 0.0
         else:
             self._parked.discard(replica_id)
+            self._health.park(replica_id, False)
             if ramp and load is not None:
                 self._health.add(load.replica, now, State.RAMPING)
             share = self._health.share(replica_id, now)
@@ -75,6 +83,9 @@ class Members:
             self._fleet.changed(load)
 
     def leave(self, replica_id: ReplicaId) -> None:
+        load = self._fleet.get(replica_id)
+        if load is not None:
+            self.full.forget(load)
         self._fleet.remove(replica_id)
         self._affinity.forget(replica_id)
         self._health.remove(replica_id)
@@ -113,12 +124,20 @@ class Members:
             load.cold = False  # our own engine says that it is ready only when it has been warmed up
         if ok and load is not None and replica_id in self._unseen:
             self._unseen.discard(replica_id)
-            return self._apply(self._health.add(load.replica, now))
+            return self._apply(self._health.add(load.replica, now, parked=replica_id in self._parked))
         saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
-        return self._apply(self._health.on(replica_id, saw, now))
+        opened = ok and self.full.answered(replica_id)
+        return self._apply(self._health.on(replica_id, saw, now)) or opened
 
     def saw(self, replica_id: ReplicaId, what: Saw, now: float) -> None:
         self._apply(self._health.on(replica_id, what, now))
+
+    def errs(self, replica_id: ReplicaId, about: About, now: float) -> bool:
+        """It answered a request about this with an error. Whether it is blamed: not if it has only done so to this."""
+        if not self._health.another(replica_id, about):
+            return False
+        self.saw(replica_id, Saw.FAILURE, now)
+        return True
 
     def succeeded(self, load: Load, prompt_tokens: int, ttft_s: float, tpot_s: float | None, now: float) -> None:
         """What a good answer says of its replica: its health, its pace, and how much it can take at once."""
@@ -149,6 +168,7 @@ class Members:
         if verdict.usable == 0.0:
             self._affinity.forget(verdict.replica_id)  # when it is back its cache is empty
             load.cold = True
+            self.full.forget(load)
         load.usable = verdict.usable
         self._fleet.changed(load)
         return True

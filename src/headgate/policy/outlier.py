@@ -1,11 +1,13 @@
 """Is this replica worse than its peers?
 
-Errors are judged by themselves; latency only against replicas that are alike, because what is slow for one model and
-GPU is quick for another.
+Latency is judged only against replicas that are alike, because what is slow for one model and GPU is quick for another;
+errors by themselves, unless the others have as many.
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
+from typing import Final
 
 from headgate.model.replica import ReplicaId
 
@@ -17,14 +19,22 @@ PACE = 0.1
 """How quickly latency averages follow."""
 TTFT_MARGIN_S, TPOT_MARGIN_S = 0.1, 0.02
 """How much slower than its peers an outlier is at least: between one millisecond and four there is only chance."""
+PEERS: Final = 32
+"""Replicas whose errors are compared; of more, the first to join."""
+SUSPECTS: Final = 8
+"""Requests that failed in a row, of those told apart."""
 LOOK_S = 1.0
 """How old the peers' median may be: taking it looks at all of them."""
+
+
+About = tuple[str, str | bytes]
+"""Tells what was asked apart: a tenant's prompt. A client that sends the same again asks the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierConfig:
     error_rate: float = 0.3
-    """Failed out of the last 32: more makes it an outlier."""
+    """Failed out of the last 32: more makes it an outlier, unless its peers fail as often."""
     slower: float = 3.0
     """This many times the median of its peers, to the first token or between tokens, makes it an outlier."""
     samples: int = 20
@@ -73,6 +83,8 @@ class Record:
     """In a row."""
     probes_failed: int = 0
     """In a row."""
+    suspects: tuple[About, ...] = ()
+    """What was asked in requests that it answered with an error, none twice, since it last answered one well."""
     recent: int = 0
     """The last requests as bits, 1: failed."""
     requests: int = 0
@@ -82,6 +94,14 @@ class Record:
     """Time to first token, for each token of the prompt."""
     tokens: Mean = field(default_factory=Mean)
     tpot_s: Typical = field(default_factory=Typical)
+
+    def another(self, about: About) -> bool:
+        """Whether it has answered another request with an error too. One alone may be at fault itself."""
+        if about in self.suspects:
+            return False
+        if len(self.suspects) < SUSPECTS:
+            self.suspects += (about,)
+        return len(self.suspects) > 1
 
     def ended(self, *, failed: bool) -> None:
         self.requests += 1
@@ -132,12 +152,19 @@ class Kin:
         usual_s = self.known_ttft_per_token_s * (prompt_tokens + OVERHEAD_TOKENS)
         return ttft_s > max(self.config.slower * usual_s, usual_s + TTFT_MARGIN_S)
 
+    def _usual_errors(self) -> float:
+        """Taken anew, since it may have risen for all at once: then it is what they are asked."""
+        some = islice(self.members.values(), PEERS)
+        rates = [one.error_rate for one in some if one.requests >= self.config.samples]
+        return _median(rates) if len(rates) > 1 else 0.0
+
     def outlying(self, record: Record, *, ramping: bool = False) -> str:
         """Why it is an outlier; empty: it is not."""
         enough, slower = self.config.ramp_samples if ramping else self.config.samples, self.config.slower
         if ramping and record.requests >= enough and record.slow > self.config.ramp_slow * record.requests:
             return "slow first tokens during its ramp"
-        if record.requests >= enough and record.error_rate > self.config.error_rate:
+        rate = record.error_rate
+        if record.requests >= enough and rate > self.config.error_rate and rate > slower * self._usual_errors():
             return "error rate"
         usual_s = self.ttft_per_token_s * record.tokens.value
         if record.token_s.count >= enough and record.ttft_s > max(slower * usual_s, usual_s + TTFT_MARGIN_S):

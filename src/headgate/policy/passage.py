@@ -30,16 +30,20 @@ class Passage:
         "ahead",
         "attempts",
         "begun",
+        "broke_at",
         "first_token_at",
         "grant",
         "hedged",
         "load",
+        "lost_s",
         "prefilling",
         "race",
         "request",
         "sent_at",
         "since",
+        "spared",
         "state",
+        "suspects",
         "tried",
     )
 
@@ -51,6 +55,15 @@ class Passage:
         self.load: Load | None = None
         """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
         self.attempts = 0
+        """How often it was sent."""
+        self.spared = 0
+        """Of these, those that do not count: the replica refused, could not be reached, or served it for a while."""
+        self.lost_s = 0.0
+        """At replicas that failed before its first token: it did not wait then."""
+        self.broke_at = -inf
+        """When a replica last failed it."""
+        self.suspects: tuple[ReplicaId, ...] = ()
+        """Replicas that answered it with an error, and were not blamed: the request itself may be at fault."""
         self.tried: frozenset[ReplicaId] = request.unfit
         self.sent_at = 0.0
         self.since = -inf

@@ -8,6 +8,9 @@ when that replica dies. So over any window of w seconds
 
 with the largest floor told in the window or in the `DEATH_S` before it. Nothing is saved up beyond that, however long
 all went well.
+
+Two kinds of retry are cheaper than they look, and may go `GENTLE` floors into debt: what has begun is gone on with (a
+client whose stream is cut asks for all of it again), and what could not be sent costs no replica anything.
 """
 
 from enum import Enum
@@ -17,6 +20,8 @@ REFILL_S = 60.0
 DEATH_S = 5.0
 """How long a floor holds. What a dying replica has in flight shrinks with each failure that is reported, while all of
 them belong to the same death."""
+GENTLE = 4
+"""Deaths a minute that streams survive which have begun."""
 
 
 class Verdict(Enum):
@@ -45,16 +50,16 @@ class RetryBudget:
         """A request came in."""
         self.debt = max(0.0, self.debt - self.ratio)
 
-    def spend(self, now: float, floor: int, attempts: int = 1) -> Verdict:
+    def spend(self, now: float, floor: int, attempts: int = 1, gentle: bool = False) -> Verdict:
         """May a request that was sent `attempts` times be sent once more? Yes is counted; `floor` is what the replica
-        that failed had in flight."""
+        that failed had in flight; `gentle`: it has begun, or was not sent."""
         if attempts >= self.attempts:
             return Verdict.TOO_MANY_ATTEMPTS
         if floor >= self._floor or now > self._floor_at + DEATH_S:
             self._floor, self._floor_at = max(floor, self._least_floor), now
         self.debt = max(0.0, self.debt - self._floor * (now - self._paid_at) / REFILL_S)
         self._paid_at = now
-        if self.debt + 1.0 > self._floor + 1e-9:
+        if self.debt + 1.0 > self._floor * (GENTLE if gentle else 1) + 1e-9:
             return Verdict.BUDGET_SPENT
         self.debt += 1.0
         return Verdict.AGAIN

@@ -4,7 +4,9 @@ Only what asks for it is decoded: one event of a stream, and bodies that are pas
 """
 
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +15,12 @@ from headgate.replica.shape import Usage, decode_answer, decode_timings
 
 MOST_MESSAGE = 4096
 """Characters of an engine's error message that are passed on."""
+MOST_QUOTED: Final = 400
+"""The same where it is quoted in a message of our own."""
+MOST_S: Final = 86_400.0
+"""Of a time that a replica names; more is taken for nonsense."""
+FULL: Final = (429, 503)
+"""How engines say that they have no room now: TGI and proxies the one, vLLM, SGLang and llama.cpp the other."""
 
 
 def read_usage(data: bytes) -> tuple[Usage | None, bool]:
@@ -71,6 +79,38 @@ def read_error(data: bytes) -> EngineError:
         code=_or_none(code),
         status=code if isinstance(code, int) else None,
     )
+
+
+def quoted(error: EngineError) -> str:
+    """Its message on one line, for a message of our own: engines put whole tracebacks there, and any bytes."""
+    words = "".join(char if char.isprintable() else " " for char in error.message[: 4 * MOST_QUOTED]).split()
+    text = " ".join(words)
+    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 1]}…"
+
+
+def room_in_s(headers: dict[str, str]) -> float | None:
+    """When it says that it will have room, in seconds from now. None: it does not say, or nothing that makes sense."""
+    for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        told = headers.get(name, "").strip()
+        try:
+            seconds = float(told) * unit_s
+        except ValueError:
+            continue
+        if 0.0 <= seconds <= MOST_S:
+            return seconds
+    until, since = _date(headers.get("retry-after", "")), _date(headers.get("date", ""))
+    if until is None or since is None:
+        return None
+    return min(MOST_S, max(0.0, (until - since).total_seconds()))
+
+
+def _date(text: str) -> datetime | None:
+    """As HTTP writes it. Only the difference of two counts: our clock need not agree with the replica's."""
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, IndexError, TypeError, OverflowError):
+        return None
+    return found if found.tzinfo is not None else None
 
 
 def error_body(error: EngineError) -> bytes:

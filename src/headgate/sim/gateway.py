@@ -239,7 +239,9 @@ class Gateway:
         self._leave(ticket, outcome, now)
         self.hear(Ended(request.id, outcome, usage))
 
-    def attempt_failed(self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False) -> None:
+    def attempt_failed(
+        self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False
+    ) -> None:
         """It broke off before the first token."""
         if ticket.gone:
             return
@@ -249,12 +251,12 @@ class Gateway:
             other = ticket.rival
             self._part(other, ticket)
             self.tickets[ticket.request.id] = other
-            self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message))
+            self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message, unsent))
             return
         ticket.retry_s += now - ticket.since
         ticket.since = now
         self.at_work.change(-1, now)
-        self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message))
+        self.hear(AttemptFailed(ticket.request.id, replica.id, outcome, refused, message, unsent))
 
     # -- time --------------------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class SteppedReplica:
         if ticket.gone:
             return
         if not self.alive:
-            self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
+            self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused", unsent=True)
             return
         if ticket.arrival.prompt_tokens + ticket.output > self.batcher.ledger.longest:
             self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded

@@ -188,7 +188,7 @@ class ServiceReplica:
         self._fill()
 
     def _refuse_connection(self, ticket: Ticket) -> None:
-        self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused")
+        self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused", unsent=True)
 
     def _refuse_length(self, ticket: Ticket) -> None:
         self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded

@@ -1,0 +1,18 @@
+"""What is the dispatcher told of an attempt that failed?"""
+
+from headgate.model.errors import ReplicaAnswered, ReplicaUnreached, ServeError
+from headgate.model.event import AttemptFailed
+from headgate.model.replica import ReplicaId
+
+
+def failure(request_id: str, replica_id: ReplicaId, error: ServeError, refused: bool) -> AttemptFailed:
+    return AttemptFailed(
+        request_id,
+        replica_id,
+        error.outcome,
+        refused,
+        error.message,
+        unsent=isinstance(error, ReplicaUnreached),
+        answered=isinstance(error, ReplicaAnswered),
+        retry_after_s=error.room_in_s if isinstance(error, ReplicaAnswered) else None,
+    )
