@@ -67,7 +67,7 @@ def load_of(made: Dispatcher, name: str = "a") -> Load:
     return load
 
 
-# -- whoever waits ------------------------------------------------------------------------------------------------
+# -- whoever waits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lane", ["fast", "slow", "long"])
@@ -128,7 +128,7 @@ def test_a_request_refused_everywhere_asks_each_once_and_costs_its_tenant_one_pr
     assert state.tally.served == pytest.approx(one.tokens / state.tally.weight)
 
 
-# -- room ---------------------------------------------------------------------------------------------------------------
+# -- room -------------------------------------------------------------------------------------------------
 
 
 def test_one_more_goes_there_when_one_of_its_requests_ends() -> None:
@@ -265,7 +265,7 @@ def test_two_gateways_before_one_replica_both_back_off() -> None:
     assert len(steady) / 9.0 < 40, "20 a second from each"
 
 
-# -- not there -------------------------------------------------------------------------------------------------------------
+# -- not there --------------------------------------------------------------------------------------------
 
 
 def unreached(one: Request, where: str) -> AttemptFailed:

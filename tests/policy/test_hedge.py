@@ -18,6 +18,7 @@ from headgate.model.event import (
     Hedge,
     HedgeWon,
     Probed,
+    Refuse,
     ReplicaJoined,
     Tick,
 )
@@ -506,3 +507,33 @@ def test_why_says_what_was_lost_on_the_first_and_that_there_was_a_second() -> No
     assert route == "b: least loaded; hedged on b after 801 ms, which was first"
     told = explain(record(hedge=Hedged("a", "b", 0.8, "lost")), (), ())
     assert any(part.cause.endswith("hedged on b after 800 ms, which was not first") for part in told.parts)
+
+
+def test_a_second_that_refuses_is_full_and_it_costs_no_attempt(scene: Scene) -> None:
+    name, command = scene.late()
+    refused = AttemptFailed(name, command.replica_id, Outcome.REPLICA_FAILED, refused=True, retry_after_s=5.0)
+    assert scene.hear(refused) == []
+    other = scene.made.fleet.get(command.replica_id)
+    assert other is not None
+    assert other.room == 0
+    passage = scene.made.passages[name]
+    assert passage.attempts - passage.spared == 1
+    scene.hear(FirstToken(name))
+    scene.end(name)
+    scene.settled()
+
+
+@pytest.mark.parametrize("order", ["first", "second"])
+def test_both_of_two_that_fail_are_attempts(order: str) -> None:
+    scene = Scene(4, 4, 4, 4)
+    scene.serve(60)
+    name, command = scene.late()
+    both = [scene.at[name], command.replica_id]
+    one, other = both if order == "first" else both[::-1]
+    scene.hear(AttemptFailed(name, one, Outcome.REPLICA_FAILED))
+    (again,) = scene.hear(AttemptFailed(name, other, Outcome.REPLICA_FAILED))
+    assert isinstance(again, Dispatch)
+    assert again.attempt == 3
+    (last,) = scene.hear(AttemptFailed(name, again.replica_id, Outcome.REPLICA_FAILED))
+    assert isinstance(last, Refuse)
+    scene.settled()

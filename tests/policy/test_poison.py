@@ -8,6 +8,7 @@ import pytest
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
+    Dispatch,
     Ended,
     Event,
     FirstToken,
@@ -47,7 +48,7 @@ def engine(failing: Failing = answered) -> Callable[[Request, str, float], list[
     """Serves everybody but who has the poison."""
 
     def behave(one: Request, where: str, now: float) -> list[tuple[float, Event]]:
-        if one.prefix[:1] == POISON or one.prefix[:1] and one.prefix[0].startswith(b"poison"):
+        if one.prefix[:1] == POISON or (one.prefix[:1] and one.prefix[0].startswith(b"poison")):
             return [(0.01, failing(one, where))]
         return [(0.02, FirstToken(one.id)), (0.1, Ended(one.id, Outcome.COMPLETED, (10, 5)))]
 
@@ -173,7 +174,7 @@ def test_a_request_that_kills_whoever_has_it_is_sent_three_times() -> None:
     assert {on.over[one.id][1] for one in good} == {Outcome.COMPLETED}
 
 
-# -- who may go out --------------------------------------------------------------------------------------------------------
+# -- who may go out ---------------------------------------------------------------------------------------
 
 
 def fail(made: Dispatcher, name: str, times: int = 3, now: float = 1.0) -> None:
@@ -247,3 +248,16 @@ def test_suspects_are_bounded() -> None:
         assert record.another(("t", b"%d" % number))
     assert len(record.suspects) == SUSPECTS
     assert not record.another(("t", b"1"))
+
+
+def test_what_was_sent_twice_to_one_replica_counts_twice() -> None:
+    made = dispatcher(4, 4, 4, 4)
+    one = poison()
+    (sent,) = made.on(Arrived(one), 0.0)
+    assert isinstance(sent, Dispatch)
+    failed = AttemptFailed(one.id, sent.replica_id, Outcome.REPLICA_FAILED, twice=True)
+    (again,) = made.on(failed, 0.1)
+    assert isinstance(again, Dispatch)
+    assert again.attempt == 3
+    (said,) = made.on(reset(one, again.replica_id), 0.2)
+    assert isinstance(said, Refuse)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headgate.model.clock import monotonic
-from headgate.model.errors import ReplicaFailed, ReplicaStalled
+from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached
 from headgate.replica.connection import Call, Connection
 from headgate.replica.http import Pool, PoolLimits, request_head
 from headgate.replica.sse import EventSplitter
@@ -236,6 +236,35 @@ async def test_a_fresh_connection_that_is_lost_is_a_failure() -> None:
         await heard.over.wait()
         assert heard.failed is not None
         assert replica.connections == 1
+
+
+@live
+async def test_nor_if_it_has_failed_elsewhere_before() -> None:
+    async with reaching() as (replica, pool):
+        _, talk = await answered(pool, None, replica, whole(b"1"))
+        talk.close()
+        call, heard = ask(pool)
+        call.once = True
+        await heard.over.wait()
+        assert heard.failed is not None
+        assert call.sends == 1
+        assert replica.connections == 1
+
+
+@live
+async def test_one_that_was_written_and_then_finds_nobody_was_sent_all_the_same() -> None:
+    async with reaching() as (replica, pool):
+        _, talk = await answered(pool, None, replica, whole(b"1"))
+        call, heard = ask(pool)
+        await talk.request()
+        replica.close()  # it dies of it
+        await heard.over.wait()
+        assert heard.failed is not None
+        error, sent = heard.failed
+        assert "could not be reached" in error.message
+        assert sent
+        assert not isinstance(error, ReplicaUnreached)
+        assert call.sends == 1
 
 
 @live

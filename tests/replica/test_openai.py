@@ -1,7 +1,7 @@
 import pytest
 
 from headgate.model.record import EngineTimings
-from headgate.replica.openai import read_usage
+from headgate.replica.openai import MOST_QUOTED, MOST_S, quoted, read_error, read_usage, room_in_s
 from headgate.replica.shape import Usage
 
 USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}'
@@ -29,3 +29,35 @@ def test_usage_is_read_whatever_is_said_about_timings(timings: bytes, understood
 )
 def test_what_says_nothing_about_usage_gives_none(data: bytes) -> None:
     assert read_usage(data) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "room_s"),
+    [
+        ({}, None),
+        ({"retry-after": "5"}, 5.0),
+        ({"retry-after": " 0.5 "}, 0.5),
+        ({"retry-after": "5", "retry-after-ms": "439"}, 0.439),
+        ({"retry-after": "5", "retry-after-ms": "soon"}, 5.0),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "1e300"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:10 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:10 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 10.0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:28:10 GMT"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 9026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:28:10 GMT"}, MOST_S),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 -0000", "date": "Wed, 21 Oct 2026 07:28:10 GMT"}, None),
+        ({"retry-after": "5, 7"}, None),
+    ],
+)
+def test_when_a_replica_says_it_will_have_room(headers: dict[str, str], room_s: float | None) -> None:
+    assert room_in_s(headers) == (None if room_s is None else pytest.approx(room_s))
+
+
+def test_what_is_quoted_of_an_engine_is_one_bounded_line() -> None:
+    assert quoted(read_error(b'{"error":{"message":"a\\n\\tb \\u0000c \\u001b[31m"}}')) == "a b c [31m"
+    long = quoted(read_error(b'{"message":"' + b"x " * 9000 + b'"}'))
+    assert len(long) == MOST_QUOTED
+    assert long.endswith("…")

@@ -1,6 +1,6 @@
 """What is the dispatcher told of an attempt that failed?"""
 
-from headgate.model.errors import ReplicaAnswered, ReplicaUnreached, ServeError
+from headgate.model.errors import ReplicaAnswered, ReplicaFailed, ReplicaUnreached, ServeError
 from headgate.model.event import AttemptFailed
 from headgate.model.replica import ReplicaId
 
@@ -15,4 +15,5 @@ def failure(request_id: str, replica_id: ReplicaId, error: ServeError, refused: 
         unsent=isinstance(error, ReplicaUnreached),
         answered=isinstance(error, ReplicaAnswered),
         retry_after_s=error.room_in_s if isinstance(error, ReplicaAnswered) else None,
+        twice=isinstance(error, ReplicaFailed) and error.twice,
     )

@@ -35,7 +35,7 @@ from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
 from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
-from headgate.replica.http import Once, Pool, request_head
+from headgate.replica.http import Call, Listener, Once, Pool, request_head
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
@@ -353,10 +353,10 @@ class Gateway:
         if allowance is not None and not own:
             reader = bounded(accepted, allowance, lane, relay, self._clock)
             if reader is not None:
-                reader.start(place.pool.send(head, _encode(reader.body(body)), reader))
+                reader.start(_ask(ticket, place, head, _encode(reader.body(body)), reader))
                 return
         encoded = accepted.encoded if body is accepted.body else b""
-        relay.start(place.pool.send(head, encoded or _encode(body), relay))
+        relay.start(_ask(ticket, place, head, encoded or _encode(body), relay))
 
     def _hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
         """Ask a second replica while the first has not answered."""
@@ -369,7 +369,7 @@ class Gateway:
         lane = self.dispatcher.lanes[accepted.request.lane]
         ticket.rival = rival = Rival(self, ticket, relay, place.replica, command, lane, self._clock, now)
         body = rival.body(self._body(ticket, accepted, place, lane))
-        rival.start(place.pool.send(self._head(ticket, place), _encode(body), rival))
+        rival.start(_ask(ticket, place, self._head(ticket, place), _encode(body), rival))
 
     def _head(self, ticket: Ticket, place: Place) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
@@ -440,7 +440,7 @@ class Gateway:
         body = self._body(ticket, accepted.asking(rest), place, self.dispatcher.lanes[accepted.request.lane])
         allowance = accepted.allowance
         reader = relay if allowance is None or kind == "headgate" else still_bounded(allowance, relay)
-        relay.go_on(place.pool.send(self._head(ticket, place), _encode(body), reader))
+        relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None
@@ -610,6 +610,13 @@ class Gateway:
             self.hear(Tick())
         elif self.dispatcher.wake_at < inf:
             self._set_timer(self._clock())
+
+
+def _ask(ticket: Ticket, place: Place, head: bytes, body: bytes, listener: Listener) -> Call:
+    call = place.pool.send(head, body, listener)
+    if ticket.failures:
+        call.once = True
+    return call
 
 
 def _call(ticket: Ticket) -> str:

@@ -181,6 +181,8 @@ class Rival:
     def _fail(self, error: ServeError, refused: bool) -> None:
         self._result = FAILED
         self._relay.rival = None
+        if isinstance(error, ReplicaFailed) and self._call is not None and self._call.sends > 1:
+            error.twice = True
         self.cancel()
         request_id = self._ticket.accepted.request.id
         self._gateway.hear(failure(request_id, self._replica.id, error, refused))

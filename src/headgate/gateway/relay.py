@@ -468,6 +468,8 @@ class Relay:
             self._break_off(error)
 
     def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
+        if self._call is not None and self._call.sends > 1:
+            error.twice = True
         if self.rival is not None:
             self.rival.stand_in(error, refused)
         elif not self._exchange.started:

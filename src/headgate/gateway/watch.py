@@ -46,7 +46,7 @@ SCRAPE_EVERY_S = 1.0
 """At most: scraping more often has stalled engines."""
 
 WELL = (200, 429)
-"""What a health check is answered with; 429: by whoever counts requests in front of it, which has let others through."""
+"""What a health check is answered with. 429 is said by a proxy that counts requests: the replica is behind it."""
 
 OUT = (State.EJECTED, State.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]

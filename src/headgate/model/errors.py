@@ -96,6 +96,8 @@ class ReplicaFailed(ServeError):
     outcome = Outcome.REPLICA_FAILED
     code = "replica_failed"
     retry_after_s = 1.0
+    twice: bool = False
+    """It was sent there twice: the first connection was lost at once."""
 
 
 class ReplicaUnreached(ReplicaFailed):

@@ -31,9 +31,10 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
-    """The replica broke off: another may try, or go on with what it began. `refused`: it said that it is busy, which is
+    """The replica broke off: another may try, or go on with what it began. `refused`: it said that it is full, which is
     no fault; `retry_after_s`: when it said it would have room again. `unsent`: there was nobody to say anything, and
-    nothing was sent. `answered`: it said itself that it failed, by an HTTP status: the request may be what is wrong."""
+    nothing was sent. `answered`: it said itself that it failed, by an HTTP status: the request may be what is wrong.
+    `twice`: it was sent there twice, since its first connection was lost at once."""
 
     request_id: str
     replica_id: ReplicaId
@@ -43,6 +44,7 @@ class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
     unsent: bool = False
     answered: bool = False
     retry_after_s: float | None = None
+    twice: bool = False
 
 
 class HedgeWon(msgspec.Struct, frozen=True, gc=False):

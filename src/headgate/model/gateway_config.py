@@ -184,7 +184,7 @@ class RetryConfig:
     ratio: Share = 0.1
     """Retries per request, over time: a failing fleet is not hit harder."""
     attempts: Annotated[int, between(1, 10)] = 3
-    """Most replicas tried for one request, the first included."""
+    """Most times one request is sent, the first included; not counted: refusals, and replicas that can't be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

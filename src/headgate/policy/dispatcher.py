@@ -309,6 +309,8 @@ class Dispatcher:
         load = passage.load
         in_flight = self._release(passage, load, passage.state)
         passage.load = None
+        if not failed.refused:
+            passage.lost_s += now - passage.sent_at
         self._judge(passage, load, passage.sent_at, failed, now)
         passage.tried |= {failed.replica_id}
         self._try_again(passage, failed, in_flight, now, commands)
@@ -317,6 +319,7 @@ class Dispatcher:
     def _judge(self, passage: Passage, load: Load, sent_at: float, failed: AttemptFailed, now: float) -> None:
         """What a failed attempt says of its replica: that it is full, that it is not there, or that it fails; or of the
         request, which no longer counts there."""
+        passage.attempts += failed.twice
         if failed.refused or failed.unsent:
             passage.spared += 1
             self._full.refused(load, sent_at, failed.retry_after_s, failed.unsent, now)
@@ -325,8 +328,6 @@ class Dispatcher:
         if failed.refused:
             return
         passage.broke_at = now
-        if not passage.begun:
-            passage.lost_s += now - sent_at
         if failed.answered and not self.members.errs(load.id, _about(passage.request), now):
             passage.suspects += (load.id,)
         elif not failed.answered:
@@ -397,7 +398,7 @@ class Dispatcher:
         return due - now
 
     def _opens_in(self, request: Request, now: float) -> float:
-        """When the first of its replicas said that it would have room, if all said that they are full; 0: not all did."""
+        """Seconds until the first of its replicas has room by its own word, if all say they are full; 0: not all do."""
         if self._full.wake_at == inf:
             return 0.0
         pools = self.fleet.pools(request.model, request.lane, request.unfit)
@@ -534,7 +535,8 @@ class Dispatcher:
             gone, sent_at = load, passage.sent_at
             self._move(passage, race)
             passage.since = race.sent_at
-            passage.attempts += 1
+            passage.lost_s += race.sent_at - sent_at
+        passage.attempts += 1
         self.hedger.over(passage, FAILED if gone is race.load else TOOK_OVER)
         passage.race = None
         passage.tried |= {gone.id}

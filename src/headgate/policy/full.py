@@ -108,8 +108,8 @@ class Full:
         self.wake_at = wake_at
 
     def opens_in(self, pools: tuple[Pool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
-        """Seconds until the first of these replicas is asked again, where all that are usable and fit are closed; 0: some
-        are not."""
+        """Seconds until the first of these replicas is asked again, where all that are usable and fit are closed; 0:
+        some are not."""
         open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)
         if not usable or len(self._closed) < usable:
             return 0.0

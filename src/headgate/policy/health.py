@@ -8,7 +8,7 @@ must not bring it back. Once its cooldown is over, probes in a row do, and its s
 to the whole; until then few requests are enough to judge it by. The cooldown doubles with each relapse, but probes that
 see the replica down cut it short: they will see it come back too.
 
-Requests that fail are signs too, but the requests may be at fault. So what they say never puts out the last replica that
+Requests that fail are signs too, but the requests may be at fault. So they alone never put out the last replica that
 can be used, nor more than half of those that can stand in for each other, as long as its probes succeed; and an answer
 that says it failed counts only if another request fails there too, or the same succeeds elsewhere.
 """
@@ -252,8 +252,8 @@ class Health:
         return self.on(replica_id, Saw.SUCCESS, now)
 
     def another(self, replica_id: ReplicaId, about: About) -> bool:
-        """It answered this with an error. Whether it has done so to another request too, since it last did well: then it
-        is the one to blame."""
+        """It answered this with an error. Whether it has done so to another request too, since it last did well: then
+        it is the one to blame."""
         watch = self._watched.get(replica_id)
         return watch is not None and watch.record.another(about)
 

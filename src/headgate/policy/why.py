@@ -144,7 +144,10 @@ class _Story:
         for attempt in failed:
             took_s = lost_s if attempt is failed[-1] else min(attempt.took_s, lost_s)
             lost_s -= took_s
-            self._add("retry", took_s, *failure(attempt))
+            cause, because = failure(attempt)
+            if attempt is failed[-1] and record.failures > len(failed):
+                cause += f"; {record.failures} attempts failed in all"
+            self._add("retry", took_s, cause, because)
         if not failed and lost_s > 0 and record.hedge is not None:
             first, second = record.hedge.first, record.hedge.second
             cause = f"replica {first} had not answered when {second} was asked as well, which did"

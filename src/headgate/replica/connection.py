@@ -88,7 +88,9 @@ class Call:
         "head",
         "late_at",
         "listener",
+        "once",
         "retried",
+        "sends",
         "sent_at",
     )
 
@@ -100,6 +102,10 @@ class Call:
         self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.retried = False
+        self.once = False
+        """It has failed elsewhere, and may be what breaks connections: it is not sent again on a fresh one."""
+        self.sends = 0
+        """How often it was written: twice, if it was to a connection that was just being closed."""
         self.sent_at: float | None = None
         """When the request was written; the last time, if it was written twice."""
         self.first_byte_at: float | None = None
@@ -206,6 +212,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = self._unaccounted = 0
         call.sent_at = self._home.clock()
+        call.sends += 1
         length = b"content-length: %d\r\n\r\n" % len(call.body)
         if len(call.body) <= _JOINED:
             self._asked = call.head + length + call.body

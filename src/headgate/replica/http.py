@@ -130,7 +130,7 @@ class Pool:
         return True
 
     def try_again(self, call: Call) -> bool:
-        if self._closed or call.retried or call.sent_at is None:
+        if self._closed or call.retried or call.once or call.sent_at is None:
             return False
         if self.clock() - call.sent_at > self.limits.stale_s:
             return False
@@ -162,7 +162,9 @@ class Pool:
         except (OSError, UnicodeError) as error:
             self._give_up(connection)
             why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
-            call.fail(ReplicaUnreached(f"the replica could not be reached: {why}"))
+            # Of one that was written before nobody knows whether it was read, nor whether it is what broke the replica.
+            failed = ReplicaFailed if call.sends else ReplicaUnreached
+            call.fail(failed(f"the replica could not be reached: {why}"))
         else:
             call.connecting = None
             connection.begin(call)
