@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from headgate.model.event import (
+    Arrived,
     AttemptFailed,
     Dispatch,
     Ended,
@@ -22,7 +23,7 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.dispatcher import MOST_REFUSALS, Dispatcher
 from headgate.policy.full import BACK_OFF_S, FORGET_S, LEAST_S, LONGEST_S, STEP_S
 from tests.policy.driven import Driven
 from tests.policy.test_dispatcher import dispatcher, placed, refused, request, send
@@ -188,19 +189,46 @@ def test_a_ceiling_that_nobody_reaches_is_forgotten() -> None:
 
 def test_without_a_time_the_pause_doubles_and_a_success_ends_that() -> None:
     made, now, pauses = dispatcher(8), 0.0, []
-    send(made, one := request("batch"))
+    (tried,) = placed(send(made, *(request("batch") for _ in range(7)))[:1])
+    for name in list(made.passages)[1:]:
+        made.on(Ended(name, Outcome.CANCELLED), now)
     for _ in range(6):
-        since, again = now, made.on(refusal(one, "a"), now)
+        since, again = now, made.on(refusal(made.passages[tried].request, "a"), now)
+        made.on(Arrived(request("batch", at=now - 1.0)), now)
         while not again:
             now = made.wake_at
             again = made.on(Tick(), now)
+        (tried,) = placed(again)
         pauses.append(now - since)
     assert pauses == pytest.approx([0.25, 0.5, 1.0, 2.0, 2.0, 2.0])
     assert pauses[0] == BACK_OFF_S[0]
-    made.on(FirstToken(one.id), now)
+    made.on(FirstToken(tried), now)
+    for name in set(made.passages) - {tried}:
+        made.on(Ended(name, Outcome.CANCELLED), now)
     send(made, other := request("batch", at=now))
     made.on(refusal(other, "a"), now)
     assert made.wake_at - now == pytest.approx(0.25)
+
+
+def test_one_request_that_alone_is_refused_holds_up_nobody_and_is_told_in_the_end() -> None:
+    """As where a proxy says 503 whenever its engine breaks off."""
+
+    def behave(one: Request, where: str, now: float) -> list[tuple[float, Event]]:
+        if one.tenant == "bad":
+            return [(ASK_S, refusal(one, where))]
+        return [(0.02, FirstToken(one.id)), (0.1, Ended(one.id, Outcome.COMPLETED, (10, 5)))]
+
+    on = Driven(dispatcher(8, 8), behave)
+    bad = [request("batch", at=8.0 * step, tenant="bad") for step in range(5)]
+    good = [request(at=0.2 * step + 0.03) for step in range(200)]
+    on.arrive(*bad, *good)
+    on.run(300.0)
+    served = sum(on.over[one.id][1] is Outcome.COMPLETED for one in good)
+    assert served >= 198, "a forecast may be wrong in the moment that all are closed"
+    assert max(len(on.places(one.id)) for one in bad) <= MOST_REFUSALS
+    said = on.over[bad[0].id][1]
+    assert isinstance(said, Refuse)
+    assert said.message == f"the replica answered 429: busy; {MOST_REFUSALS} times"
 
 
 @pytest.mark.parametrize(("named_s", "kept_s"), [(0.0, LEAST_S), (1e9, LONGEST_S), (7.0, 7.0)])

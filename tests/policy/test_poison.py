@@ -15,6 +15,7 @@ from headgate.model.event import (
     Probed,
     Refuse,
     ReplicaJoined,
+    ReplicaLeft,
     ReplicaParked,
 )
 from headgate.model.outcome import Outcome
@@ -261,3 +262,14 @@ def test_what_was_sent_twice_to_one_replica_counts_twice() -> None:
     assert again.attempt == 3
     (said,) = made.on(reset(one, again.replica_id), 0.2)
     assert isinstance(said, Refuse)
+
+
+def test_a_replica_that_serves_it_after_all_is_not_blamed() -> None:
+    made = dispatcher(4)
+    one = poison()
+    made.on(Arrived(one), 0.0)
+    made.on(answered(one, "a"), 0.1)
+    assert made.passages[one.id].suspects == ("a",)
+    made.on(Ended(one.id, Outcome.COMPLETED, (1, 1)), 0.2)
+    assert made.health._watched["a"].record.failed == 0
+    assert made.on(ReplicaLeft("nobody"), 0.3) == []

@@ -200,6 +200,8 @@ def test_time_lost_on_replicas_and_waiting_after_it_is_their_doing(busy: bool) -
         (kind, "b", 0.5), (kind, "c", pytest.approx(0.2)),
     ]  # fmt: skip
     assert main_cause(explanation) == kind
+    many = explain(record(queue_s=0.4, retry_s=0.7, failed=failed, failures=99), [], [], USUAL)
+    assert [p.cause for p in many.parts if p.stage == "retry"][-1].endswith("; 99 attempts failed in all")
 
 
 def test_time_lost_on_nobody_knows_whom() -> None:

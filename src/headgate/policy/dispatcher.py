@@ -40,6 +40,7 @@ from headgate.policy.admit import come_back_at
 from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
+from headgate.policy.full import Held
 from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
@@ -55,6 +56,9 @@ from headgate.policy.turns import Turns
 
 TOKEN_S: Final = 0.025
 """Seconds per output token that a slot is taken to be held for, before any request has ended."""
+MOST_REFUSALS: Final = 32
+"""A request that was refused so often is told so: what is in front of a replica may say that it is full whenever it
+breaks off, and this may be why."""
 STEADY_S: Final = 10.0
 """A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
 
@@ -82,6 +86,7 @@ class Dispatcher:
         self.affinity = Affinity()
         self.members = Members(self.fleet, health, self.affinity)
         self._full = self.members.full
+        self._held = Held()
         self.limits: Limits = Limits()
         self.retries = retries or RetryBudget()
         self.hedger = hedger
@@ -135,7 +140,7 @@ class Dispatcher:
 
     def waiting(self, lane: str) -> int:
         states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
-        return sum(len(state.queue) for state in states)
+        return sum(len(state.queue) for state in states) + self._held.of(lane)
 
     def running(self, lane: str) -> int:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
@@ -205,6 +210,8 @@ class Dispatcher:
         state.drain.backlog(True, now)
 
     def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
+        if self._held:
+            self._held.drop(request_id)
         if state.queue.remove(request_id) is not None:
             state.pool.waiting -= 1
             state.drain.backlog(len(state.queue) > 0, now)
@@ -322,7 +329,9 @@ class Dispatcher:
         passage.attempts += failed.twice
         if failed.refused or failed.unsent:
             passage.spared += 1
-            self._full.refused(load, sent_at, failed.retry_after_s, failed.unsent, now)
+            again = passage.refusals > 0
+            passage.refusals += failed.refused
+            self._full.refused(load, sent_at, failed.retry_after_s, now, again=again, unreached=failed.unsent)
         elif passage.first_token_at is not None and now - passage.first_token_at >= STEADY_S:
             passage.spared = passage.attempts - 1
         if failed.refused:
@@ -344,6 +353,10 @@ class Dispatcher:
         self, passage: Passage, failed: AttemptFailed, in_flight: int, now: float, commands: list[Command]
     ) -> None:
         request, lane = passage.request, passage.state.lane
+        if failed.refused and passage.refusals >= MOST_REFUSALS:
+            message = f"{failed.message or 'it was refused'}; {passage.refusals} times"
+            self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
+            return
         if not failed.refused:
             # One replica's death fails all it had at once: that much is always absorbed.
             gentle = passage.begun or failed.unsent
@@ -362,6 +375,9 @@ class Dispatcher:
         # it was at replicas.
         since = passage.broke_at if passage.begun else request.arrived + passage.lost_s
         self._wait_until(passage, since + patience_s, now)
+        if failed.refused:
+            self._dequeue(request.id, passage.state, now)
+            self._held.add(passage, now)
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
@@ -407,8 +423,16 @@ class Dispatcher:
     # -- who goes next ----------------------------------------------------------------------------------------
 
     def _pump_all(self, now: float, commands: list[Command]) -> None:
+        if self._held:
+            self._place_held(now, commands)
         for pool in self.pools.values():
             self._pump(pool, now, commands)
+
+    def _place_held(self, now: float, commands: list[Command]) -> None:
+        for passage in self._held.due(now):
+            state = passage.state
+            if self._turns.may_go(state, passage.request) and self._place(passage, state, now, commands):
+                self._held.drop(passage.request.id)
 
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
@@ -598,6 +622,11 @@ class Dispatcher:
         self.members.tick(now)
         if self._full.wake_at <= now:
             self._full.tick(now)
+            for pool in self.pools.values():
+                self._pump(pool, now, commands)  # one is tried, of those that were not refused if there are any
+        if self._held.wake_at <= now:
+            for passage in self._held.expire(now):
+                self._time_out(passage, passage.state, now, commands)
         if self.hedger is not None:
             for passage in self.hedger.late(now):
                 if not self._hedge(passage, self.hedger, now, commands):
@@ -621,7 +650,7 @@ class Dispatcher:
             self._refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
 
     def _set_alarm(self) -> None:
-        wake_at = min(self._full.wake_at, self.health.wake_at())
+        wake_at = min(self._full.wake_at, self._held.wake_at, self.health.wake_at())
         for pool in self.pools.values():
             if pool.waiting:
                 wake_at = min(wake_at, self._prefills.wake_at)

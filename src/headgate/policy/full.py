@@ -5,6 +5,10 @@ only when one of its requests ends. When the time that it named has passed (or, 
 grows with each try that is refused too), one more is tried; if it is taken the ceiling grows, by one with each request
 that is, until it is gone.
 
+Requests that were refused and have to wait do so apart from the others. They go first when one of a replica's requests
+ends, but a try is for the others: one may be the only one that is refused, and would take every try from all who could
+be served.
+
 A replica that could not even be reached is closed in the same way, and does not count as usable meanwhile: whoever has
 nobody else waits for it to come up. The next probe that it answers opens it.
 """
@@ -14,6 +18,7 @@ from typing import Final
 
 from headgate.model.replica import Load, ReplicaId
 from headgate.policy.fleet import Fleet, Pool
+from headgate.policy.passage import Passage
 
 LEAST_S: Final = 0.1
 LONGEST_S: Final = 30.0
@@ -52,15 +57,18 @@ class Full:
         self.wake_at = inf
         """When to call `tick`."""
 
-    def refused(self, load: Load, sent_at: float, after_s: float | None, unreached: bool, now: float) -> None:
-        """It would not take a request that was sent to it then, and is no longer counted there."""
+    def refused(
+        self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool
+    ) -> None:
+        """It would not take a request that was sent to it then, and is no longer counted there. `again`: the request
+        has been refused before, so that this says less of the replica."""
         if self._fleet.get(load.id) is not load:
             return  # it has left
         one = self._closed.get(load.id)
         if one is None or one.load is not load:
             one = self._closed[load.id] = Closed(load)
-        if sent_at >= one.refused_at:  # otherwise it belongs to the same burst as the one before
-            one.refusals += 1
+        if not one.refusals or (sent_at >= one.refused_at and not again):
+            one.refusals += 1  # otherwise it belongs to the same burst as the one before, or to the same request
         first_s, most_s = BACK_OFF_S
         wait_s = min(most_s, first_s * 2.0 ** min(one.refusals - 1, 16))
         if after_s is not None:
@@ -135,3 +143,47 @@ class Full:
     def _lift(self, one: Closed) -> None:
         one.load.ceiling, one.load.unreached, one.try_at = inf, False, inf
         del self._closed[one.load.id]
+
+
+HOLD_S: Final = (0.25, 8.0)
+"""How long a request is not tried that was refused for the third time, and at most; it doubles each time."""
+
+
+class Held:
+    """Requests that were refused, and wait."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, Passage]] = {}
+        """By id: not before when."""
+        self.wake_at = inf
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, passage: Passage, now: float) -> None:
+        first_s, most_s = HOLD_S
+        hold_s = min(most_s, first_s * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
+        self._held[passage.request.id] = (now + hold_s, passage)
+        self.wake_at = min(self.wake_at, passage.request.wait_until, now + hold_s if hold_s else inf)
+
+    def drop(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
+        if not self._held:
+            self.wake_at = inf
+
+    def of(self, lane: str) -> int:
+        return sum(passage.state.lane.name == lane for _, passage in self._held.values())
+
+    def due(self, now: float) -> list[Passage]:
+        """Those that may be tried."""
+        return [passage for until, passage in self._held.values() if until <= now]
+
+    def expire(self, now: float) -> list[Passage]:
+        """Those whose time is over, which are held no longer."""
+        late = [passage for _, passage in self._held.values() if passage.request.wait_until <= now]
+        for passage in late:
+            del self._held[passage.request.id]
+        self.wake_at = inf
+        for until, passage in self._held.values():
+            self.wake_at = min(self.wake_at, passage.request.wait_until, until if until > now else inf)
+        return late

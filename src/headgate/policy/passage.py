@@ -38,6 +38,7 @@ class Passage:
         "lost_s",
         "prefilling",
         "race",
+        "refusals",
         "request",
         "sent_at",
         "since",
@@ -58,6 +59,8 @@ class Passage:
         """How often it was sent."""
         self.spared = 0
         """Of these, those that do not count: the replica refused, could not be reached, or served it for a while."""
+        self.refusals = 0
+        """How often a replica said that it is full."""
         self.lost_s = 0.0
         """At replicas that failed before its first token: it did not wait then."""
         self.broke_at = -inf
