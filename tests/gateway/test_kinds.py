@@ -18,7 +18,7 @@ from tests.gateway.test_gateway import chat, eventually, gateway, post
 from tests.gateway.watching import watching
 from tests.replica.kinds import DEEP, HEALTH, HOLD, METRICS, MODEL, OWNERS, double, double_process
 from tests.replica.test_gauges import SAID
-from tests.wire.serving import live, until
+from tests.wire.serving import live, serving, until
 
 
 @pytest.mark.parametrize("kind", OWNERS)
@@ -248,3 +248,14 @@ def streamed(url: str, body: dict[str, object]) -> str:
 
 def test_every_kind_in_the_config_has_a_dialect() -> None:
     assert set(get_args(Kind)) == set(DIALECTS)
+
+
+@live
+async def test_a_proxy_that_counts_requests_and_says_429_does_not_make_its_replica_ill() -> None:
+    async with (
+        serving(lambda exchange: exchange.respond(429, b'{"error":{"message":"too many"}}')) as served,
+        watching(f"http://127.0.0.1:{served.port}", before_use=False, deep_s=0.02) as (watch, keeper),
+    ):
+        await watch.joined.wait()
+        await until(lambda: len(keeper.told) > 8)
+        assert all(probed.ok and not probed.deep for probed in keeper.told)

@@ -1,5 +1,7 @@
 """The simulated replica does what the Batcher says, and takes as long as the profile says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,9 +10,10 @@ from headgate.policy.batch import Batcher
 from headgate.policy.profile import Residuals, StepCost
 from headgate.policy.shape import Shape
 from headgate.report.results import Results
-from headgate.sim.fleet import Delays
+from headgate.sim.fleet import Delays, Fleet, Member
+from headgate.sim.run import run
 from headgate.workload.arrival import Arrival
-from tests.sim.scene import machine, poisson, simulated
+from tests.sim.scene import CONFIG, machine, poisson, simulated
 
 
 def test_a_lone_request_takes_exactly_what_the_profile_says() -> None:
@@ -103,3 +106,20 @@ def test_a_slow_machine_chunks_prompts_so_that_running_streams_keep_their_gap() 
         results = simulated(arrivals, cost=slow, level=level).results
         assert results.max_gap_s[0] < 0.21  # the fast lane's target is 0.2 s; the whole chunk would take a second
         assert results.max_gap_s[0] > 0.1
+
+
+def test_one_that_is_believed_to_have_more_room_than_it_has_refuses_little_and_serves_as_much() -> None:
+    """Four slots and a queue of two, and the gateway believes in sixty-four."""
+    profile = machine(slots=4)
+    config = replace(profile.batch_config(), queue_limit=2)
+    arrivals = poisson(5, 30.0, 600, prompt=(20, 100))
+
+    def served(slots: int) -> tuple[int, int]:
+        member = Member(profile=profile, slots=slots, batch=config)
+        made = run(CONFIG, arrivals, Fleet(members=(member,), delays=Delays(send_s=0.001, back_s=0.001)), 1, "step")
+        return int((made.results.kind == 0).sum()), made.events
+
+    (known, few), (believed, many) = served(6), served(64)
+    assert known < 500, "it is more than it can take"
+    assert believed > 0.9 * known
+    assert many < 1.5 * few, "it is not asked over and over"
