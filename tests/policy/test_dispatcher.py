@@ -736,3 +736,19 @@ def test_who_stood_before_is_told_when_the_wait_is_over() -> None:
     ahead = {c.request_id: c.ahead for c in (*first, *second) if not isinstance(c, Hedge)}
     stood = Ahead(requests=1, tokens=200, tenant="hog", tenant_requests=1, tenant_tokens=200)
     assert ahead == {hog.id: None, late.id: stood}
+
+
+def test_what_was_computed_of_an_answer_in_one_piece_is_guessed_from_time_and_pace() -> None:
+    made = dispatcher(1)
+    first, second, third = request(stream=False), request(stream=False, at=20.0), request(stream=False, at=20.0)
+    assert made.computed("nobody", 0.0) == 0
+    send(made, first)
+    assert made.computed(first.id, 1.0) == 40  # before any is measured: 25 ms a token
+    made.on(Ended(first.id, Outcome.COMPLETED, (10, 100)), 10.0)
+    assert placed(send(made, second, third)) == [second.id]
+    assert made.computed(second.id, 21.0) == 10
+    assert made.computed(third.id, 21.0) == 0  # it waits
+    made.on(Ended(second.id, Outcome.COMPLETED, (10, 100)), 40.0)
+    assert made.fleet.loads["a"].answer_token_s == pytest.approx(0.11)
+    made.on(Ended(third.id, Outcome.COMPLETED, (10, 0)), 41.0)
+    assert made.fleet.loads["a"].answer_token_s == pytest.approx(0.11)

@@ -447,8 +447,9 @@ class Gateway:
         if usage is not None and outcome is COMPLETED:
             self.acceptor.learn(ticket.accepted, usage[0], usage[1])
         elif usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
-            # It left before usage was told: what it had so far counts all the same, or leaving early would be free.
-            usage = (ticket.accepted.request.prompt_tokens, summary.events)
+            # It left before usage was told: what was made so far counts all the same, or leaving early would be free.
+            left = outcome is CANCELLED and not ticket.accepted.request.stream and not summary.events
+            usage = (ticket.accepted.request.prompt_tokens, self._computed(ticket) if left else summary.events)
         now = self._clock()
         if outcome is COMPLETED and ticket.replica is not None:
             place = self._places.get(ticket.replica.id)
@@ -460,6 +461,17 @@ class Gateway:
         if summary is not None and (outcome is CANCELLED or summary.stop) and ticket.replica is not None:
             self.abort(ticket, ticket.replica.id)
         self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
+
+    def _computed(self, ticket: Ticket) -> int:
+        """Output tokens of an answer in one piece that nobody waits for any more, as far as can be guessed."""
+        accepted, allowance = ticket.accepted, ticket.accepted.allowance
+        if allowance is None:
+            return 0  # embeddings have none
+        tokens = self.dispatcher.computed(accepted.request.id, self._clock())
+        if allowance.tokens is not None:
+            tokens = min(tokens, allowance.tokens)
+        choices = accepted.body.get("n")
+        return tokens * choices if isinstance(choices, int) and choices > 1 else tokens
 
     def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
         """Its connection is closed; some engines want to be told as well. What they say to that is nobody's concern."""

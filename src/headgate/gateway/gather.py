@@ -148,6 +148,7 @@ class Gather:
             except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
                 self._give_up(ReplicaFailed("the replica's stream is no completion"))
                 return
+            self._relay.events = self._whole.events  # so far: should the client leave, this is what was made
             if self._bytes > MOST_BYTES:
                 self._give_up(ReplicaFailed(f"the replica's answer is longer than {MOST_BYTES} bytes"))
                 return

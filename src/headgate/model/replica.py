@@ -65,6 +65,9 @@ class Load:
     """Seconds per prompt token, as measured; before that a guess, the same for all."""
     tpot_s: float = 0.025
     """Seconds from one output token of a request to its next, as measured; before that a guess."""
+    answer_token_s: float | None = None
+    """Seconds that an answer in one piece takes for each of its output tokens, from its sending to its end, as
+    measured; None: none was yet."""
     cold: bool = True
     """Since it came into use it has not been seen to generate anything."""
 

@@ -145,6 +145,16 @@ class Dispatcher:
     def running(self, lane: str) -> int:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
 
+    def computed(self, request_id: str, now: float) -> int:
+        """Output tokens that its replica has probably made of a request of which nothing is heard before its end: by
+        the time that it has been there, and the replica's pace. 0: it is at none."""
+        passage = self.passages.get(request_id)
+        if passage is None or passage.load is None:
+            return 0
+        load = passage.load
+        token_s = load.tpot_s if load.answer_token_s is None else load.answer_token_s
+        return int((now - passage.sent_at) / max(token_s, 1e-6))
+
     def reconfigure(
         self,
         lanes: dict[str, Lane],
@@ -302,6 +312,9 @@ class Dispatcher:
         first = passage.first_token_at or now
         ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
+        if output > 0 and not passage.request.stream:
+            token_s, known = (now - passage.sent_at) / output, load.answer_token_s
+            load.answer_token_s = token_s if known is None else known + 0.1 * (token_s - known)
         self.members.succeeded(load, passage.request.prompt_tokens, ttft_s, tpot_s, now)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
