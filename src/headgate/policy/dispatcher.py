@@ -444,7 +444,7 @@ class Dispatcher:
     def _place_held(self, now: float, commands: list[Command]) -> None:
         for passage in self._held.due(now):
             state = passage.state
-            if self._turns.may_go(state, passage.request) and self._place(passage, state, now, commands):
+            if self._turns.may_go(state, passage.request, now) and self._place(passage, state, now, commands):
                 self._held.drop(passage.request.id)
 
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
