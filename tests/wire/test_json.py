@@ -1,5 +1,7 @@
 """Is only JSON that every parser reads alike let in, and is the flaw's place named?"""
 
+import contextlib
+import gc
 import json
 import math
 from typing import Any
@@ -158,3 +160,36 @@ def test_no_bytes_raise_anything_but_invalid_request(body: bytes) -> None:
         return
     msgspec.json.encode(value)  # and what passes, others can be sent
     assert not (isinstance(value, float) and not math.isfinite(value))
+
+
+@pytest.mark.parametrize(
+    "flawed",
+    [
+        b'{"a": NaN}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"1" * 5000 + b"}",
+        b'{"a": "\\ud800"}',
+        b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"a": ' + b"[" * 100_000,
+        b'{"a": tru}',
+        b'{"a": "\xff"}',
+    ],
+)
+def test_a_refused_body_is_freed_without_the_garbage_collector(flawed: bytes) -> None:
+    """It may be megabytes, and the gateway collects seldom: whatever a cycle holds stays for thousands of requests."""
+
+    def refused() -> None:
+        with contextlib.suppress(InvalidRequest):
+            parse(flawed, Limits())
+            raise AssertionError("it was taken")
+
+    refused()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            refused()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

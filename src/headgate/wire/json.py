@@ -184,7 +184,9 @@ def _marked(hook: Callable[[str], object]) -> Callable[[str], object]:
         try:
             return hook(text)
         except _Flaw as flaw:
-            return flaw
+            # Not the one that was raised: by its traceback it holds the frames that will hold it, and with them the
+            # whole body, until the garbage collector comes.
+            return _Flaw(*flaw.args)
 
     return mark
 
