@@ -53,6 +53,8 @@ class Double:
     """Comes on top of everybody's first token."""
     word: str = "w "
     """What it says."""
+    role: bool = False
+    """It says at once that it is the assistant's turn."""
 
     def router(self) -> Router:
         return Router(
@@ -63,6 +65,7 @@ class Double:
                 ("POST", "/break"): self.change_broken,
                 ("POST", "/hold"): self.hold,
                 ("POST", "/word"): self.change_word,
+                ("POST", "/role"): self.change_role,
                 ("POST", "/drop"): self.drop,
                 ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
                 ("GET", "/v1/models"): self.list_models,
@@ -93,6 +96,10 @@ class Double:
 
     def change_word(self, exchange: Exchange) -> None:
         self.word = exchange.body.decode()
+        exchange.respond(200, b"{}")
+
+    def change_role(self, exchange: Exchange) -> None:
+        self.role = bool(int(exchange.body))
         exchange.respond(200, b"{}")
 
     def drop(self, exchange: Exchange) -> None:
@@ -137,6 +144,8 @@ class Double:
         exchange.on_gone = gone
         if job.stream:
             exchange.stream()
+            if self.role:
+                exchange.event(b'{"id":"x","choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
 
     async def run(self) -> None:
         last = monotonic()

@@ -16,7 +16,7 @@ from headgate.gateway.accept import Accepted
 from headgate.gateway.bounded import Bounded, bounded
 from headgate.gateway.failure import failure
 from headgate.gateway.gather import Gather
-from headgate.gateway.output import generation_s
+from headgate.gateway.output import generation_s, speaks
 from headgate.gateway.relay import Relay
 from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import Clock
@@ -109,7 +109,7 @@ class Rival:
         self._call: Call | None = None
         self._head: tuple[int, dict[str, str], bool] | None = None
         self._kept: list[bytes] = []
-        """Events of an answer in one piece."""
+        """Events of an answer in one piece, or of a stream that has not said anything."""
         self._kept_bytes = 0
         self._leads = False
         self._result = ""
@@ -215,10 +215,12 @@ class Rival:
             if events[0].startswith(_ERROR):
                 self._fail(ReplicaFailed("the replica sent an error"), False)
                 return
-            if not self._streams:
-                self._keep(events)
+            if not self._streams or not any(speaks(event) for event in events):
+                self._keep(events)  # whose turn it is, is no token: nobody is first with that
                 return
             self._lead()
+            if self._relay.over:
+                return
         self._reader.on_events(events)
 
     def on_body(self, body: bytes) -> None:

@@ -21,6 +21,10 @@ GRACE_S: Final = 1.0
 _CONTENT: Final = b'content":"'
 """The end of a name, so that it is `reasoning_content` too."""
 _TEXT: Final = b'"text":"'
+REASONING: Final = b'"reasoning'
+"""How the name of a field begins that holds what a model thinks."""
+_NO_REASONING: Final = b'"reasoning_content":null'
+"""In every event, with some engines."""
 
 
 def text_of(event: bytes) -> bytes:
@@ -58,6 +62,49 @@ def _decoded_text(event: bytes) -> bytes:
         return msgspec.json.encode(text)[1:-1]
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
         return b""
+
+
+def speaks(event: bytes) -> bool:
+    """Whether it brings anything of an answer: a token, a call, why it ends. That it is the assistant's turn is said
+    before anything has been computed, by some engines."""
+    if text_of(event):
+        return True
+    try:
+        choices = msgspec.json.decode(event)["choices"]
+        for choice in choices:
+            delta = choice.get("delta") or {}
+            if choice.get("finish_reason") is not None or choice.get("text"):
+                return True
+            if any(value for name, value in delta.items() if name != "role"):
+                return True
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+        return True  # it is something else, which is nobody's to hold back
+    return False
+
+
+def thinks(event: bytes) -> bool:
+    """Whether it brings something that the model thinks, which is no part of its answer."""
+    at = event.find(REASONING)
+    if at < 0 or (event.startswith(_NO_REASONING, at) and event.find(REASONING, at + 1) < 0):
+        return False
+    delta = _delta(event)
+    return bool(delta.get("reasoning_content") or delta.get("reasoning"))
+
+
+def content_of(event: bytes) -> bytes:
+    """What an event adds to the answer, as it is written in JSON, without what is thought."""
+    if event.find(REASONING) < 0:
+        return text_of(event)
+    content = _delta(event).get("content")
+    return msgspec.json.encode(content)[1:-1] if isinstance(content, str) else b""
+
+
+def _delta(event: bytes) -> dict[str, Any]:
+    try:
+        delta: dict[str, Any] = dict(msgspec.json.decode(event)["choices"][0]["delta"])
+        return delta
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, ValueError, AttributeError):
+        return {}
 
 
 def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int]) -> list[bytes]:

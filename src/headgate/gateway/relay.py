@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from headgate.gateway.backlog import Backlog, RelayLimits
 from headgate.gateway.continuation import Continuation, has_ended
-from headgate.gateway.output import text_of
+from headgate.gateway.output import REASONING, content_of, speaks, text_of, thinks
 from headgate.model.clock import Clock
 from headgate.model.errors import (
     InvalidRequest,
@@ -55,6 +55,8 @@ _CLIENT_FAULTS: dict[int, Outcome] = {
 MOST_KEPT: Final = 64 * 1024
 """Bytes of a stream's text that are kept, should it have to be gone on with elsewhere. A longer one ends with an error
 if its replica does."""
+MOST_HELD: Final = 16
+"""Events that are held back while nothing is said in them; with more, the answer is taken to have begun."""
 GAPS: Final = 3
 """Of a stream's gaps, those remembered."""
 _AFTER_DONE_S = 1.0
@@ -174,6 +176,7 @@ class Relay:
         "_generation_s",
         "_headers",
         "_heard_at",
+        "_held",
         "_last",
         "_limits",
         "_owner",
@@ -182,6 +185,7 @@ class Relay:
         "_spool",
         "_status",
         "_stream",
+        "_thought",
         "_unheard",
         "_usage",
         "_wants_usage",
@@ -229,6 +233,10 @@ class Relay:
         """The last event that was passed on, where that is kept."""
         self._continuation: Continuation | None = None
         """Set when what is heard now goes on with what another replica began."""
+        self._thought = False
+        """What the model thinks has been passed on: nobody can go on after that."""
+        self._held: list[bytes] = []
+        """What came before the first token, such as whose turn it is. It goes with it."""
         self._unheard = True
         """Nothing has come from the replica that is asked now."""
         self._call: Call | None = None
@@ -266,8 +274,7 @@ class Relay:
 
     def go_on(self, call: Call) -> None:
         """`call` asks for the rest of a stream that broke off."""
-        heard = self.said is not None and bool(self.said.strip(b"\n"))
-        self._continuation = Continuation(self._first, self.events if heard else 0)
+        self._continuation = Continuation(self._first, self.events if self._answering else 0)
         self._status = 0
         self._body = b""
         self._unheard = True
@@ -282,6 +289,7 @@ class Relay:
             call.cancel()
         self._status = 0
         self._body = b""
+        self._held = []
         self._unheard = True
         self._generation_s = generation_s
 
@@ -320,6 +328,9 @@ class Relay:
         if self._continuation is not None:
             events = [told for event in events if (told := self._continuation.told(event)) is not None]
             first = first and bool(events)
+            if self._answering and any(thinks(event) for event in events):
+                self.fail(ReplicaFailed("the replica broke off, and another one began to think again in its place"))
+                return
         if self.first_at is not None and now - self._heard_at > self._gap_floor_s:
             self._note_gap(self._silence_s(now), now)
         self._heard_at = self.last_at = now
@@ -344,6 +355,11 @@ class Relay:
             self._owner.on_first()
         if not self._said_done and (self._backlog is not None or exchange.unsent):
             self._judge_backlog(len(events), now)
+
+    @property
+    def _answering(self) -> bool:
+        """Some of the answer has been passed on."""
+        return self.said is not None and bool(self.said.strip(b"\n"))
 
     def on_body(self, body: bytes) -> None:
         self._body = body
@@ -383,21 +399,42 @@ class Relay:
 
     def _pass_on(self, tokens: list[bytes]) -> None:
         if tokens:
+            spoken = len(tokens)
             if self.first_at is None:
+                silent = self._silent(tokens)
+                spoken -= silent
+                if not spoken:
+                    self._held += tokens
+                    return
+                tokens = [*self._held, *tokens]
+                self._held = []
                 self.first_at = self._heard_at
                 self._first = tokens[0]
                 if self._call is not None:
                     self._call.late_at = min(self._call.late_at, self._heard_at + self._generation_s)
             self._exchange.events(tokens)
-            self.events += len(tokens)
+            self.events += spoken
             if self.said is not None:
                 self._keep(tokens)
+
+    def _silent(self, tokens: list[bytes]) -> int:
+        """How many come before the first that says something."""
+        silent = 0
+        for data in tokens:
+            if speaks(data) or len(data) > MOST_KEPT or len(self._held) + silent >= MOST_HELD:
+                break
+            silent += 1
+        return silent
 
     def _keep(self, tokens: list[bytes]) -> None:
         said = self.said
         assert said is not None
         for data in tokens:
-            said += text_of(data)
+            if data.find(REASONING) < 0:
+                said += text_of(data)
+            else:
+                self._thought = self._thought or thinks(data)
+                said += content_of(data)
             said += b"\n"
         self._last = tokens[-1]
         if len(said) > MOST_KEPT:
@@ -409,6 +446,8 @@ class Relay:
         """Look at an event that may not be a token. Whether it is to be passed on."""
         if data == DONE:
             self._said_done = True
+            if self._held:
+                self._exchange.events(self._held)
             self._exchange.end(DONE)
             if self._call is not None:
                 self._call.late_at = self._heard_at + _AFTER_DONE_S
@@ -477,6 +516,9 @@ class Relay:
             self._owner.on_attempt_failed(error, refused)
         elif self.said is not None and has_ended(self._last):
             self._complete()
+        elif self._thought:
+            error.message += "; it had been thinking, and no other replica can go on after that"
+            self.fail(error)
         elif self.said is not None and self._may_go_on(error, refused):
             call, self._call = self._call, None
             if call is not None:

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from headgate.gateway.output import speaks
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.model.replica import Load, Replica, ReplicaId
@@ -145,7 +146,10 @@ class Copy:
     def on_events(self, events: list[bytes]) -> None:
         now = self._clock()
         if self._first_at is None:
-            self._first_at = now
+            said = [event for event in events if event.find(b'"usage":{') >= 0 or speaks(event)]
+            if not said:
+                return  # whose turn it is, is no token
+            events, self._first_at = said, now
         self._last_at = now
         self._events += len(events)
         for event in events:
