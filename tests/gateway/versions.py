@@ -78,6 +78,8 @@ class Scene:
         self.ledger = Ledger(self.gateway, self.access)
         self.ledger.server = self.server
         self.port = 0
+        self.servers: dict[str, HttpServer] = {}
+        """The engines', by model."""
         self.clients: list[Client] = []
 
     @property
@@ -128,6 +130,7 @@ async def scene(
             servers.append((model, await server.listen("127.0.0.1", 0), server))
             tasks.append(loop.create_task(engine.run()))
         it = Scene(config, engines)
+        it.servers = {model: server for model, _, server in servers}
         it.port = await it.server.listen("127.0.0.1", 0)
         for model, port, _ in servers:
             url = f"http://127.0.0.1:{port}"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from functools import partial
 
 import pytest
 
@@ -56,6 +57,14 @@ async def test_a_connection_that_is_not_made_in_time() -> None:
         await until(lambda: not pool.connections)
 
 
+def _none_busy(pool: Pool) -> bool:
+    return not pool.busy
+
+
+def _none_open(pool: Pool) -> bool:
+    return not pool.connections
+
+
 @live
 async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() -> None:
     """As when thousands come at once: the loop has so much to do that connections are made and time is up together."""
@@ -69,9 +78,9 @@ async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() 
         for heard in asked:
             await heard.over.wait()
             assert heard.body == b"hello" or heard.failed is not None
-        await until(lambda pool=pool: not pool.busy)
+        await until(partial(_none_busy, pool))
         pool.close()
-        await until(lambda pool=pool: not pool.connections)
+        await until(partial(_none_open, pool))
     await server.drain(1)
 
 

@@ -72,6 +72,14 @@ class Accepted:
         self.chosen = chosen
         """What its model's name came to; None: it stands for itself."""
 
+    def stand_in(self, model: str) -> None:
+        """It is answered by another version than was drawn for it."""
+        self.request = self.request.but(model=model, fallback=())
+        self.body = {**self.body, "model": model}
+        self.encoded = b""
+        if self.chosen is not None:
+            self.chosen = self.chosen.instead(model)
+
     def asking(self, body: dict[str, Any]) -> "Accepted":
         """The same, asked in other words."""
         return Accepted(
@@ -172,6 +180,7 @@ class Acceptor:
             prefix=prefix,
             session=session,
             unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
+            fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
         )
         if not tenant.trusted:
             for name in TRUSTED_ONLY:

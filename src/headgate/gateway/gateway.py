@@ -296,6 +296,8 @@ class Gateway:
             if ticket.relay is not None:
                 self._go_on(ticket, ticket.relay, command.replica_id)
                 return
+            if command.model and command.model != ticket.accepted.request.model:
+                ticket.accepted.stand_in(command.model)
             ticket.cold = command.cold
             ticket.queue_s += now - ticket.since
             ticket.since = now
@@ -527,6 +529,7 @@ class Gateway:
                 model=request.model if chosen is None else chosen.name,
                 version=tags.get("version", "") if chosen is None or not chosen.version else chosen.version,
                 drawn_from="" if chosen is None else chosen.drawn_from,
+                fell_back="" if chosen is None else chosen.fell_back,
                 choice="" if chosen is None else chosen.reason,
                 replica=None if replica is None else replica.id,
                 quantization=tags.get("quantization", ""),

@@ -9,25 +9,36 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.model.errors import InvalidRequest
+from headgate.model.errors import InvalidRequest, Refused
 from headgate.model.gateway_config import Tenant
 from headgate.model.models_config import ModelConfig
+from headgate.model.outcome import Outcome
 from headgate.policy.capability import Room, ask_of, choose
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.rollout import Split, digest_of
 
 PIN: Final = "x-headgate-version"
 """Trusted clients say with it which version they want."""
+COME_BACK_S: Final = 2.0
+"""When to ask again for a version of which no replica is usable: in about as long as a probe takes to notice one."""
 
 
 class Chosen:
     """What a request came to."""
 
     # Written out, not a dataclass: one is made per request.
-    __slots__ = ("drawn_from", "model", "name", "reason", "shadow", "version")
+    __slots__ = ("drawn_from", "fell_back", "model", "name", "others", "reason", "shadow", "version")
 
     def __init__(
-        self, name: str, model: str, version: str, reason: str, drawn_from: str, shadow: tuple[str, str] | None
+        self,
+        name: str,
+        model: str,
+        version: str,
+        reason: str,
+        drawn_from: str,
+        shadow: tuple[str, str] | None,
+        others: tuple[tuple[str, str], ...] = (),
+        fell_back: str = "",
     ) -> None:
         self.name = name
         """As the client asked."""
@@ -39,6 +50,16 @@ class Chosen:
         """The name among whose versions its own was drawn; empty: there are none, or it was pinned."""
         self.shadow = shadow
         """(version, model) that gets a copy."""
+        self.others = others
+        """(version, model) of those that may answer while no replica of its own is usable, in this order."""
+        self.fell_back = fell_back
+        """The version that was drawn, where this one stands in for it."""
+
+    def instead(self, model: str) -> "Chosen":
+        """The same, answered by another of its versions."""
+        version = next((version for version, other in self.others if other == model), "")
+        reason = f"version {version}: no replica of {self.version} is usable; {self.reason}"
+        return Chosen(self.name, model, version, reason, self.drawn_from, self.shadow, (), self.version)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -126,7 +147,8 @@ class Models:
             if int.from_bytes(digest_of(f"{config.name} shadow", request_id)[:8]) < of * 2**64:
                 shadow = (copied, entry.targets[copied])
         reason = f"{reason}; {because}" if reason else because
-        return Chosen(name, entry.targets[version], version, reason, config.name, shadow)
+        others = tuple([(other, entry.targets[other]) for other in split.others(version, digest)])
+        return Chosen(name, entry.targets[version], version, reason, config.name, shadow, others)
 
     def _pinned(self, name: str, target: str, entry: Entry, pinned: str, tenant: Tenant, reason: str) -> Chosen:
         # Refused, not ignored: whoever asks for a version and measures another believes the wrong thing.
@@ -136,6 +158,10 @@ class Models:
         if model is None:
             known = ", ".join(entry.targets)
             raise InvalidRequest(f"{target} has no version {pinned[:64]!r}; there is {known}", param=PIN)
+        if not self._room(model).limit:
+            # At once, and by no other: whoever names a version wants that one, and can do without the wait.
+            wrong = f"no replica of version {pinned} of {target} is usable now: come back, or ask without {PIN}"
+            raise Refused(wrong, Outcome.NO_REPLICA, COME_BACK_S)
         because = f"version {pinned}: pinned"
         return Chosen(name, model, pinned, f"{reason}; {because}" if reason else because, "", None)
 

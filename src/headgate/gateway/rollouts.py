@@ -15,7 +15,7 @@ from headgate.model.errors import StartupError
 from headgate.model.models_config import ModelConfig
 from headgate.model.record import Record
 from headgate.policy.rollout import Mode, No, Rollout, Stage, Step
-from headgate.policy.verdict import Sample, sample_of
+from headgate.policy.verdict import NOT_ITS_DOING, Sample, sample_of
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,11 @@ class Rollouts:
             # Those that came before the share was what it is are not like those that came since.
             if rollout is not None and rollout.judge is not None and record.wall >= rollout.since:
                 sample = _of_baseline(record) if rollout.stage is Stage.SHADOW else None
-                sample = sample or sample_of(record, record.version == rollout.candidate)
+                if record.fell_back:  # it says nothing about the version that helped out
+                    canary = record.fell_back == rollout.candidate
+                    sample = Sample(canary, failed=True) if record.outcome not in NOT_ITS_DOING else None
+                else:
+                    sample = sample or sample_of(record, record.version == rollout.candidate)
                 if sample is not None:
                     rollout.take(sample)
         now = self._wall()

@@ -134,6 +134,8 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     """It has not finished a request since it came into use."""
     ahead: Ahead | None = None
     """What it had to wait for."""
+    model: str = ""
+    """Whose replica it is, where that is not the model it arrived with but one of its fallbacks; empty: its own."""
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):

@@ -106,6 +106,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     version: str = ""
     drawn_from: str = ""
     """The public name among whose versions its own was drawn; empty: it has none, or the client named it."""
+    fell_back: str = ""
+    """The version that was drawn for it, where another answered because no replica of that one was usable; empty: its
+    own answered."""
     choice: str = ""
     """Why that model and version, where a name stands for others."""
     adapter: str = ""

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 FIELDS: Final = (
     "id", "arrived", "model", "lane", "priority", "tenant", "weight", "tier", "prompt_tokens", "max_output",
-    "wait_until", "first_token_by", "stream", "prefix", "session", "unfit",
+    "wait_until", "first_token_by", "stream", "prefix", "session", "unfit", "fallback",
 )  # fmt: skip
 NOBODY: Final[frozenset[str]] = frozenset()
 
@@ -34,6 +34,7 @@ class Request:
         prefix: tuple[bytes, ...] = (),
         session: str | None = None,
         unfit: frozenset[str] = NOBODY,
+        fallback: tuple[str, ...] = (),
     ) -> None:
         self.id: Final = id
         self.arrived: Final = arrived
@@ -60,6 +61,9 @@ class Request:
         """Requests of one session prefer one replica."""
         self.unfit: Final = unfit
         """Replicas whose engine has no such thing as what it asks for, whatever their model."""
+        self.fallback: Final = fallback
+        """Models that may answer in place of its own while no replica of that one is usable, the first before the next:
+        other versions of the name that was asked for."""
 
     @property
     def tokens(self) -> int:

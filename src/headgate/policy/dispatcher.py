@@ -99,6 +99,8 @@ class Dispatcher:
         self._no_replica_wait_s = no_replica_wait_s
         self._turns = Turns(self.fleet, self.lanes, self.tiers, expected)
         self._prefills = Prefills()
+        self._versions: dict[str, dict[str, Passage]] = {}
+        """Those that another model may answer in place of their own, by that and by id."""
         self.arrived_tokens = 0
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
 
@@ -125,6 +127,8 @@ class Dispatcher:
             self._hedge_won(event, now, commands)
         elif isinstance(event, ReplicaLeft):
             self.members.leave(event.replica_id)
+            if self._versions:
+                self._pump_all(now, commands)
         elif isinstance(event, ReplicaParked):
             self.members.park(event.replica_id, event.parked, event.ramp, now)
             self._pump_all(now, commands)
@@ -189,6 +193,10 @@ class Dispatcher:
         self.arrived_tokens += request.tokens
         state = self._state(request)
         passage = self.passages[request.id] = Passage(request, granted, state)
+        if request.fallback:
+            self._versions.setdefault(request.model, {})[request.id] = passage
+            if self._stand_in(passage, False):
+                request, state = passage.request, passage.state
         pool = state.pool
         pool.arrived(request, self._turns.expected, now)
         if not len(state.queue):
@@ -277,6 +285,7 @@ class Dispatcher:
         passage = self.passages.pop(request_id, None)
         if passage is None:
             return
+        self._forget_version(passage)
         state, request = passage.state, passage.request
         load = passage.load
         if load is None:
@@ -373,6 +382,9 @@ class Dispatcher:
                 self._refuse(passage, failed.outcome, f"{failed.message or 'it failed'}; {again.value}", now, commands)
                 return
         elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
+        if not elsewhere and not failed.refused and self._stand_in(passage, failed.unsent):
+            request = passage.request
+            elsewhere = self.fleet.left(self.fleet.pools(request.model, request.lane, passage.tried), passage.tried)
         if elsewhere and self._place(passage, passage.state, now, commands):
             return
         if failed.refused:
@@ -409,6 +421,7 @@ class Dispatcher:
     def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
         request, state = passage.request, passage.state
         del self.passages[request.id]
+        self._forget_version(passage)
         self._dequeue(request.id, state, now)
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
@@ -439,6 +452,8 @@ class Dispatcher:
     def _pump_all(self, now: float, commands: list[Command]) -> None:
         if self._held.wake_at < inf:
             self._place_held(now, commands)
+        if self._versions:
+            self._move_over(now)
         for pool in self.pools.values():
             self._pump(pool, now, commands)
 
@@ -496,6 +511,7 @@ class Dispatcher:
                 choice.scores,
                 load.cold,
                 passage.ahead,
+                passage.stands_in,
             )
         )
         return True
@@ -517,6 +533,44 @@ class Dispatcher:
             pool.tallies[lane.name, tier] = tally
             for long in (False, True):
                 pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies, long)
+
+    # -- another version ----------------------------------------------------------------------------------------
+
+    def _stand_in(self, passage: Passage, unreached: bool) -> bool:
+        """Have another version answer it, if no replica of its own is usable, or the last one can't be reached. Not
+        once its client has heard something: two models would say one sentence. It must not be queued."""
+        request = passage.request
+        if passage.begun or (self.fleet.usable(request.model, request.lane) and not unreached):
+            return False
+        for model in request.fallback:
+            if self.fleet.usable(model, request.lane):
+                self._forget_version(passage)
+                passage.request = request.but(model=model, fallback=())
+                passage.state = self._state(passage.request)
+                passage.stands_in = model
+                passage.tried = request.unfit
+                return True
+        return False
+
+    def _move_over(self, now: float) -> None:
+        """Those who wait for a version of which no replica is usable any more."""
+        for model in list(self._versions):
+            if self.fleet.usable(model):
+                continue
+            for passage in list(self._versions[model].values()):
+                state = passage.state
+                if passage.load is None and self._stand_in(passage, False):
+                    self._held.drop(passage.request.id)
+                    self._dequeue(passage.request.id, state, now)
+                    self._enqueue(passage, passage.state, now)
+
+    def _forget_version(self, passage: Passage) -> None:
+        request = passage.request
+        if request.fallback:
+            those = self._versions[request.model]
+            del those[request.id]
+            if not those:
+                del self._versions[request.model]
 
     # -- a second replica ---------------------------------------------------------------------------------------
 

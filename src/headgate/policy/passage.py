@@ -43,6 +43,7 @@ class Passage:
         "sent_at",
         "since",
         "spared",
+        "stands_in",
         "state",
         "suspects",
         "tried",
@@ -79,6 +80,8 @@ class Passage:
         """It was sent to a second one: that is done once."""
         self.begun = False
         """Its client has heard something, from the replica it is at or from one before."""
+        self.stands_in = ""
+        """The model that answers in place of its own; empty: its own does."""
         self.ahead: Ahead | None = None
         """What stood before it when it began to wait."""
         self.prefilling = 0

@@ -107,6 +107,15 @@ class Split(msgspec.Struct, frozen=True):
         version, weight = self.weights[-1]
         return version, weight * rest
 
+    def others(self, drawn: str, digest: bytes) -> tuple[str, ...]:
+        """Versions that may answer where no replica of the drawn one is usable: the stable one that this request would
+        have without the candidate, then the other stable ones, then the candidate."""
+        stable = Split(self.weights).pick(digest)[0]
+        order = [stable, *[version for version, _ in self.weights if version != stable]]
+        if self.candidate is not None and self.share > 0:
+            order.append(self.candidate)
+        return tuple([version for version in order if version != drawn])
+
 
 def digest_of(name: str, key: str) -> bytes:
     """Independent for each public name, so that the same sessions are not always the first to be tried on."""

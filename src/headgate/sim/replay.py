@@ -172,7 +172,9 @@ def config_of(settings: Settings) -> GatewayConfig:
 def request_of(fields: dict[str, Any]) -> Request:
     """Raises msgspec.ValidationError or TypeError for what is none."""
     made = {**fields, "prefix": msgspec.convert(fields["prefix"], tuple[bytes, ...])}
-    return Request(**{**made, "unfit": frozenset(made.get("unfit", ()))})
+    return Request(
+        **{**made, "unfit": frozenset(made.get("unfit", ())), "fallback": tuple(made.get("fallback", ()))}
+    )  # fmt: skip
 
 
 def replica_of(fields: dict[str, Any]) -> Replica:
