@@ -1,13 +1,14 @@
 """Compiles what every request passes through, with mypyc, into a wheel for this platform.
 
-The same sources run interpreted everywhere else: tests, `make test` and an editable install never see what is built
-here, so that nobody edits a module and runs another. Asked for with HEADGATE_COMPILE=1; docs/decisions/0007 says what
-it is worth.
+Asked for with HEADGATE_COMPILE=1; without it the wheel is pure Python. docs/decisions/0007 says what it is worth. What
+is built says which sources it was built of (src/headgate/compiled.py), so that nobody edits a module and runs another.
 """
 
+import hashlib
 import os
 import shutil
 import sys
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +29,75 @@ HOT = {
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""
 
 
+PYTHON = sys.implementation.cache_tag
+"""Each Python has its own."""
+
+
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version != "standard" or os.environ.get("HEADGATE_COMPILE") != "1":
             return
-        folder = Path(self.root) / "build"
-        for library in compiled(Path(self.root) / "src", folder):
-            build_data["force_include"][str(library)] = str(library.relative_to(folder / "lib"))
+        root = Path(self.root)
+        for path, name in compiled(root / "src", root / "build" / PYTHON).items():
+            build_data["force_include"][str(path)] = name
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
 
-def compiled(source: Path, out: Path) -> list[Path]:
-    """Extension modules, laid out as they go into the wheel."""
+def compiled(source: Path, out: Path) -> dict[Path, str]:
+    """Extension modules and the stamp that says of which sources they are; to each its place in the wheel."""
+    sys.path.insert(0, str(source))
+    from headgate.compiled import STAMP, stamp_of
+
+    package, lib = source / "headgate", out / "lib"
+    stamp = stamp_of(package)
+    # What there is to compile, and how: pip may ask for the wheel twice, and a changed style sheet needs no compiler.
+    key = stamp_of(package, ".py") + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    if not (lib / "key").is_file() or (lib / "key").read_text() != key:
+        shutil.rmtree(lib, ignore_errors=True)
+        os.chdir(source.parent)
+        compile_into(lib, package, out)
+        if stamp_of(package) != stamp:
+            raise RuntimeError("the sources were changed while they were compiled; build again")
+        (lib / "key").write_text(key)
+    (lib / STAMP).write_text(stamp)
+    return {path: str(path.relative_to(lib)) for path in lib.rglob("*.so")} | {lib / STAMP: f"headgate/{STAMP}"}
+
+
+def compile_into(lib: Path, package: Path, out: Path) -> None:
     from mypyc.build import mypycify
     from setuptools import Distribution
+    from setuptools.command.build_ext import build_ext
 
-    os.chdir(source.parent)
-    files = [
-        str(source / "headgate" / package / f"{name}.py") for package, names in HOT.items() for name in names.split()
-    ]
-    made = [*(out / "lib").rglob("*.so")]
-    newest = max(Path(file).stat().st_mtime for file in (*files, __file__))
-    if made and min(path.stat().st_mtime for path in made) > newest:
-        return made  # pip asks twice, for the metadata and for the wheel, and a compiler takes a minute each time
-    shutil.rmtree(out / "lib", ignore_errors=True)
-    extensions = mypycify(files, group_name="headgate", opt_level="2", target_dir=str(out / "c"))
-    command: Any = Distribution({"name": "headgate", "ext_modules": extensions}).get_command_obj("build_ext")
-    command.build_lib, command.build_temp = str(out / "lib"), str(out / "temp")
+    class Parallel(build_ext):  # type: ignore[misc]
+        """Compiles the files of one extension at once: setuptools would take one after the other."""
+
+        def build_extensions(self) -> None:
+            compile_files = self.compiler.compile
+
+            def compile_at_once(sources: list[str], *arguments: Any, **options: Any) -> list[str]:
+                with ThreadPool(os.cpu_count()) as pool:
+                    made = pool.map(lambda one: compile_files([one], *arguments, **options), sources, chunksize=1)
+                return [name for names in made for name in names]
+
+            self.compiler.compile = compile_at_once
+            super().build_extensions()
+
+    files = [str(package / folder / f"{name}.py") for folder, names in HOT.items() for name in names.split()]
+    extensions = mypycify(
+        files, group_name="headgate", opt_level="2", debug_level="0", multi_file=True, target_dir=str(out / "c")
+    )
+    for extension in extensions:
+        extension.extra_compile_args.append("-fvisibility=hidden")  # calls from file to file as cheap as within one
+    command: Any = Parallel(Distribution({"name": "headgate", "ext_modules": extensions}))
+    command.build_lib, command.build_temp = str(lib), str(out / "temp")
     command.parallel = os.cpu_count()
     command.ensure_finalized()
     command.run()
-    return [Path(path) for path in command.get_outputs()]
 
 
 if __name__ == "__main__":
     root = Path(__file__).resolve().parent
-    print(*compiled(root / "src", root / "build"), sep="\n", file=sys.stderr)
+    print(*compiled(root / "src", root / "build" / PYTHON), sep="\n", file=sys.stderr)

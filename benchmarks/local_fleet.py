@@ -56,7 +56,7 @@ class Program:
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "headgate", *self.arguments],
-            env={**os.environ, **self._environ, "PYTHONPATH": str(self._where)},
+            env={**os.environ, **self._environ, "PYTHONPATH": str(self._where), "HEADGATE_COPY": str(self._where)},
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=subprocess.STDOUT,

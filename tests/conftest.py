@@ -1,25 +1,59 @@
-"""The bundled weights, loaded once for all tests that need them."""
+"""What is tested, sources or compiled copy; and the bundled weights, loaded once for all tests that need them."""
 
+import gc
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headgate import compiled
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.engine.tokenizer import Tokenizer
-from headgate.policy import dispatcher
 from tests import ledger
+
+ROOT = Path(__file__).parent.parent
+MOST_INTERPRETED_ONLY = 0.02
+"""Share of the tests that may leave the compiled copy untested."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--compiled", action="store_true", help="fail unless it is the compiled data path that is tested")
+    parser.addoption("--compiled", action="store_true", help="test the compiled copy; it must be of these sources")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--compiled") and not str(dispatcher.__file__).endswith(".so"):
-        raise pytest.UsageError(f"not compiled: {dispatcher.__file__}; see build/compile.log")
+    os.environ.update(compiled.same_copy())  # also for every process that a test starts
+    if not config.getoption("--compiled"):
+        return
+    copy = compiled.HERE
+    if not compiled.is_compiled():
+        raise pytest.UsageError(f"not compiled: {copy}; see build/compile.log")
+    if not compiled.stamp_in(copy) == compiled.stamp_of(copy) == compiled.stamp_of(ROOT / "src" / "headgate"):
+        raise pytest.UsageError(f"{copy} is not of these sources: run make compiled")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--compiled"):
+        return
+    left_out = [(item, mark) for item in items if (mark := item.get_closest_marker("interpreted_only"))]
+    for item, mark in left_out:
+        (reason,) = mark.args
+        item.add_marker(pytest.mark.skip(reason=f"interpreted only: {reason}"))
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and len(left_out) > MOST_INTERPRETED_ONLY * len(items):
+        raise pytest.UsageError(f"{len(left_out)} of {len(items)} tests are interpreted only: at most 2 % may be")
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What the test makes is freed by its last reference, or not at all. What other tests left is out of sight."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

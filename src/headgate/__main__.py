@@ -7,9 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from headgate.compiled import prefer_compiled, version
+
+if __name__ == "__main__":
+    prefer_compiled()  # before anything else is imported: it may start anew
+
 from cyclopts import App, Group, Parameter, validators
 
-from headgate import __version__
 from headgate.cli import export, fleet, load, look, rollout, simulate, tune
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
@@ -19,7 +23,7 @@ from headgate.progress import Progress
 
 app = App(
     name="headgate",
-    version=__version__,
+    version=version,
     help="Serve language models with a predictable latency distribution: P95 and P99 stay put.",
     help_epilogue="Start with `headgate serve`, then open http://127.0.0.1:8000/.",
 )

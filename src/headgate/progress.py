@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 
-from headgate import __version__
+from headgate.compiled import version
 from headgate.model.clock import Clock
 
 
@@ -20,7 +20,8 @@ class Progress:
     def title(self) -> None:
         if not self._banner:
             return
-        self._console.print(f"[bold]Headgate[/] {__version__}")
+        name, rest = version().split(" ", 1)
+        self._console.print(f"[bold]{name}[/] {escape(rest)}")
 
     def say(self, text: str) -> None:
         if not self._banner:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headgate.policy import batch
 from headgate.policy.batch import Batcher
 from headgate.policy.profile import Residuals, StepCost
 from headgate.policy.shape import Shape
@@ -39,12 +38,11 @@ def columns(results: Results) -> np.ndarray:
     return np.array([results.ttft_s, results.tpot_s, results.max_gap_s, results.e2e_s, results.queue_s])
 
 
+@pytest.mark.interpreted_only("a compiled class can't be changed for a test")
 @pytest.mark.parametrize("noise", [(), ((0.9, 1.0, 1.5), (1.1, 2.0))])
 def test_quiet_steps_run_as_one_event_come_to_what_they_do_one_by_one(
     monkeypatch: pytest.MonkeyPatch, noise: tuple[tuple[float, ...], ...]
 ) -> None:
-    if str(batch.__file__).endswith(".so"):
-        pytest.skip("a compiled class can't be changed for a test; interpreted it is tested")
     arrivals = poisson(3, 6.0, 150)
     together = simulated(arrivals, decode_only=Residuals(1.0, noise))
     monkeypatch.setattr(Batcher, "_repeat", lambda self, rows: 1)

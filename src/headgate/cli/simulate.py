@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from headgate.cli.compiled import prefer_compiled
 from headgate.model.gateway_config import GatewayConfig
 
 WORK = Group("The load")
@@ -110,7 +109,6 @@ def simulate(
     html
         File for a report with plots.
     """
-    prefer_compiled()
     from headgate.engine.profile_file import find
     from headgate.sim.command import Load, SimulateOptions, run_simulate
 
@@ -192,7 +190,6 @@ def plan(
     html
         File for a report with plots.
     """
-    prefer_compiled()
     from headgate.engine.profile_file import find
     from headgate.sim.command import Load, PlanOptions, run_plan
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
+from headgate.compiled import same_copy
 from headgate.fleet.port import Spec
 
 PAUSE_S = 2.0
@@ -46,6 +47,7 @@ class EngineActor:
         self._process = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 "headgate",
                 "engine",
@@ -58,7 +60,7 @@ class EngineActor:
             ],
             preexec_fn=_dying_with(os.getpid()),
             start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**same_copy(), "PYTHONUNBUFFERED": "1"},
         )
         Thread(target=self._end_with_it, daemon=True).start()
 

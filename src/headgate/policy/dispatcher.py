@@ -560,7 +560,6 @@ class Dispatcher:
             for passage in list(self._versions[model].values()):
                 state = passage.state
                 if passage.load is None and self._stand_in(passage, False):
-                    self._held.drop(passage.request.id)
                     self._dequeue(passage.request.id, state, now)
                     self._enqueue(passage, passage.state, now)
 

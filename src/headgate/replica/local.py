@@ -14,6 +14,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from headgate.compiled import same_copy
 from headgate.model.errors import StartupError
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,10 @@ async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Cal
 async def spawn(flags: Sequence[str], socket: Path) -> Process:
     """A `headgate engine` that does not outlive this process, however that ends."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "headgate", "engine", "--uds", str(socket), "--no-banner", *flags,
+        sys.executable, "-P", "-m", "headgate", "engine", "--uds", str(socket), "--no-banner", *flags,
         preexec_fn=_dying_with(os.getpid()),
         start_new_session=True,  # Ctrl-C is for the gateway, which then stops it in order
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**same_copy(), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 

@@ -1,0 +1,122 @@
+"""Chooses the copy of the package that a command runs: the compiled one, if it was made of exactly these sources.
+
+A checkout's sources run interpreted. `make compiled` puts a copy under build/compiled, with the data path compiled
+(docs/decisions/0007) and a stamp: the hash of what it was made of, and for which Python. A command started on the
+sources hashes them, and starts anew on the copy if the stamp says the same; an older copy is never run. What it starts
+itself (engines, replicas) runs the same copy.
+
+It runs before anything else of the package is imported, so that it imports nothing of it.
+"""
+
+import hashlib
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from headgate import __version__
+
+CHOSEN = "HEADGATE_COPY"
+"""Environment variable: the folder whose copy runs, as chosen by a parent, a test or a person."""
+COPY = Path("build", "compiled")
+"""Where a checkout has its compiled copy."""
+STAMP = "COMPILED"
+"""File in a compiled copy of the package."""
+HERE = Path(__file__).resolve().parent
+_SUFFIX: str = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def prefer_compiled(package: Path = HERE) -> None:
+    """Start anew on the compiled copy of these sources; returns where there is none, or the choice was made already.
+    Exits where the copy was named by hand and is of other sources."""
+    root = _checkout(package)
+    chosen = os.environ.get(CHOSEN)
+    if root is None or (chosen and Path(chosen).resolve() in (root / "src", root / COPY)):
+        return
+    copy = root / COPY / package.name
+    fresh = stamp_in(copy) == stamp_of(root / "src" / package.name)
+    if package == copy and not fresh:
+        sys.exit(f"headgate: {copy.parent} is a copy of other sources; run 'make compiled' and try again")
+    if package == copy or not fresh:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # -P: a file or folder called headgate, where this command is called, is not meant.
+    argv = [sys.executable, *_interpreter_options(), "-P", "-m", "headgate", *sys.argv[1:]]
+    os.execve(sys.executable, argv, same_copy(copy))
+
+
+def same_copy(package: Path = HERE) -> dict[str, str]:
+    """The environment of a process that is to run the same copy of the package as this one."""
+    if _checkout(package) is None:
+        return dict(os.environ)  # installed: there is only one
+    first, given = str(package.parent), os.environ.get("PYTHONPATH", "")
+    path = [first, *(folder for folder in given.split(os.pathsep) if folder and folder != first)]
+    return {**os.environ, CHOSEN: first, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def version(package: Path = HERE) -> str:
+    """What runs, for a person."""
+    return f"Headgate {__version__} ({_how(package)})"
+
+
+def is_compiled(package: Path = HERE) -> bool:
+    return (package / "policy" / f"dispatcher{_SUFFIX}").is_file()
+
+
+def stamp_of(package: Path, ending: str = "") -> str:
+    """What a compiled copy of these sources says, if it is for this Python. `ending`: only of such files."""
+    names = []
+    for folder, folders, files in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        names += [os.path.join(folder, name) for name in files if name.endswith(ending) and not _is_made(name)]
+    seen, skip = hashlib.sha256(), len(str(package)) + 1
+    for name in sorted(names):
+        with open(name, "rb", buffering=0) as file:
+            content = file.read()
+        seen.update(f"{name[skip:]}\0{len(content)}\0".encode())
+        seen.update(content)
+    return f"{seen.hexdigest()} {_SUFFIX}\n"
+
+
+def stamp_in(copy: Path) -> str:
+    """Empty: it has none."""
+    try:
+        return (copy / STAMP).read_text()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """The `headgate` command."""
+    prefer_compiled()
+    from headgate.__main__ import main
+
+    main()
+
+
+def _is_made(name: str) -> bool:
+    return name == STAMP or name.endswith((".so", ".pyc"))
+
+
+def _checkout(package: Path) -> Path | None:
+    """The checkout that this copy of the package is in; None: it was installed from a wheel."""
+    for folder in (Path("src"), COPY):
+        root = package.parents[len(folder.parts)]
+        if package.parent == root / folder and (root / "hatch_build.py").is_file():
+            return root
+    return None
+
+
+def _how(package: Path) -> str:
+    if is_compiled(package):
+        return "compiled"
+    if _checkout(package) is None:
+        return "interpreted: a compiled wheel has twice the throughput"
+    return "interpreted: run 'make compiled' for twice the throughput"
+
+
+def _interpreter_options() -> list[str]:
+    """Those that Python itself was started with, such as -X dev."""
+    before = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    return before[:-2] if before[-2:-1] == ["-m"] else before[:-1]
