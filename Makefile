@@ -4,6 +4,8 @@
 #   make test      set up, then run every test
 #   make compiled  compile the data path: twice the requests per second; `headgate` and `make serve` then run it
 #   make test-compiled   every test again, on the compiled copy
+#   make test-wheel   build the wheels and try each in an empty environment
+#   make coverage  branch coverage of model/ and policy/, which is 100 %
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
@@ -11,7 +13,7 @@
 #   make clusters, make mlflow   more real components for the tests
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make lock      resolve dependencies anew
-#   make release   build the wheel and the source archive
+#   make release   build what is released: compiled wheels, a pure one, the source archive; in dist/
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,7 +25,7 @@ INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: clusters mlflow test-vllm serve test test-compiled compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: clusters mlflow test-vllm serve test test-compiled test-wheel coverage compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -48,6 +50,19 @@ bench-peers: $(VENV)/.dev
 
 test-compiled: $(VENV)/.dev compiled
 	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled $(ARGS)
+
+# The wheels as they are released, each in an environment of its own with nothing but what is locked.
+test-wheel: $(VENV)/.dev
+	@rm -rf build/wheel
+	@$(BIN)/python -m hatchling build -t wheel -d build/wheel
+	@HEADGATE_COMPILE=1 $(BIN)/python -m hatchling build -t wheel -d build/wheel/linux
+	@$(MANYLINUX) -w build/wheel build/wheel/linux/*.whl
+	@$(BIN)/python tests/smoke_wheel.py build/wheel/*.whl
+
+# Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
+coverage: $(VENV)/.dev
+	@$(BIN)/coverage run -m pytest tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
+	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/policy/*' --precision=2 --fail-under=100
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:
@@ -107,8 +122,22 @@ lock: $(VENV)/.made
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --group dev -c requirements.lock -o requirements-dev.lock
 
+# What is released, in dist/: the source archive, a pure wheel for any Python, and a compiled wheel for each of PYTHONS that is
+# found here. auditwheel gives those the tag of the oldest Linux that they run on, without which pip elsewhere would not take them.
+PYTHONS ?= python3.11 python3.12 python3.13
+MANYLINUX = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair
 release: $(VENV)/.dev
-	$(BIN)/python -m hatchling build
+	@rm -rf dist build/release
+	@$(BIN)/python -m hatchling build -t sdist -t wheel
+	@set -e; for python in $(PYTHONS); do \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "$$python is not here: no compiled wheel for it"; continue; }; \
+	  $$python -m venv build/release/$$python; \
+	  build/release/$$python/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements.lock; \
+	  HEADGATE_COMPILE=1 build/release/$$python/bin/python -m hatchling build -t wheel -d build/release/$$python/wheel; \
+	  $(MANYLINUX) -w dist build/release/$$python/wheel/*.whl; \
+	done
+	@for wheel in dist/*linux*.whl; do $(BIN)/auditwheel show $$wheel | grep -A1 consistent; done
+	@ls -l dist
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

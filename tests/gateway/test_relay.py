@@ -212,29 +212,25 @@ async def test_a_relay_is_over_only_once() -> None:
             on.gate.relays[0].fail(NotReady("again"))
 
 
+@pytest.mark.usefixtures("without_collector")
 @live
 async def test_a_finished_relay_needs_no_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        async with scene() as on:
-            for answer in (STREAM + token("a") + DONE + END, STREAM + token("a") + END):
-                client, talk = await on.asking()
-                talk.send(answer)
-                await client.answer()
-                await on.gate.ended.get()
-                talk.close()
-                await until(lambda: on.gate.pool.connections == 0)
-            assert all(relay.over for relay in on.gate.relays)
-            on.gate.relays.clear()
-            on.gate.exchanges.clear()
-            for _ in range(20):  # what the loop was about to call may hold the last of them for a moment
-                left = [it for it in gc.get_objects() if isinstance(it, Relay)]
-                if not left:
-                    break
-                del left
-                await asyncio.sleep(0.01)
-            else:
-                pytest.fail("only the garbage collector could free it")
-    finally:
-        gc.enable()
+    async with scene() as on:
+        for answer in (STREAM + token("a") + DONE + END, STREAM + token("a") + END):
+            client, talk = await on.asking()
+            talk.send(answer)
+            await client.answer()
+            await on.gate.ended.get()
+            talk.close()
+            await until(lambda: on.gate.pool.connections == 0)
+        assert all(relay.over for relay in on.gate.relays)
+        on.gate.relays.clear()
+        on.gate.exchanges.clear()
+        for _ in range(20):  # what the loop was about to call may hold the last of them for a moment
+            left = [it for it in gc.get_objects() if isinstance(it, Relay)]
+            if not left:
+                break
+            del left
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("only the garbage collector could free it")

@@ -379,14 +379,10 @@ def test_a_line_break_in_a_request_head_is_an_error() -> None:
         request_head("/", "a", (("x", "y\r\nz: 1"),))
 
 
+@pytest.mark.usefixtures("without_collector")
 @live
 async def test_calls_and_connections_need_no_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        async with reaching() as (replica, pool):
-            await answered(pool, None, replica, STREAM + event(b"1") + END)
-        await asyncio.sleep(0)
-        assert not [it for it in gc.get_objects() if isinstance(it, (Call, Connection, EventSplitter))]
-    finally:
-        gc.enable()
+    async with reaching() as (replica, pool):
+        await answered(pool, None, replica, STREAM + event(b"1") + END)
+    await asyncio.sleep(0)
+    assert not [it for it in gc.get_objects() if isinstance(it, (Call, Connection, EventSplitter))]

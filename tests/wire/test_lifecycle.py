@@ -289,19 +289,15 @@ async def test_tls_is_spoken_when_a_context_is_given(tmp_path: Path) -> None:
     await server.drain(0)
 
 
+@pytest.mark.usefixtures("without_collector")
 @live
 async def test_a_closed_connection_is_freed_without_the_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        async with serving(echo) as served:
-            client = await served.connect()
-            await client.ask(GET)
-            client.send(GET[:9])
-            client.leave()
-            await until(lambda: not served.server.connections)
-            await asyncio.sleep(0)
-            left = [o for o in gc.get_objects() if isinstance(o, ServerProtocol | RequestReader)]
-        assert left == []
-    finally:
-        gc.enable()
+    async with serving(echo) as served:
+        client = await served.connect()
+        await client.ask(GET)
+        client.send(GET[:9])
+        client.leave()
+        await until(lambda: not served.server.connections)
+        await asyncio.sleep(0)
+        left = [o for o in gc.get_objects() if isinstance(o, ServerProtocol | RequestReader)]
+    assert left == []

@@ -187,7 +187,8 @@ class Batcher:
             self.counts.accepted += len(tokens) - 1
             if len(tokens) == 1 + len(row.draft):
                 sequence.drafts_rested = self.config.draft_rest  # it worked: try again at once
-            elif sequence.slot is not None:
+            else:
+                assert sequence.slot is not None  # it has just run
                 self._moves.append(Trim(sequence.slot, sequence.computed))
         if drawn:
             sequence.tokens.extend(tokens)

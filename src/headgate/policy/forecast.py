@@ -10,7 +10,9 @@ Hours are UTC. Where clocks are put forward, peaks move by one hour, and the for
 the queue decides, as it always may.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 from math import exp, isfinite, log
 from typing import Any
 
@@ -204,12 +206,8 @@ def _weekend(day: int) -> bool:
 def _weighted(values: list[tuple[float, float]], level: float) -> float:
     """The least value that so much of all weight is not above."""
     values.sort()
-    left = level * sum(weight for _, weight in values)
-    for value, weight in values:
-        left -= weight
-        if left <= 1e-12:
-            return value
-    return values[-1][0]
+    sums = list(accumulate(weight for _, weight in values))
+    return values[bisect_left(sums, level * sums[-1] - 1e-12)][0]
 
 
 def _number(value: Any) -> float:
