@@ -20,8 +20,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := build/compiled
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# --no-deps: the lock file is complete, and nothing may be compiled by surprise. What is being fetched is shown.
-INSTALL = $(PIP) install --no-deps $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
+# --no-deps: the lock file is complete, and nothing may be compiled by surprise. --no-compile: Python itself compiles what it
+# imports, when it first does. What is being fetched is shown.
+INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
@@ -131,10 +132,11 @@ release: $(VENV)/.dev
 	@$(BIN)/python -m hatchling build -t sdist -t wheel
 	@set -e; for python in $(PYTHONS); do \
 	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "$$python is not here: no compiled wheel for it"; continue; }; \
-	  $$python -m venv build/release/$$python; \
-	  build/release/$$python/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements.lock; \
-	  HEADGATE_COMPILE=1 build/release/$$python/bin/python -m hatchling build -t wheel -d build/release/$$python/wheel; \
-	  $(MANYLINUX) -w dist build/release/$$python/wheel/*.whl; \
+	  own=build/release/$$(basename $$python); \
+	  $$python -m venv $$own; \
+	  $$own/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes -r requirements.lock; \
+	  HEADGATE_COMPILE=1 $$own/bin/python -m hatchling build -t wheel -d $$own/wheel; \
+	  $(MANYLINUX) -w dist $$own/wheel/*.whl; \
 	done
 	@for wheel in dist/*linux*.whl; do $(BIN)/auditwheel show $$wheel | grep -A1 consistent; done
 	@ls -l dist

@@ -59,7 +59,7 @@ def said(command: Path, *arguments: str) -> str:
 @contextmanager
 def serving(command: Path, config: Path, version: str) -> Iterator[str]:
     """Where it listens. Ended as an operator ends it, which it must take well."""
-    argv = [command, "serve", "--config", config, "--port", "0"]
+    argv = [str(command), "serve", "--config", str(config), "--port", "0"]
     process = subprocess.Popen(
         argv, stderr=subprocess.PIPE, text=True, env=CLEAN | {"NO_COLOR": "1", "COLUMNS": "200"}, cwd=config.parent
     )

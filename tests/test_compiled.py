@@ -1,5 +1,6 @@
 """A command runs the compiled copy of the package where that is of exactly these sources, and says what it runs."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import headgate
 from headgate import compiled
 from headgate.compiled import CHOSEN, STAMP, prefer_compiled, same_copy, stamp_of, version
+from headgate.replica.local import end, spawn
 
 
 @pytest.fixture
@@ -158,6 +160,26 @@ def test_a_process_of_ours_runs_what_is_tested(pytestconfig: pytest.Config, tmp_
     said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=same_copy()).stdout
     assert said.strip() == version()
     assert ("(compiled)" in said) == bool(pytestconfig.getoption("--compiled"))
+
+
+def about(pid: int, what: str) -> str:
+    return Path(f"/proc/{pid}/{what}").read_text()
+
+
+def test_an_engine_of_ours_runs_what_is_tested(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    async def look() -> None:
+        process = await spawn(["--emulate", "h100-llama3-8b"], tmp_path / "engine.sock")
+        try:
+            while not (tmp_path / "engine.sock").exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.02)
+            library = str(compiled.HERE.parent / f"headgate__mypyc{compiled._SUFFIX}")
+            assert (library in about(process.pid, "maps")) == bool(pytestconfig.getoption("--compiled"))
+            assert f"{CHOSEN}={compiled.HERE.parent}\0" in about(process.pid, "environ")
+        finally:
+            await end(process)
+
+    asyncio.run(look())
 
 
 def test_the_sources_are_hashed_in_a_moment() -> None:

@@ -53,7 +53,8 @@ def structs() -> list[type[msgspec.Struct]]:
     """Every Struct of the package."""
     for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
         importlib.import_module(module.name)
-    found, look = set(), [msgspec.Struct]
+    found: set[type[msgspec.Struct]] = set()
+    look = [msgspec.Struct]
     while look:
         made = look.pop().__subclasses__()
         look += made
@@ -67,7 +68,7 @@ def test_the_config_names_the_nouns_of_compiled_modules() -> None:
 
 @pytest.mark.parametrize("cls", CONFIG, ids=lambda cls: cls.__name__)
 def test_every_setting_has_its_whole_type(cls: type) -> None:
-    names = {one.name for one in fields(cls)}  # type: ignore[arg-type]
+    names = {one.name for one in fields(cls)}
     if cls.__module__ in COMPILED:
         assert names == set(BOUNDS[cls]), "model/bounds.py names every field of a compiled class"
     for name in names:
@@ -80,7 +81,8 @@ def test_no_struct_decodes_into_a_compiled_class() -> None:
         if cls in BY_HAND | ENCODED_ONLY:
             continue
         assert cls.__module__ not in COMPILED, cls
-        look, seen = [cls], set()
+        look: list[type] = [cls]
+        seen: set[type] = set()
         while look:
             hints = get_type_hints(look.pop()).values()
             named = {leaf for hint in hints for leaf in leaves(hint)} - seen

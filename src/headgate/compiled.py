@@ -87,14 +87,6 @@ def stamp_in(copy: Path) -> str:
         return ""
 
 
-def main() -> None:
-    """The `headgate` command."""
-    prefer_compiled()
-    from headgate.__main__ import main
-
-    main()
-
-
 def _is_made(name: str) -> bool:
     return name == STAMP or name.endswith((".so", ".pyc"))
 
