@@ -379,14 +379,14 @@ def fail(made: Dispatcher, one: Request, now: float) -> list[Command]:
 def test_a_stream_that_has_begun_is_gone_on_with_though_others_are_not_retried_any_more() -> None:
     made = dispatcher(40, 40, 40)
     made.retries.spend(0.0, 1)
-    made.retries.debt = 6.0
+    made.retries.debt = 3.0
     fresh, begun, doomed = request(), request(), request()
     send(made, fresh, begun, doomed)
     made.on(FirstToken(begun.id), 0.1)
     assert refused(fail(made, begun, 0.2)) == []
     assert refused(fail(made, begun, 0.3)) == [], "also if it dies again before it has said another word"
     assert refused(fail(made, fresh, 0.4)) == [Outcome.REPLICA_FAILED]
-    made.retries.debt = 1e6
+    made.retries.gentle_debt = 1e6
     made.on(FirstToken(doomed.id), 0.4)
     assert refused(fail(made, doomed, 0.5)) == [Outcome.REPLICA_FAILED], "there is an end to that too"
 

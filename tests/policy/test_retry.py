@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.retry import DEATH_S, REFILL_S, RetryBudget, Verdict
+from headgate.policy.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, Verdict
 
 
 def allowed(budget: RetryBudget, tries: int, now: float, floor: int) -> int:
@@ -50,6 +50,16 @@ def test_one_request_is_sent_three_times_at_most_and_asking_again_costs_nothing(
     assert budget.spend(0.0, 8, attempts=2) is Verdict.AGAIN
     assert budget.spend(0.0, 8, attempts=3) is Verdict.TOO_MANY_ATTEMPTS
     assert budget.debt == 2.0
+
+
+def test_what_has_begun_or_was_not_sent_has_a_larger_budget_of_its_own() -> None:
+    budget = RetryBudget(ratio=0.1, floor=3)
+    assert sum(bool(budget.spend(0.0, 1, gentle=True)) for _ in range(50)) == 3 * GENTLE
+    assert allowed(budget, 9, 0.0, 1) == 3, "it takes nothing from the others"
+    budget.earn(0.0)
+    assert budget.gentle_debt == pytest.approx(3 * GENTLE - 0.1 * GENTLE)
+    assert sum(bool(budget.spend(REFILL_S, 1, gentle=True)) for _ in range(50)) == 3 * GENTLE
+    assert budget.spend(REFILL_S, 1, attempts=3, gentle=True) is Verdict.TOO_MANY_ATTEMPTS
 
 
 @settings(deadline=None)

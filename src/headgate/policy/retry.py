@@ -9,8 +9,9 @@ when that replica dies. So over any window of w seconds
 with the largest floor told in the window or in the `DEATH_S` before it. Nothing is saved up beyond that, however long
 all went well.
 
-Two kinds of retry are cheaper than they look, and may go `GENTLE` floors into debt: what has begun is gone on with (a
-client whose stream is cut asks for all of it again), and what could not be sent costs no replica anything.
+Two kinds of retry are cheaper than they look, and have a budget of their own, `GENTLE` times as large: what has begun
+is gone on with (a client whose stream is cut asks for all of it again), and what could not be sent costs no replica
+anything.
 """
 
 from enum import Enum
@@ -41,6 +42,8 @@ class RetryBudget:
         self.attempts = attempts
         """Most times one request is sent, the first included."""
         self.debt = 0.0
+        self.gentle_debt = 0.0
+        """Of what has begun, or was not sent."""
         self._least_floor = floor
         self._floor = floor
         self._floor_at = float("-inf")
@@ -49,6 +52,8 @@ class RetryBudget:
     def earn(self, now: float) -> None:
         """A request came in."""
         self.debt = max(0.0, self.debt - self.ratio)
+        if self.gentle_debt:
+            self.gentle_debt = max(0.0, self.gentle_debt - GENTLE * self.ratio)
 
     def spend(self, now: float, floor: int, attempts: int = 1, gentle: bool = False) -> Verdict:
         """May a request that was sent `attempts` times be sent once more? Yes is counted; `floor` is what the replica
@@ -57,9 +62,14 @@ class RetryBudget:
             return Verdict.TOO_MANY_ATTEMPTS
         if floor >= self._floor or now > self._floor_at + DEATH_S:
             self._floor, self._floor_at = max(floor, self._least_floor), now
-        self.debt = max(0.0, self.debt - self._floor * (now - self._paid_at) / REFILL_S)
+        paid = self._floor * (now - self._paid_at) / REFILL_S
+        self.debt, self.gentle_debt = max(0.0, self.debt - paid), max(0.0, self.gentle_debt - GENTLE * paid)
         self._paid_at = now
-        if self.debt + 1.0 > self._floor * (GENTLE if gentle else 1) + 1e-9:
+        debt, most = (self.gentle_debt, GENTLE * self._floor) if gentle else (self.debt, self._floor)
+        if debt + 1.0 > most + 1e-9:
             return Verdict.BUDGET_SPENT
-        self.debt += 1.0
+        if gentle:
+            self.gentle_debt += 1.0
+        else:
+            self.debt += 1.0
         return Verdict.AGAIN
