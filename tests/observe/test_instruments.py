@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headgate.compiled import CHOSEN
 from headgate.observe.journal import read
 from tests.engine.process import TESTED, ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway
@@ -80,7 +81,7 @@ def test_the_figures_are_there_for_prometheus(served: tuple[str, Path]) -> None:
 
 
 def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": TESTED, "COLUMNS": "120", "NO_COLOR": "1", "PATH": ""}
+    environment = {"PYTHONPATH": TESTED, CHOSEN: TESTED, "COLUMNS": "120", "NO_COLOR": "1", "PATH": ""}
     return subprocess.run(
         [sys.executable, "-m", "headgate", *arguments], capture_output=True, text=True, env=environment, timeout=15
     )
