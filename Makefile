@@ -62,7 +62,7 @@ test-wheel: $(VENV)/.dev
 
 # Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
 coverage: $(VENV)/.dev
-	@$(BIN)/coverage run -m pytest tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
+	@$(BIN)/coverage run -m pytest --hypothesis-seed=0 tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
 	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/policy/*' --precision=2 --fail-under=100
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).

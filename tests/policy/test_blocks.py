@@ -39,6 +39,13 @@ def test_a_finished_slot_is_trimmed_and_reused_in_place() -> None:
     assert again == Placement(first.slot, 12, (Trim(first.slot, 12),))
 
 
+def test_a_finished_slot_that_holds_just_what_is_asked_for_is_reused_as_it_is() -> None:
+    book = ledger()
+    first = put(book, 1, list(range(20)))
+    book.release(first.slot, 1.0)
+    assert book.place(2, chain([*range(20), 99, 98, 97, 96]), 24, 2.0) == Placement(first.slot, 20, ())
+
+
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     book = ledger()
     book.release(put(book, 1, list(range(8))).slot, 1.0)

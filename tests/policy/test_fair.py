@@ -194,3 +194,14 @@ def test_the_estimate_is_near_what_is_really_served_before(tenants: int) -> None
         errors.append(abs(guess[0] - really[0]) / (len(waiting) + really[0] + 4))
     assert sum(errors) / len(errors) < 0.1
     assert max(errors) < 0.4
+
+
+def test_a_tenant_that_is_held_has_no_turn_until_it_is_let_go() -> None:
+    made = queue(ask("a0"), ask("a1"), ask("b0", "b"))
+    made.hold("a")
+    assert made.peek() == ask("b0", "b")
+    assert [head.id for head in made.heads()] == ["b0"]
+    assert made.next_expiry == 10.0
+    made.let_go("a")
+    made.let_go("never seen")
+    assert order(made) == ["b0", "a0", "a1"]

@@ -71,11 +71,10 @@ class Comers:
             self._forget(tenant)
         self._seen[tenant] = (now, weight)
         self._seen_weight += weight
-        while self._seen:
-            oldest = next(iter(self._seen))
-            if now - self._seen[oldest][0] <= TENANT_MEMORY_S and len(self._seen) <= MOST_TENANTS:
-                break
+        oldest = next(iter(self._seen))
+        while now - self._seen[oldest][0] > TENANT_MEMORY_S or len(self._seen) > MOST_TENANTS:
             self._forget(oldest)
+            oldest = next(iter(self._seen))  # at the latest the one that has just come
 
     def others(self, tenant: str, expected: Expected) -> bool:
         """Whether anybody but this tenant is known to come."""
