@@ -97,7 +97,7 @@ class Dispatcher:
         self._routing = routing
         self._rng = rng
         self._no_replica_wait_s = no_replica_wait_s
-        self._turns = Turns(self.fleet, self.lanes, self.tiers, expected)
+        self._turns = Turns(self.fleet, self.pools, self.lanes, self.tiers, expected)
         self._prefills = Prefills()
         self._versions: dict[str, dict[str, Passage]] = {}
         """Those that another model may answer in place of their own, by that and by id."""

@@ -14,7 +14,7 @@ from headgate.model.tier import Tier
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
-from headgate.policy.standing import LANE_MEMORY_S, Expected, asked_for, count, for_tenants, most_kept
+from headgate.policy.standing import LANE_MEMORY_S, MOST_KEPT, Expected, asked_for, count, for_tenants, most_kept
 
 PREFILLS_EACH: Final = 2
 """Prompts of low lanes, and long ones, that a replica may have at once; more, if they are less than LONG_PROMPT in all.
@@ -26,10 +26,17 @@ much it may grow by chance before anybody's room comes back."""
 
 
 class Turns:
-    def __init__(self, fleet: Fleet, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: Expected) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        pools: dict[str | None, Pool],
+        lanes: dict[str, Lane],
+        tiers: dict[str, Tier],
+        expected: Expected,
+    ) -> None:
+        """`pools` is the dispatcher's own."""
         self._fleet = fleet
-        self._running: dict[str, int] = {}
-        """By tenant: requests at the replicas of all pools; tenants without any are not in it."""
+        self._pools = pools
         self._holding: dict[str, list[FairQueue]] = {}
         """Queues in which a tenant has no turn, because it has as many at replicas as it may."""
         self.reconfigure(lanes, tiers, expected)
@@ -55,39 +62,39 @@ class Turns:
             lane = state.lane
             if not len(state.queue) or state in blocked:
                 continue
-            request = self._next_of(state, now)
+            room, used = self._fleet.capacity(pool.model, lane.name)
+            request = self._next_of(state, room, used, now)
             if request is None:
                 continue
-            room, _ = self._fleet.capacity(pool.model, lane.name)
             owed = state.running < int(lane.reserve * room)
             key = (float(lane.priority), 0.0) if owed else (inf, state.tally.served)
             if best is None or key < best_key:
                 best, best_key = (state, request), key
         return best
 
-    def _next_of(self, state: LaneState, now: float) -> Request | None:
+    def _next_of(self, state: LaneState, room: int, used: int, now: float) -> Request | None:
         """The first request in the order of tenants' turns that may go."""
         request = state.queue.peek()
         while request is not None and self._at_its_cap(request.tenant):
             state.queue.hold(request.tenant)
             self._holding.setdefault(request.tenant, []).append(state.queue)
             request = state.queue.peek()
-        if request is None or not self._lane_may_go(state, request, now):
+        if request is None or not self._lane_may_go(state, request, room, used, now):
             return None
-        if self._tenant_may_go(state, request, now):
+        if self._tenant_may_go(state, request, room, used, now):
             return request
         for other in state.queue.heads():
-            if not self._at_its_cap(other.tenant) and self._tenant_may_go(state, other, now):
+            if not self._at_its_cap(other.tenant) and self._tenant_may_go(state, other, room, used, now):
                 return other
         return None
 
     def may_go(self, state: LaneState, request: Request, now: float) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
-        return (
-            not self._at_its_cap(request.tenant)
-            and self._lane_may_go(state, request, now)
-            and self._tenant_may_go(state, request, now)
-        )
+        if self._at_its_cap(request.tenant):
+            return False
+        room, used = self._fleet.capacity(state.pool.model, state.lane.name)
+        may = self._lane_may_go(state, request, room, used, now)
+        return may and self._tenant_may_go(state, request, room, used, now)
 
     # -- tenants ----------------------------------------------------------------------------------------------
 
@@ -95,7 +102,6 @@ class Turns:
         """One more of its requests is at a replica, or one less."""
         state.tally.running += change
         count(state.pool.running, tenant, change)
-        count(self._running, tenant, change)
         if change < 0 and tenant in self._holding:
             self._let_go(tenant)
 
@@ -105,7 +111,12 @@ class Turns:
 
     def _at_its_cap(self, tenant: str) -> bool:
         caps = self.expected.concurrency
-        return tenant in caps and self._running.get(tenant, 0) >= caps[tenant]
+        if tenant not in caps:
+            return False
+        running = 0
+        for pool in self._pools.values():
+            running += pool.running.get(tenant, 0)
+        return running >= caps[tenant]
 
     def _let_go(self, tenant: str) -> None:
         for queue in self._holding.pop(tenant, ()):
@@ -120,15 +131,15 @@ class Turns:
         share = comers.share(request.tenant, request.weight, self.expected)
         return pool.running.get(request.tenant, 0) < max(1.0, room * share)
 
-    def _tenant_may_go(self, state: LaneState, request: Request, now: float) -> bool:
+    def _tenant_may_go(self, state: LaneState, request: Request, room: int, used: int, now: float) -> bool:
         """A tenant that has its fair share leaves the last of the room to others that are known to come, and to lanes
         below their reserve."""
-        pool, lane = state.pool, state.lane
-        room, used = self._fleet.capacity(pool.model, lane.name)
-        most = most_kept(room)
-        if not used or room - used > most or self.light(state, request):
+        if not used or room - used > MOST_KEPT:
             return True
-        kept = 0
+        most = most_kept(room)
+        if room - used > most or self.light(state, request):
+            return True
+        pool, lane, kept = state.pool, state.lane, 0
         others = pool.comers[lane.name].others(request.tenant, self.expected)
         if others and not pool.quick(request.tenant, lane.wait_bound_s, now):
             kept = for_tenants(room)
@@ -138,7 +149,7 @@ class Turns:
 
     # -- lanes ------------------------------------------------------------------------------------------------
 
-    def _lane_may_go(self, state: LaneState, request: Request, now: float) -> bool:
+    def _lane_may_go(self, state: LaneState, request: Request, room: int, used: int, now: float) -> bool:
         lane = state.lane
         if lane.concurrency is not None and state.running >= lane.concurrency:
             return False
@@ -146,7 +157,6 @@ class Turns:
             return False
         if lane.hold_above >= 1.0 and lane.priority <= self._first and request.prompt_tokens <= LONG_PROMPT:
             return True
-        room, used = self._fleet.capacity(state.pool.model, lane.name)
         held = used >= lane.hold_above * room
         if not held and used and room - used <= 1 and most_kept(room):
             held = self._above_wanted(state, request.tenant, room, now)
