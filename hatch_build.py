@@ -6,6 +6,7 @@ is built says which sources it was built of (src/headgate/compiled.py), so that 
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from multiprocessing.pool import ThreadPool
@@ -29,6 +30,8 @@ HOT = {
 its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""
 
 
+MISREAD = re.compile(r"\.f\d+ != \S+ && PyErr_Occurred\(\)")
+"""What mypyc 2.4.1 writes for "not an error" where a tuple begins with a float: never true, while nothing failed."""
 PYTHON = sys.implementation.cache_tag
 """Each Python has its own."""
 
@@ -90,6 +93,9 @@ def compile_into(lib: Path, package: Path, out: Path) -> None:
         files, group_name="headgate", opt_level="2", debug_level="0", multi_file=True, target_dir=str(out / "c")
     )
     for extension in extensions:
+        for file in extension.sources:
+            if MISREAD.search(Path(file).read_text()):
+                raise RuntimeError(f"{file} takes a tuple of floats for an error: make each a constant of its own")
         extension.extra_compile_args.append("-fvisibility=hidden")  # calls from file to file as cheap as within one
     command: Any = Parallel(Distribution({"name": "headgate", "ext_modules": extensions}))
     command.build_lib, command.build_temp = str(lib), str(out / "temp")

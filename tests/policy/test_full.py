@@ -201,7 +201,7 @@ def test_without_a_time_the_pause_doubles_and_a_success_ends_that() -> None:
         (tried,) = placed(again)
         pauses.append(now - since)
     assert pauses == pytest.approx([0.25, 0.5, 1.0, 2.0, 2.0, 2.0])
-    assert pauses[0] == BACK_OFF_S[0]
+    assert pauses[0] == BACK_OFF_S
     made.on(FirstToken(tried), now)
     for name in set(made.passages) - {tried}:
         made.on(Ended(name, Outcome.CANCELLED), now)

@@ -23,7 +23,8 @@ from headgate.policy.passage import Passage
 LEAST_S: Final = 0.1
 LONGEST_S: Final = 30.0
 """Bounds on the time that a replica names."""
-BACK_OFF_S: Final = (0.25, 2.0)
+BACK_OFF_S: Final = 0.25
+LONGEST_BACK_OFF_S: Final = 2.0
 """First, and at most, where it names none. It doubles with each try that is refused."""
 STEP_S: Final = 0.25
 """While nothing is refused, the ceiling grows by one so often at least: an answer in one piece says nothing until all
@@ -69,8 +70,7 @@ class Full:
             one = self._closed[load.id] = Closed(load)
         if not one.refusals or (sent_at >= one.refused_at and not again):
             one.refusals += 1  # otherwise it belongs to the same burst as the one before, or to the same request
-        first_s, most_s = BACK_OFF_S
-        wait_s = min(most_s, first_s * 2.0 ** min(one.refusals - 1, 16))
+        wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** min(one.refusals - 1, 16))
         if after_s is not None:
             wait_s = min(LONGEST_S, max(LEAST_S, after_s))
         one.refused_at, one.opened, one.try_at = now, False, now + wait_s
@@ -145,7 +145,8 @@ class Full:
         del self._closed[one.load.id]
 
 
-HOLD_S: Final = (0.25, 8.0)
+HOLD_S: Final = 0.25
+LONGEST_HOLD_S: Final = 8.0
 """How long a request is not tried that was refused for the third time, and at most; it doubles each time."""
 
 
@@ -159,8 +160,7 @@ class Held:
         """When to call `expire`; inf: there are none."""
 
     def add(self, passage: Passage, now: float) -> None:
-        first_s, most_s = HOLD_S
-        hold_s = min(most_s, first_s * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
+        hold_s = min(LONGEST_HOLD_S, HOLD_S * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
         self._held[passage.request.id] = (now + hold_s, passage)
         self.wake_at = min(self.wake_at, passage.request.wait_until, now + hold_s if hold_s else inf)
 

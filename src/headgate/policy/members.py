@@ -17,7 +17,8 @@ from headgate.policy.outlier import About
 
 UNKNOWN_SIZE: Final = (64, 8)
 """Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
-IMMATERIAL_S: Final = (0.05, 0.01)
+IMMATERIAL_S: Final = 0.05
+IMMATERIAL_TOKEN_S: Final = 0.01
 """Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
 
 
@@ -149,9 +150,8 @@ class Members:
             load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
         found = self._found.get(load.id)
         if found is not None:
-            noise_s, token_noise_s = IMMATERIAL_S
-            tpot_s = None if tpot_s is None else tpot_s + token_noise_s
-            found.observe(ttft_s + noise_s, prompt_tokens, tpot_s, load.requests, now)
+            tpot_s = None if tpot_s is None else tpot_s + IMMATERIAL_TOKEN_S
+            found.observe(ttft_s + IMMATERIAL_S, prompt_tokens, tpot_s, load.requests, now)
             if load.limit != found.limit:
                 load.limit = found.limit
                 self._fleet.changed(load)
