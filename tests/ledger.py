@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from subprocess import Popen
 
-from headgate.observe.ledger import Ledger
+from headgate.observe.ledger import Holdings
 
 WITHIN_S = 5.0
 """A busy machine takes a while to notice that a client has closed; a leak is there for ever."""
@@ -47,7 +47,7 @@ def left_over(url: str) -> dict[str, int]:
     return {name: count for name, count in held.items() if count}
 
 
-async def settled(ledger: Ledger, within_s: float = WITHIN_S) -> None:
+async def settled(ledger: Holdings, within_s: float = WITHIN_S) -> None:
     """The same of a gateway in this process."""
     ends = time.monotonic() + within_s
     while held := ledger.left_over():

@@ -22,7 +22,7 @@ from headgate.model.record import Record
 from headgate.model.replica import Replica
 from headgate.observe.access import Access
 from headgate.observe.instruments import Instruments
-from headgate.observe.ledger import Ledger
+from headgate.observe.ledger import Holdings
 from headgate.replica.http import Pool
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
@@ -75,7 +75,7 @@ class Scene:
         self.rollouts = self.wiring.rollouts
         routes = {**self.instruments.routes(), **self.wiring.routes()}
         self.server = HttpServer(Surface(self.gateway, self.catalog, routes).router, clock=monotonic)
-        self.ledger = Ledger(self.gateway, self.access)
+        self.ledger = Holdings(self.gateway, self.access)
         self.ledger.server = self.server
         self.port = 0
         self.servers: dict[str, HttpServer] = {}

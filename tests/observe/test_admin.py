@@ -22,7 +22,7 @@ from headgate.observe.access import Access
 from headgate.observe.admin import JOBS, Admin
 from headgate.observe.evidence import WORST, Evidence, strain_of
 from headgate.observe.figures import Figures
-from headgate.observe.ledger import Ledger
+from headgate.observe.ledger import Holdings
 from headgate.observe.pulse import Pause, Pulse
 from headgate.observe.snapshot import Sources
 from headgate.replica.http import Pool
@@ -57,7 +57,7 @@ class Scene:
             self.gateway, self.figures, Alarms(), self.pulse, config.observe, clock=monotonic, refresh=self.refresh
         )
         self.admin = Admin(sources, access)
-        self.ledger = Ledger(self.gateway, access)
+        self.ledger = Holdings(self.gateway, access)
         self.router = Router({("POST", "/v1/chat/completions"): self.gateway.complete, **self.admin.routes()})
         self.served: Served | None = None
 

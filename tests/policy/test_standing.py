@@ -24,10 +24,10 @@ from headgate.policy.standing import (
     ENOUGH,
     LANE_MEMORY_S,
     MOST_TENANTS,
-    NOBODY_EXPECTED,
+    NO_TENANTS,
     TENANT_MEMORY_S,
     Comers,
-    Expected,
+    NamedTenants,
     Turnover,
     asked_for,
     for_tenants,
@@ -35,7 +35,7 @@ from headgate.policy.standing import (
 )
 
 VIP = Lane(name="vip", priority=1, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=4, reserve=0.25)
-BOTH = Expected({"loud": 1.0, "quiet": 1.0}, {})
+BOTH = NamedTenants({"loud": 1.0, "quiet": 1.0}, {})
 numbers = count()
 
 
@@ -43,7 +43,7 @@ class Scene:
     """A dispatcher in virtual time, with one replica that takes as long for each request as it is told."""
 
     def __init__(
-        self, slots: int, expected: Expected = NOBODY_EXPECTED, lanes: dict[str, Lane] = LANES, **tenants: TenantLimits
+        self, slots: int, expected: NamedTenants = NO_TENANTS, lanes: dict[str, Lane] = LANES, **tenants: TenantLimits
     ) -> None:
         self.lanes = lanes
         self.made = Dispatcher(lanes, tenants, RouteConfig(), Health(), random.Random(1), expected=expected)
@@ -144,7 +144,7 @@ def test_a_tenant_that_was_seen_an_hour_ago_is_known_to_come_and_one_seen_before
 
 
 def test_a_lone_tenant_in_a_lone_lane_loses_nothing() -> None:
-    scene = Scene(8, Expected({"loud": 1.0}, {}))
+    scene = Scene(8, NamedTenants({"loud": 1.0}, {}))
     for _ in range(20):
         scene.send("loud", 10.0)
     assert scene.at_work("loud") == 8
@@ -160,7 +160,7 @@ def test_two_tenants_that_both_have_more_than_enough_to_do_share_all_of_the_room
 
 
 def test_shares_follow_weights() -> None:
-    comers, expected = Comers(), Expected({"loud": 3.0}, {})
+    comers, expected = Comers(), NamedTenants({"loud": 3.0}, {})
     comers.come("quiet", 1.0, expected, 0.0)
     comers.come("loud", 3.0, expected, 0.0)
     assert comers.share("loud", 3.0, expected) == pytest.approx(0.75)
@@ -237,14 +237,14 @@ def test_a_tenant_below_its_share_waits_for_the_next_slot_whatever_the_rate_of_t
 def test_who_has_come_is_remembered_within_bounds() -> None:
     comers = Comers()
     for number in range(2 * MOST_TENANTS):
-        comers.come(f"t{number}", 1.0, NOBODY_EXPECTED, float(number) / 1000)
-    assert comers.share("t0", 1.0, NOBODY_EXPECTED) == pytest.approx(1 / (MOST_TENANTS + 1))
+        comers.come(f"t{number}", 1.0, NO_TENANTS, float(number) / 1000)
+    assert comers.share("t0", 1.0, NO_TENANTS) == pytest.approx(1 / (MOST_TENANTS + 1))
     last = f"t{2 * MOST_TENANTS - 1}"
     for moment in (10.0, 100.0, 101.0):
-        comers.come(last, 1.0, NOBODY_EXPECTED, moment)
-    comers.come(last, 1.0, NOBODY_EXPECTED, TENANT_MEMORY_S + 50.0)
-    assert not comers.others(last, NOBODY_EXPECTED)
-    assert comers.share(last, 1.0, NOBODY_EXPECTED) == pytest.approx(1.0)
+        comers.come(last, 1.0, NO_TENANTS, moment)
+    comers.come(last, 1.0, NO_TENANTS, TENANT_MEMORY_S + 50.0)
+    assert not comers.others(last, NO_TENANTS)
+    assert comers.share(last, 1.0, NO_TENANTS) == pytest.approx(1.0)
 
 
 def test_how_often_slots_come_back_is_learned_and_guessed_before() -> None:
@@ -277,7 +277,7 @@ def test_how_quickly_tenants_give_slots_back_is_remembered_within_bounds() -> No
 
 
 def test_a_tenant_keeps_to_its_concurrency_and_nobody_waits_behind_what_it_has_waiting() -> None:
-    scene = Scene(8, Expected({}, {"loud": 2}))
+    scene = Scene(8, NamedTenants({}, {"loud": 2}))
     loud = [scene.send("loud", 0.3) for _ in range(3)]
     other = scene.send("other", 0.1)
     assert scene.at_work("loud") == 2
@@ -287,7 +287,7 @@ def test_a_tenant_keeps_to_its_concurrency_and_nobody_waits_behind_what_it_has_w
 
 
 def test_beyond_its_concurrency_a_tenants_requests_get_429_when_they_may_wait_no_longer() -> None:
-    scene = Scene(8, Expected({}, {"loud": 1}))
+    scene = Scene(8, NamedTenants({}, {"loud": 1}))
     scene.send("loud", 5.0)
     late = scene.send("loud", 5.0)
     scene.until(1.0)
@@ -296,16 +296,16 @@ def test_beyond_its_concurrency_a_tenants_requests_get_429_when_they_may_wait_no
 
 
 def test_a_tenants_concurrency_can_change_while_it_waits() -> None:
-    scene = Scene(8, Expected({}, {"loud": 1}))
+    scene = Scene(8, NamedTenants({}, {"loud": 1}))
     scene.send("loud", 5.0, "batch")
     late = scene.send("loud", 5.0, "batch")
-    scene.made.reconfigure(LANES, {}, scene.made.tiers, RouteConfig(), Expected({}, {"loud": 2}))
+    scene.made.reconfigure(LANES, {}, scene.made.tiers, RouteConfig(), NamedTenants({}, {"loud": 2}))
     scene._obey(scene.made.on(Tick(), scene.now))
     assert late in scene.waited_s
 
 
 def test_of_many_tenants_at_their_caps_none_is_in_the_way_of_one_that_is_not() -> None:
-    scene = Scene(64, Expected({}, {f"t{number}": 1 for number in range(20)}))
+    scene = Scene(64, NamedTenants({}, {f"t{number}": 1 for number in range(20)}))
     for number in range(20):
         for _ in range(3):
             scene.send(f"t{number}", 5.0, "batch")

@@ -16,7 +16,7 @@ from headgate.wire.server import HttpServer
 _encode = msgspec.json.Encoder().encode
 
 
-class Ledger:
+class Holdings:
     def __init__(self, gateway: Gateway, access: Access) -> None:
         self._gateway = gateway
         self._access = access

@@ -16,7 +16,7 @@ from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
-from headgate.policy.standing import Expected
+from headgate.policy.standing import NamedTenants
 
 BLOCK_TOKENS = 16
 """KV memory is accounted for in blocks of so many tokens."""
@@ -91,9 +91,9 @@ def health(config: GatewayConfig) -> HealthConfig:
     )
 
 
-def expected(config: GatewayConfig) -> Expected:
+def expected(config: GatewayConfig) -> NamedTenants:
     tenants = (*config.tenants, config.anonymous)
-    return Expected(
+    return NamedTenants(
         {tenant.name: tenant.weight for tenant in config.tenants if tenant.allowed},
         {tenant.name: tenant.concurrency for tenant in tenants if tenant.concurrency is not None},
     )

@@ -40,7 +40,7 @@ from headgate.policy.admit import come_back_at
 from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
-from headgate.policy.full import Held
+from headgate.policy.full import SetAside
 from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
@@ -51,7 +51,7 @@ from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
-from headgate.policy.standing import NOBODY_EXPECTED, Comers, Expected
+from headgate.policy.standing import NO_TENANTS, Comers, NamedTenants
 from headgate.policy.turns import Turns
 
 TOKEN_S: Final = 0.025
@@ -76,7 +76,7 @@ class Dispatcher:
         no_replica_wait_s: float = 10.0,
         tiers: dict[str, Tier] | None = None,
         hedger: Hedger | None = None,
-        expected: Expected = NOBODY_EXPECTED,
+        expected: NamedTenants = NO_TENANTS,
     ) -> None:
         self.lanes = lanes
         self.tiers = tiers or TIERS
@@ -86,7 +86,7 @@ class Dispatcher:
         self.affinity = Affinity()
         self.members = Members(self.fleet, health, self.affinity)
         self._full = self.members.full
-        self._held = Held()
+        self._set_aside = SetAside()
         self.limits: Limits = Limits()
         self.retries = retries or RetryBudget()
         self.hedger = hedger
@@ -144,7 +144,7 @@ class Dispatcher:
 
     def waiting(self, lane: str) -> int:
         states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
-        return sum(len(state.queue) for state in states) + self._held.of(lane)
+        return sum(len(state.queue) for state in states) + self._set_aside.of(lane)
 
     def running(self, lane: str) -> int:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
@@ -165,7 +165,7 @@ class Dispatcher:
         tenants: dict[str, TenantLimits],
         tiers: dict[str, Tier],
         routing: RouteConfig,
-        expected: Expected = NOBODY_EXPECTED,
+        expected: NamedTenants = NO_TENANTS,
     ) -> None:
         """From now on. A lane that is no longer named stays for those who are in it; tiers are always the same two."""
         if ALGORITHMS[routing.algorithm].order != self.fleet.order:
@@ -228,8 +228,8 @@ class Dispatcher:
         state.drain.backlog(True, now)
 
     def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
-        if self._held.wake_at < inf:
-            self._held.drop(request_id)
+        if self._set_aside.wake_at < inf:
+            self._set_aside.drop(request_id)
         if state.queue.remove(request_id) is not None:
             state.pool.waiting -= 1
             state.drain.backlog(len(state.queue) > 0, now)
@@ -403,7 +403,7 @@ class Dispatcher:
         self._wait_until(passage, since + patience_s, now)
         if failed.refused:
             self._dequeue(request.id, passage.state, now)
-            self._held.add(passage, now)
+            self._set_aside.add(passage, now)
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
@@ -450,7 +450,7 @@ class Dispatcher:
     # -- who goes next ----------------------------------------------------------------------------------------
 
     def _pump_all(self, now: float, commands: list[Command]) -> None:
-        if self._held.wake_at < inf:
+        if self._set_aside.wake_at < inf:
             self._place_held(now, commands)
         if self._versions:
             self._move_over(now)
@@ -458,10 +458,10 @@ class Dispatcher:
             self._pump(pool, now, commands)
 
     def _place_held(self, now: float, commands: list[Command]) -> None:
-        for passage in self._held.due(now):
+        for passage in self._set_aside.due(now):
             state = passage.state
             if self._turns.may_go(state, passage.request, now) and self._place(passage, state, now, commands):
-                self._held.drop(passage.request.id)
+                self._set_aside.drop(passage.request.id)
 
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
@@ -691,8 +691,8 @@ class Dispatcher:
             self._full.tick(now)
             for pool in self.pools.values():
                 self._pump(pool, now, commands)  # one is tried, of those that were not refused if there are any
-        if self._held.wake_at <= now:
-            for passage in self._held.expire(now):
+        if self._set_aside.wake_at <= now:
+            for passage in self._set_aside.expire(now):
                 self._time_out(passage, passage.state, now, commands)
         if self.hedger is not None:
             for passage in self.hedger.late(now):
@@ -717,7 +717,7 @@ class Dispatcher:
             self._refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
 
     def _set_alarm(self) -> None:
-        wake_at = min(self._full.wake_at, self._held.wake_at, self.health.wake_at())
+        wake_at = min(self._full.wake_at, self._set_aside.wake_at, self.health.wake_at())
         for pool in self.pools.values():
             if pool.waiting:
                 wake_at = min(wake_at, self._prefills.wake_at)

@@ -150,7 +150,7 @@ LONGEST_HOLD_S: Final = 8.0
 """How long a request is not tried that was refused for the third time, and at most; it doubles each time."""
 
 
-class Held:
+class SetAside:
     """Requests that were refused, and wait."""
 
     def __init__(self) -> None:

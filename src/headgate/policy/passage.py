@@ -12,7 +12,7 @@ from headgate.model.request import Request
 from headgate.policy.admit import Drain
 from headgate.policy.fair import FairQueue
 from headgate.policy.limits import Grant
-from headgate.policy.standing import MOST_TENANTS, QUICK, Comers, Expected, Turnover
+from headgate.policy.standing import MOST_TENANTS, QUICK, Comers, NamedTenants, Turnover
 
 LONG_PROMPT: Final = 512
 """Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
@@ -184,7 +184,7 @@ class Pool:
         since = next(islice(self.sent.values(), turn, None), now - held_s) if turn < MOST_LOOKED_AT else now
         return max(0.0, since + (rounds + 1) * held_s - now)
 
-    def arrived(self, request: Request, expected: Expected, now: float) -> None:
+    def arrived(self, request: Request, expected: NamedTenants, now: float) -> None:
         """This tenant and this lane are known to come from now on."""
         self.used_at[request.lane] = now
         self.comers[request.lane].come(request.tenant, request.weight, expected, now)

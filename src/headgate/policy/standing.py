@@ -35,7 +35,7 @@ ENOUGH: Final = 8
 LEARN: Final = 0.05
 
 
-class Expected:
+class NamedTenants:
     """What the config says of tenants beside their limits per minute."""
 
     __slots__ = ("concurrency", "weight", "weights")
@@ -48,7 +48,7 @@ class Expected:
         """Most requests at replicas at once, of tenants that have such a limit."""
 
 
-NOBODY_EXPECTED: Final = Expected({}, {})
+NO_TENANTS: Final = NamedTenants({}, {})
 
 
 class Comers:
@@ -61,7 +61,7 @@ class Comers:
         """When each tenant that the config does not name was last seen, and its weight; the oldest first."""
         self._seen_weight = 0.0
 
-    def come(self, tenant: str, weight: float, expected: Expected, now: float) -> None:
+    def come(self, tenant: str, weight: float, expected: NamedTenants, now: float) -> None:
         if tenant in expected.weights:
             return
         known = self._seen.get(tenant)
@@ -76,12 +76,12 @@ class Comers:
             self._forget(oldest)
             oldest = next(iter(self._seen))  # at the latest the one that has just come
 
-    def others(self, tenant: str, expected: Expected) -> bool:
+    def others(self, tenant: str, expected: NamedTenants) -> bool:
         """Whether anybody but this tenant is known to come."""
         known = len(expected.weights) + len(self._seen)
         return known > (tenant in expected.weights or tenant in self._seen)
 
-    def share(self, tenant: str, weight: float, expected: Expected) -> float:
+    def share(self, tenant: str, weight: float, expected: NamedTenants) -> float:
         """This tenant's fair share of the room, 0 to 1."""
         total = expected.weight + self._seen_weight
         if tenant not in expected.weights and tenant not in self._seen:

@@ -14,7 +14,7 @@ from headgate.model.tier import Tier
 from headgate.policy.fair import FairQueue
 from headgate.policy.fleet import Fleet
 from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
-from headgate.policy.standing import LANE_MEMORY_S, MOST_KEPT, Expected, asked_for, count, for_tenants, most_kept
+from headgate.policy.standing import LANE_MEMORY_S, MOST_KEPT, NamedTenants, asked_for, count, for_tenants, most_kept
 
 PREFILLS_EACH: Final = 2
 """Prompts of low lanes, and long ones, that a replica may have at once; more, if they are less than LONG_PROMPT in all.
@@ -32,7 +32,7 @@ class Turns:
         pools: dict[str | None, Pool],
         lanes: dict[str, Lane],
         tiers: dict[str, Tier],
-        expected: Expected,
+        expected: NamedTenants,
     ) -> None:
         """`pools` is the dispatcher's own."""
         self._fleet = fleet
@@ -41,7 +41,7 @@ class Turns:
         """Queues in which a tenant has no turn, because it has as many at replicas as it may."""
         self.reconfigure(lanes, tiers, expected)
 
-    def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: Expected) -> None:
+    def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: NamedTenants) -> None:
         self._lanes = lanes
         self._tiers = tiers
         self.expected = expected

@@ -30,7 +30,7 @@ from headgate.model.replica import Replica
 from headgate.observe.access import Access
 from headgate.observe.api.page import ApiPage
 from headgate.observe.instruments import Instruments
-from headgate.observe.ledger import Ledger
+from headgate.observe.ledger import Holdings
 from headgate.policy.compose import classifier, dispatcher_for
 from headgate.policy.output import Output
 from headgate.progress import Progress
@@ -113,7 +113,7 @@ async def _serve_gateway(
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
         sockets = Sockets(gateway, loopback_only=is_loopback(config.listen.host))
-        ledger = Ledger(gateway, access)
+        ledger = Holdings(gateway, access)
         more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
         api = ApiPage()
         surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
