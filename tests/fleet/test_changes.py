@@ -92,6 +92,7 @@ def test_tenants_and_lanes_are_added_changed_and_removed(tmp_path: Path) -> None
         assert "no tenant is called" in complaint(send("DELETE", f"{url}/admin/tenants/nobody"))
         assert "weigth" in complaint(send("POST", f"{url}/admin/lanes", {"fast": {"weigth": 3}}))
         assert "not JSON" in complaint((400, json.loads(ask(f"{url}/admin/lanes", b"{")[1])))
+        assert "not JSON" in complaint((400, json.loads(ask(f"{url}/admin/tenants", b"[" * 9000)[1])))
         assert send("DELETE", f"{url}/admin/tenants/acme")[0] == 200
         assert ask(f"{url}/v1/chat/completions", chat("n=1"), headers=mine)[0] == 401
 

@@ -94,6 +94,8 @@ class Hostile:
             exchange.stream()
             exchange.event(b'{"id":"x","choices":[{"index":0,"delta":{"content":"w "}}]}')
             asyncio.get_running_loop().call_later(0.02, exchange.abort)
+        elif kind == "deep":
+            exchange.respond(500, b'{"error":' * 5000 + b"1" + b"}" * 5000)
         elif kind == "ok":
             self.serve(exchange, body)
         else:

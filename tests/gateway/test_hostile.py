@@ -185,7 +185,7 @@ def test_attempts_kept_are_bounded_and_counted(tmp_path: Path) -> None:
 # -- poison -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("say", ["500", "reset", "error"])
+@pytest.mark.parametrize("say", ["500", "reset", "error", "deep"])
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_a_poison_request_gets_one_502_and_takes_nobody_down(tmp_path: Path, replicas: int, say: str) -> None:
     with ExitStack() as stack:

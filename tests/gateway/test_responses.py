@@ -195,12 +195,18 @@ def test_a_chat_in_one_piece_is_told_as_a_response_in_one_piece() -> None:
     assert response["store"] is False
 
 
-@pytest.mark.parametrize("data", [b"not json", b"[1]", b'{"choices":[1]}', b'{"choices":5}', b'"x"'])
+@pytest.mark.parametrize("data", [b"not json", b"[1]", b'{"choices":[1]}', b'{"choices":5}', b'"x"', b"[" * 9000])
 def test_what_is_no_chat_breaks_nothing(data: bytes) -> None:
     voice = Translated({"input": "x"}, "r")
     assert voice.event(data) == b""
     assert voice.body(data) == data
     assert told(voice, chunk_of({"content": "a"}), b"[DONE]")[-1].response.output_text == "a"
+
+
+def test_an_end_for_no_reason_that_is_a_word_is_an_ordinary_end() -> None:
+    voice = Translated({"input": "x"}, "r")
+    chunk = b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":["stop"]}]}'
+    assert told(voice, chunk, b"[DONE]")[-1].type == "response.completed"
 
 
 def test_an_error_after_the_beginning_is_one_to_every_client() -> None:

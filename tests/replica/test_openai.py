@@ -24,8 +24,24 @@ def test_usage_is_read_whatever_is_said_about_timings(timings: bytes, understood
         assert said == (Usage(7, 2, 4, understood), alone)
 
 
+DEEP = b'{"error":' * 5000 + b"1" + b"}" * 5000
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b'{"usage":null}', b'{"usage":7}', b"\xff", b'{"usage":{"prompt_tokens":"x"}}']
+    "data",
+    [
+        b"",
+        b"{}",
+        b'{"usage":null}',
+        b'{"usage":7}',
+        b"\xff",
+        b'{"usage":{"prompt_tokens":"x"}}',
+        b'{"usage":{"prompt_tokens":-1,"completion_tokens":2}}',
+        b'{"usage":{"prompt_tokens":7,"completion_tokens":-2}}',
+        b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":-1}}}',
+        b'{"usage":{"prompt_tokens":7,"completion_tokens":9000000000000000000}}',
+        DEEP,
+    ],
 )
 def test_what_says_nothing_about_usage_gives_none(data: bytes) -> None:
     assert read_usage(data) == (None, False)
@@ -54,6 +70,10 @@ def test_what_says_nothing_about_usage_gives_none(data: bytes) -> None:
 )
 def test_when_a_replica_says_it_will_have_room(headers: dict[str, str], room_s: float | None) -> None:
     assert room_in_s(headers) == (None if room_s is None else pytest.approx(room_s))
+
+
+def test_an_error_that_nests_deeper_than_anybody_reads_is_quoted_as_it_is() -> None:
+    assert quoted(read_error(DEEP)).startswith('{"error":{"error":')
 
 
 def test_what_is_quoted_of_an_engine_is_one_bounded_line() -> None:

@@ -24,7 +24,7 @@ def text_said(said: bytearray) -> str | None:
     """From its spelling in JSON, as it was passed on, a piece to a line. None: it breaks off within a character."""
     try:
         text = msgspec.json.decode(b'"%b"' % bytes(said).replace(b"\n", b""), type=str)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return None if "\N{REPLACEMENT CHARACTER}" in text[-1:] else text
 
@@ -38,7 +38,7 @@ def rest_of(kind: str | None, path: str, body: dict[str, Any], said: bytearray, 
         return body  # nobody has heard anything yet
     try:
         pieces = [msgspec.json.decode(b'"%b"' % piece, type=str) for piece in bytes(said).split(b"\n") if piece]
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pieces = [text]  # some are halves of characters
     return continued(kind, path, body, text, events, pieces)
 
@@ -50,7 +50,7 @@ def has_ended(last: bytes) -> bool:
         if not said["choices"]:
             return isinstance(said.get("usage"), dict)
         return any(one.get("finish_reason") is not None for one in said["choices"])
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return False
 
 
@@ -61,7 +61,7 @@ class Continuation:
         """`first` is the stream's first event, `before` how many tokens have been passed on so far."""
         try:
             began = _decode(first)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             began = {}
         self._head = {name: began[name] for name in _HEAD if name in began} if isinstance(began, dict) else {}
         self._before = before
@@ -70,7 +70,7 @@ class Continuation:
         """As the first replica would have said it. None: nothing the client has not heard."""
         try:
             said = _decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return event  # [DONE], or whatever it is
         if not isinstance(said, dict) or "error" in said:
             return event

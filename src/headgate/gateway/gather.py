@@ -145,7 +145,7 @@ class Gather:
                 return
             try:
                 self._whole.add(event)
-            except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
                 self._give_up(ReplicaFailed("the replica's stream is no completion"))
                 return
             self._relay.events = self._whole.events  # so far: should the client leave, this is what was made

@@ -60,7 +60,7 @@ def _decoded_text(event: bytes) -> bytes:
         delta = choices[0].get("delta") or choices[0]
         text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
         return msgspec.json.encode(text)[1:-1]
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return b""
 
 
@@ -77,7 +77,7 @@ def speaks(event: bytes) -> bool:
                 return True
             if any(value for name, value in delta.items() if name != "role"):
                 return True
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return True  # it is something else, which is nobody's to hold back
     return False
 
@@ -103,7 +103,15 @@ def _delta(event: bytes) -> dict[str, Any]:
     try:
         delta: dict[str, Any] = dict(msgspec.json.decode(event)["choices"][0]["delta"])
         return delta
-    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, ValueError, AttributeError):
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):
         return {}
 
 
@@ -112,7 +120,7 @@ def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int]) -> lis
     same in all. `usage` is what the gateway knows, since the replica is not asked any more."""
     try:
         began: dict[str, Any] = msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         began = {}
     head = {name: began[name] for name in ("id", "object", "created", "model") if name in began}
     last: dict[str, Any] = {"text": ""} if began.get("object") == "text_completion" else {"delta": {}}

@@ -106,7 +106,7 @@ class ResponseReader:
 def _read(data: bytes) -> Said:
     try:
         return read_said(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Said()
 
 
@@ -119,7 +119,7 @@ def _error(said: Said, data: bytes) -> bytes:
         try:
             error = msgspec.json.decode(bytes(said.response) or b"{}").get("error") or {}
             message, code = error.get("message"), error.get("code")
-        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError):
             message = None
     told = {"message": message or "the replica gave no reason", "type": "server_error", "param": None, "code": code}
     return msgspec.json.encode({"error": told})

@@ -14,7 +14,7 @@ import msgspec
 DONE: Final = b"[DONE]"
 MOST_KEPT: Final = 1024 * 1024
 """Characters of an answer that are kept, to be told once more at its end. Beyond, the end tells none."""
-NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError)
+NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
 """What reading something else as a chat may raise."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -78,7 +78,8 @@ class Ending:
 
     def take(self, said: dict[str, Any]) -> None:
         for choice in said.get("choices") or ():
-            self.finish = choice.get("finish_reason") or self.finish
+            finish = choice.get("finish_reason")
+            self.finish = finish if isinstance(finish, str) else self.finish
             if "headgate_stop" in choice:
                 self.extra["headgate_stop"] = choice["headgate_stop"]
         if said.get("usage"):
@@ -128,7 +129,7 @@ class Native:
             return failure(data, self._events)
         try:
             said = read_said(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return sse("message", data.replace(b"\n", b"\ndata: "))
         if said.type == "response.created":
             self._began = bytes(said.response)
@@ -143,7 +144,7 @@ class Native:
         try:
             text = "".join(_decode(piece) for piece in self._said) if self._kept < MOST_KEPT else ""
             began = _decode(self._began)
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
             text, began = "", {}
         output = [message("msg_0", text, "completed" if ending.reason is None else "incomplete")]
         response = ending.finished(began if isinstance(began, dict) else {}, output)

@@ -290,7 +290,7 @@ class Watch:
         try:
             status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
             return msgspec.json.decode(body, type=Cards).data if status == 200 else []
-        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return []
 
     async def _ask_load(self) -> None:

@@ -114,7 +114,7 @@ class FleetAdmin:
     def _keep_baseline(self, exchange: Exchange) -> None:
         try:
             figures = msgspec.json.decode(exchange.body, type=dict[str, float | str])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"a baseline is an object of numbers and words: {error}") from None
         if len(figures) > MOST_FIGURES or any(len(str(part)) > 256 for pair in figures.items() for part in pair):
             raise InvalidRequest(f"a baseline has at most {MOST_FIGURES} figures with names of at most 256 characters")

@@ -78,7 +78,7 @@ class RolloutAdmin:
             return self._rollouts.rollback(name)
         try:
             asked = _start(body or b"{}")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"a start needs a version, and may have a mode and a share: {error}") from None
         return self._rollouts.start(name, asked.version, asked.mode, asked.share)
 

@@ -19,6 +19,8 @@ MOST_QUOTED: Final = 400
 """The same where it is quoted in a message of our own."""
 MOST_S: Final = 86_400.0
 """Of a time that a replica names; more is taken for nonsense."""
+MOST_TOKENS: Final = 100_000_000
+"""Of a prompt or an answer. More is nonsense, and would use up a tenant's limit for years; so is less than none."""
 FULL: Final = (429, 503)
 """How engines say that they have no room now: TGI and proxies the one, vLLM, SGLang and llama.cpp the other."""
 
@@ -27,7 +29,7 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     """The usage an event or a body reports, and whether that is all it says (`choices` is empty)."""
     try:
         answer = decode_answer(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, False
     found = answer.usage
     if found is None and answer.response is not None:
@@ -38,13 +40,15 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     cached = details.cached_tokens if details is not None else None
     timings = _timings(answer.timings) if len(bytes(answer.timings)) > 4 else None  # neither absent nor null
     prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
+    if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= (cached or 0) <= MOST_TOKENS):
+        return None, False
     return Usage(prompt, output, cached or 0, timings), answer.choices == []
 
 
 def _timings(raw: msgspec.Raw) -> EngineTimings | None:
     try:
         return decode_timings(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -65,7 +69,7 @@ def read_error(data: bytes) -> EngineError:
     refusals have only `detail`, and some have no JSON at all."""
     try:
         body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = data.decode("utf-8", "replace").strip()
     found = body.get("error", body) if isinstance(body, dict) else body
     if not isinstance(found, dict):

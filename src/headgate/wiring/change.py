@@ -203,7 +203,7 @@ def identities(config: GatewayConfig) -> Identities:
 def _object(text: str) -> dict[str, Any]:
     try:
         made = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise StartupError(f"the body is not JSON: {error}") from None
     if not isinstance(made, dict):
         raise StartupError('expected an object, such as {"NAME": {…}}')
