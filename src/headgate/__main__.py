@@ -93,6 +93,7 @@ class EngineFlags:
         return EngineConfig(
             model=model,
             model_name=self.model_name or (BUNDLED_NAME if bundled else model.stem),
+            bundled=bundled,
             slots=self.slots or EngineConfig.slots,
             context=self.context or EngineConfig.context,
             threads=self.threads or len(os.sched_getaffinity(0)),

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from headgate.model.errors import StartupError
 
 BUILD = "2026.10.11549"
-Q8_0 = 8
+Q4_0, Q4_1, Q8_0 = 2, 3, 8
+"""ggml_type: 32 weights of 4 bits and a scale, of 4 bits with a scale and a least value, of 8 bits and a scale."""
 CONTROL_TOKEN = 1 << 3 | 1 << 0
 """llama_token_attr CONTROL or UNKNOWN: text that only a trusted author may turn into this token."""
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
 
-i32, u32, f32, ptr, size, flag = C.c_int32, C.c_uint32, C.c_float, C.c_void_p, C.c_size_t, C.c_bool
+i32, i64, u32 = C.c_int32, C.c_int64, C.c_uint32
+f32, ptr, size, flag = C.c_float, C.c_void_p, C.c_size_t, C.c_bool
 
 
 class ModelParams(C.Structure):
@@ -66,6 +68,10 @@ class Batch(C.Structure):
         ("n_tokens", i32),
         *[(name, ptr) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")],
     )
+
+
+class GgufParams(C.Structure):
+    _fields_ = (("no_alloc", flag), ("context", ptr))
 
 
 _LogCallback = C.CFUNCTYPE(None, C.c_int, C.c_char_p, ptr)
@@ -112,6 +118,22 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_get_size": (size, [ptr, i32]),
     "llama_state_seq_get_data": (size, [ptr, ptr, size, i32]),
     "llama_state_seq_set_data": (size, [ptr, ptr, size, i32]),
+    "gguf_init_from_file": (ptr, [C.c_char_p, GgufParams]),
+    "gguf_free": (None, [ptr]),
+    "gguf_get_n_tensors": (i64, [ptr]),
+    "gguf_get_tensor_name": (C.c_char_p, [ptr, i64]),
+    "gguf_get_tensor_type": (i32, [ptr, i64]),
+    "gguf_get_tensor_ne": (C.POINTER(i64), [ptr, i64]),
+    "gguf_get_tensor_offset": (size, [ptr, i64]),
+    "gguf_get_tensor_size": (size, [ptr, i64]),
+    "gguf_get_data_offset": (size, [ptr]),
+    "gguf_get_alignment": (size, [ptr]),
+    "gguf_set_tensor_type": (None, [ptr, C.c_char_p, i32]),
+    "gguf_set_val_u32": (None, [ptr, C.c_char_p, u32]),
+    "gguf_get_meta_size": (size, [ptr]),
+    "gguf_get_meta_data": (None, [ptr, ptr]),
+    "dequantize_row_q4_1": (None, [ptr, ptr, i64]),
+    "ggml_quantize_chunk": (size, [i32, ptr, ptr, i64, i64, i64, ptr]),
 }
 
 

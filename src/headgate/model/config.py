@@ -45,6 +45,8 @@ class EngineConfig:
     """The GGUF file."""
     model_name: str
     """The name clients use and /v1/models lists."""
+    bundled: bool = False
+    """The file came with the installation: a faster form of it is made and kept, if that can be."""
     slots: int = 8
     """Sequences that can be in KV memory at once."""
     context: int = 4096

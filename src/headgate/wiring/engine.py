@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import itertools
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -29,6 +31,9 @@ from headgate.policy.profile import Profile
 from headgate.progress import Progress
 from headgate.wire.server import HttpServer
 from headgate.wiring.common import listen_on, process_age_s, wait
+
+if TYPE_CHECKING:
+    from headgate.engine.llama import Model
 
 Load = Callable[[EngineServer], tuple[Engine, Intake]]
 
@@ -154,16 +159,11 @@ async def _warm(server: EngineServer, config: EngineConfig) -> None:
 
 def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
     # Imported here: loading llama.cpp's library takes longer than everything `--help` needs.
-    from headgate.engine.llama import Model
     from headgate.engine.llama_runner import LlamaRunner
 
-    try:
-        size_mb = config.model.stat().st_size / 1e6
-    except OSError as error:
-        raise StartupError(f"can't read {config.model}: {error.strerror}; give the path of a GGUF file") from error
+    path, note = _faster(server, config, progress, clock) if config.bundled else (config.model, "")
     began = clock()
-    with progress.phase("weights", f"{config.model.name}, {size_mb:.0f} MB"):
-        model = Model(config.model)
+    model = _model(path, note, config, progress)
     loaded = clock()
     with progress.phase("KV cache", f"{config.slots} slots × {config.context} tokens"):
         runner = LlamaRunner(
@@ -187,6 +187,43 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     rng = random.Random(os.urandom(16))
     said = recommended(model.meta, chats=config.chat_template is not None or model.chat_template() is not None)
     return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng, said)
+
+
+def _faster(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Path, str]:
+    """Where the bundled weights are to be loaded from, and a word if that is not their fastest form."""
+    from headgate.engine.weights import FORM, make, place
+
+    try:
+        path = place(config.model, os.environ)
+        if not path.exists():
+            began = clock()
+            with progress.phase("weights", f"{FORM} of {config.model.name}, once, to {path.parent}"):
+                make(config.model, path)
+            server.record_phase("requantize", clock() - began)
+    except OSError as error:
+        return (
+            config.model,
+            f"; {FORM} would be faster, but {error}: set HEADGATE_CACHE to a folder with 120 MB of room",
+        )
+    return path, ""
+
+
+def _model(path: Path, note: str, config: EngineConfig, progress: Progress) -> "Model":
+    from headgate.engine.llama import Model
+
+    try:
+        size_mb = path.stat().st_size / 1e6
+    except OSError as error:
+        raise StartupError(f"can't read {path}: {error.strerror}; give the path of a GGUF file") from error
+    try:
+        with progress.phase("weights", f"{path.name}, {size_mb:.0f} MB{note}"):
+            return Model(path)
+    except StartupError:
+        if path == config.model:
+            raise
+        with contextlib.suppress(OSError):
+            path.unlink()  # what is kept can be made again
+        return _model(config.model, f"; {path.name} is broken: it is made anew at the next start", config, progress)
 
 
 def _chat_template(path: Path | None) -> str | None:
