@@ -195,11 +195,14 @@ def test_a_chat_in_one_piece_is_told_as_a_response_in_one_piece() -> None:
     assert response["store"] is False
 
 
-@pytest.mark.parametrize("data", [b"not json", b"[1]", b'{"choices":[1]}', b'{"choices":5}', b'"x"', b"[" * 9000])
+@pytest.mark.parametrize(
+    "data", [b"not json", b"[1]", b'{"choices":[1]}', b'{"choices":5}', b'"x"', b"[" * 9000, b'{"choices":"\\ud83d"}']
+)
 def test_what_is_no_chat_breaks_nothing(data: bytes) -> None:
     voice = Translated({"input": "x"}, "r")
     assert voice.event(data) == b""
     assert voice.body(data) == data
+    assert isinstance(Native().event(data), bytes)
     assert told(voice, chunk_of({"content": "a"}), b"[DONE]")[-1].response.output_text == "a"
 
 

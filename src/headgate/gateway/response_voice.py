@@ -7,6 +7,7 @@
 Both are Voices of an Exchange, so that everything before it (relay, bounds, going on elsewhere) is the same as ever.
 """
 
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -123,7 +124,8 @@ class Native:
             return b"" if self._ending is None else self._end(self._ending)
         if data.startswith(b'{"choices"'):
             self._ending = self._ending or Ending()
-            self._ending.take(_decode(data))
+            with suppress(*NO_CHAT):
+                self._ending.take(_decode(data))
             return b""
         if data.startswith(b'{"error"'):
             return failure(data, self._events)
