@@ -425,7 +425,9 @@ class Dispatcher:
         self._dequeue(request.id, state, now)
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
-        after = max(self._come_back_in(request, state, now), self._opens_in(request, now))
+        after = self._opens_in(request, now)
+        if not after or state.pool.sent:  # otherwise nothing of ours could say more than the replicas did
+            after = max(after, self._come_back_in(request, state, now))
         commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
     def _come_back_in(self, request: Request, state: LaneState, now: float) -> float:
