@@ -263,6 +263,7 @@ def count(client: OpenAI, on_token: Callable[[int], None]) -> tuple[str, set[str
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},  # whatever the model has to say, it is long
     )
     for chunk in stream:
         ids.add(chunk.id)
