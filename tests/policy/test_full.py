@@ -90,13 +90,13 @@ def test_the_only_replica_refuses_and_its_client_is_told_when_it_will_have_room(
 
 def test_everybody_is_told_the_replicas_word_where_nothing_of_ours_is_there() -> None:
     """Not one after the other at a pace that nobody has seen."""
-    on = Driven(dispatcher(8), refusing(20.0))
-    ones = [request(at=0.05 * number) for number in range(10)]
+    on = Driven(dispatcher(8), refusing(2.0))
+    ones = [request(at=0.05 * number, tokens=256) for number in range(10)]
     on.arrive(*ones)
     on.run(60.0)
     for at, said in (on.over[one.id] for one in ones):
         assert isinstance(said, Refuse)
-        assert said.retry_after_s == pytest.approx(20.0 - at, abs=0.01)
+        assert said.retry_after_s == pytest.approx(2.0 - at, abs=0.01)
 
 
 def test_a_refusal_that_comes_late_does_not_move_the_bound() -> None:
