@@ -24,7 +24,8 @@ from headgate.sim.fleet import Fleet, Member
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival
 
-SEEDS = (11, 12, 13, 14, 15)
+SEEDS = (31, 32, 33, 34, 35)
+"""None that a setting was chosen on: the standing room, and which cases are judged, were chosen on seed 11."""
 SECONDS = 300.0
 QUIET_FROM_S = 15.0
 HELD_S = 10.0
@@ -154,7 +155,12 @@ def main() -> int:
         bounds = (
             f"Bounds: refused ≤ {MOST_REFUSED:.0%}, ratio ≤ {MOST_TTFT}, tokens/s ≥ 0.85 at 8 slots and ≥ 0.95 at 64."
         )
-        (folder / "fairness.md").write_text("\n".join(["# A loud tenant and a quiet one", "", *lines, "", bounds, ""]))
+        chosen = (
+            "The slots that stay free, and which cases are judged, were chosen after a look at seed 11; these figures"
+            f" are of seeds {SEEDS[0]} to {SEEDS[-1]}. Cases that are not judged missed a bound at one of the sizes."
+        )
+        text = ["# A loud tenant and a quiet one", "", *lines, "", bounds, "", chosen, ""]
+        (folder / "fairness.md").write_text("\n".join(text))
     return 1 if missed else 0
 
 
