@@ -5,6 +5,7 @@
 #   make compiled  compile the data path: twice the requests per second; `headgate` and `make serve` then run it
 #   make test-compiled   every test again, on the compiled copy
 #   make test-wheel   build the wheels and try each in an empty environment
+#   make fuzz      throw nonsense at a running gateway and engine for three minutes; ARGS="--seed 7 --seconds 3600"
 #   make coverage  branch coverage of model/ and policy/, which is 100 %
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
@@ -26,7 +27,7 @@ INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \(
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: clusters mlflow test-vllm serve test test-compiled test-wheel coverage compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: clusters mlflow test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -59,6 +60,10 @@ test-wheel: $(VENV)/.dev
 	@HEADGATE_COMPILE=1 $(BIN)/python -m hatchling build -t wheel -d build/wheel/linux
 	@$(MANYLINUX) -w build/wheel build/wheel/linux/*.whl
 	@$(BIN)/python tests/smoke_wheel.py build/wheel/*.whl
+
+# Hostile clients and hostile engines around the compiled copy. A seed is printed; with it come the same cases again.
+fuzz: $(VENV)/.dev compiled
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 # Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
 coverage: $(VENV)/.dev
