@@ -5,6 +5,7 @@ they are stopped. Clients have closed by then, or do so in the time that is allo
 """
 
 import asyncio
+import hashlib
 import json
 import ssl
 import time
@@ -18,6 +19,9 @@ WITHIN_S = 5.0
 """A busy machine takes a while to notice that a client has closed; a leak is there for ever."""
 running: dict[str, Popen[str]] = {}
 """Gateways in processes of their own, by address."""
+ADMIN_KEY = "sk-admin"
+ADMIN_KEYS = [hashlib.sha256(ADMIN_KEY.encode()).hexdigest()]
+"""For the config of a gateway whose tenants have keys: its /admin asks for one too."""
 ANY_CERTIFICATE = ssl.create_default_context()
 ANY_CERTIFICATE.check_hostname = False
 ANY_CERTIFICATE.verify_mode = ssl.CERT_NONE
@@ -39,8 +43,9 @@ def check(url: str, within_s: float = WITHIN_S) -> None:
 
 
 def left_over(url: str) -> dict[str, int]:
+    request = urllib.request.Request(f"{url}/admin/ledger", headers={"x-api-key": ADMIN_KEY})
     try:
-        with urllib.request.urlopen(f"{url}/admin/ledger", timeout=WITHIN_S, context=ANY_CERTIFICATE) as answer:
+        with urllib.request.urlopen(request, timeout=WITHIN_S, context=ANY_CERTIFICATE) as answer:
             held: dict[str, int] = json.loads(answer.read())
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return {}

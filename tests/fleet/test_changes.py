@@ -15,6 +15,7 @@ from headgate.model.errors import StartupError
 from tests.engine.process import ask, headgate
 from tests.gateway.test_change import replicas, write
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
+from tests.ledger import ADMIN_KEY, ADMIN_KEYS
 
 KEY = "secret"
 pytestmark = pytest.mark.timeout(60)
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.timeout(60)
 
 def send(method: str, url: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"}, method=method)
+    headers = {"content-type": "application/json", "x-api-key": ADMIN_KEY}
+    request = urllib.request.Request(url, data, headers, method=method)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, json.loads(answer.read())
@@ -75,7 +77,7 @@ def test_replicas_come_and_go_and_what_they_are_doing_is_finished(
 
 
 def test_tenants_and_lanes_are_added_changed_and_removed(tmp_path: Path) -> None:
-    with double() as (_, engine), gateway(tmp_path, {}, engine) as url:
+    with double() as (_, engine), gateway(tmp_path, {"admin_keys": ADMIN_KEYS}, engine) as url:
         key = hashlib.sha256(KEY.encode()).hexdigest()
         assert send("POST", f"{url}/admin/tenants", {"acme": {"key_sha256": [key], "requests_per_min": 2}})[0] == 200
         assert ask(f"{url}/v1/chat/completions", chat("n=1"))[0] == 401
@@ -148,12 +150,12 @@ def test_what_each_tenant_used_can_be_had_as_lines_and_as_a_table(
             assert ask(f"{url}/v1/chat/completions", chat("n=5"), headers=mine)[0] == 200
         assert ask(f"{url}/v1/chat/completions", chat("n=2"))[0] == 200
         eventually(lambda: ask(f"{url}/admin/usage")[1].count(b"\n") == 2)
-        fleet_client.usage(url, "1h", "jsonl", None)
+        fleet_client.usage(url, "1h", "jsonl", None, ADMIN_KEY)
         rows = {row["tenant"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
         assert (rows["acme"]["requests"], rows["acme"]["completed"], rows["acme"]["output_tokens"]) == (3, 3, 15)
         assert rows["anonymous"]["output_tokens"] == 2
         out = tmp_path / "usage.csv"
-        fleet_client.usage(url, "1h", "csv", out)
+        fleet_client.usage(url, "1h", "csv", out, ADMIN_KEY)
         head, *lines = out.read_text().splitlines()
         assert head.startswith("hour,tenant,model,requests")
         assert len(lines) == 2

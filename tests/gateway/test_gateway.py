@@ -21,6 +21,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.engine.process import ask, headgate
+from tests.ledger import ADMIN_KEYS
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +49,8 @@ def gateway(tmp_path: Path, config: dict[str, Any], *engines: str, slots: int = 
     """A gateway process in front of these engines. The file is JSON, which is YAML too."""
     replicas = [{"url": url, "slots": slots} for url in engines]
     path = tmp_path / "headgate.yaml"
-    path.write_text(json.dumps({"replicas": replicas, "listen": {"port": 0}, **config}))
+    keys = {"admin_keys": ADMIN_KEYS} if "tenants" in config else {}
+    path.write_text(json.dumps({"replicas": replicas, "listen": {"port": 0}, **keys, **config}))
     with headgate("serve", "--config", str(path)) as (_, where):
         yield where
 

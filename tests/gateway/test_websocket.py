@@ -19,10 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from headgate.gateway.identity import Identities
-from headgate.gateway.origin import is_foreign
 from headgate.gateway.websocket import open_message
-from headgate.model.gateway_config import Tenant
 from headgate.wire.limits import Limits
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import PHASES, ROOT, chat, double, eventually, gateway, seen
@@ -269,7 +266,7 @@ def test_limits_are_the_tenants_and_say_when_to_come_back(url: str) -> None:
         assert answer(client)[-1] == "[DONE]"
         say(client, chat("n=1"))
         said = error(client)
-    assert (said["status"], said["error"]["code"]) == (429, "over_limit")
+    assert (said["status"], said["error"]["type"], said["error"]["code"]) == (429, "requests", "rate_limit_exceeded")
     assert 0 < int(said["headers"]["retry-after"]) <= 60
     assert said["headers"]["x-ratelimit-limit-requests"] == "1"
     assert record(url, "of-few")["tenant"] == "few"
@@ -307,7 +304,7 @@ def test_a_key_is_given_in_a_header_or_by_browsers_as_a_subprotocol(tmp_path: Pa
 
 def test_a_page_from_elsewhere_needs_a_key_that_is_known(url: str) -> None:
     elsewhere = {"origin": Origin("https://elsewhere.example")}
-    assert refused(url, **elsewhere) == 401
+    assert refused(url, **elsewhere) == 403
     assert refused(url, **elsewhere, additional_headers={"authorization": "Bearer sk-guessed"}) == 401
     with opened(url, **elsewhere, additional_headers={"authorization": "Bearer sk-known"}) as client:
         say(client, chat("n=1"))
@@ -315,37 +312,6 @@ def test_a_page_from_elsewhere_needs_a_key_that_is_known(url: str) -> None:
     with opened(url, origin=Origin(url)) as client:
         say(client, chat("n=1"))
         assert answer(client)[-1] == "[DONE]"
-
-
-def test_where_there_are_no_keys_any_is_taken_and_says_nothing() -> None:
-    assert not Identities((), Tenant(name="anyone")).knows({"authorization": "Bearer sk-guessed"})
-
-
-@pytest.mark.parametrize(
-    ("origin", "host", "loopback_only", "foreign"),
-    [
-        (None, "127.0.0.1:8000", True, False),
-        ("http://127.0.0.1:8000", "127.0.0.1:8000", True, False),
-        ("http://localhost:8000", "localhost:8000", True, False),
-        ("http://[::1]:8000", "[::1]:8000", True, False),
-        ("http://localhost:3000", "localhost:8000", True, True),
-        ("http://localhost:8000", "127.0.0.1:8000", True, True),
-        ("https://models.example", "models.example", False, False),
-        ("https://models.example", "models.example:443", False, False),
-        ("http://models.example", "models.example:443", False, True),
-        ("https://Models.Example:8443", "models.example:8443", False, False),
-        ("https://models.example.evil", "models.example", False, True),
-        ("http://pointed.here:8000", "pointed.here:8000", True, True),
-        ("null", "127.0.0.1:8000", True, True),
-        ("", "127.0.0.1:8000", False, True),
-        ("http://[oops", "127.0.0.1:8000", False, True),
-        ("http://localhost:99999999", "localhost:8000", False, True),
-        ("file://", "", False, True),
-    ],
-)
-def test_which_pages_are_from_elsewhere(origin: str | None, host: str, loopback_only: bool, foreign: bool) -> None:
-    headers = {"host": host} if origin is None else {"host": host, "origin": origin}
-    assert is_foreign(headers, loopback_only=loopback_only) is foreign
 
 
 def test_a_get_without_an_upgrade_says_what_to_do(url: str) -> None:

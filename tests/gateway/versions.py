@@ -25,6 +25,7 @@ from headgate.observe.instruments import Instruments
 from headgate.observe.ledger import Holdings
 from headgate.replica.http import Pool
 from headgate.wire.exchange import Exchange
+from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.gateway import build_gateway
 from headgate.wiring.rollout import RolloutWiring
@@ -74,7 +75,8 @@ class Scene:
         )  # fmt: skip
         self.rollouts = self.wiring.rollouts
         routes = {**self.instruments.routes(), **self.wiring.routes()}
-        self.server = HttpServer(Surface(self.gateway, self.catalog, routes).router, clock=monotonic)
+        door = Door(Surface(self.gateway, self.catalog, routes).router, loopback_only=True)
+        self.server = HttpServer(door, clock=monotonic)
         self.ledger = Holdings(self.gateway, self.access)
         self.ledger.server = self.server
         self.port = 0
@@ -96,6 +98,7 @@ class Scene:
         self.clients.append(client)
         data = b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"host: 127.0.0.1:{self.port}", f"content-length: {len(data)}", *headers]
+        lines += ["content-type: application/json"] if method == "POST" else []
         client.send("\r\n".join([*lines, "", ""]).encode() + data)
         return client
 

@@ -19,6 +19,7 @@ import pytest
 
 from headgate.model.clock import monotonic
 from tests.engine.process import ask, headgate
+from tests.ledger import ADMIN_KEYS
 
 ROOT = Path(__file__).parent.parent.parent
 SLOW_S = 0.25
@@ -187,7 +188,7 @@ def test_why_names_the_injected_cause_of_nearly_every_slow_request(tmp_path: Pat
         keys = {name: {"key_sha256": [hashlib.sha256(name.encode()).hexdigest()]} for name in ("acme", "t0", "t1")}
         lanes = {name: {"wait_bound_s": 30, "queue_limit": 1000} for name in ("fast", "slow")}
         config = {
-            "listen": {"port": 0}, "replicas": replicas, "lanes": lanes, "tenants": keys,
+            "listen": {"port": 0}, "replicas": replicas, "lanes": lanes, "tenants": keys, "admin_keys": ADMIN_KEYS,
             "anonymous": {"allowed": True}, "timeouts": {"slow_client_grace_s": 1.5},
             "warm": {"before_use": False},  # or nobody would ever meet a cold replica
         }  # fmt: skip

@@ -71,7 +71,7 @@ async def test_another_page_in_the_admins_browser_may_not_change_anything() -> N
     async with scene() as it:
         start = {"version": "v2", "mode": "blue_green"}
         evil = await it.http("POST", "/admin/rollout/chat/start", start, "origin: http://evil.example")
-        assert evil.status == 400
+        assert evil.status == 403
         assert it.rollouts.status()[0]["stage"] == "stable"
         own = await it.http("POST", "/admin/rollout/chat/start", start, f"origin: {it.url}")
         assert own.status == 200

@@ -114,9 +114,9 @@ class Acceptor:
         self._classifier = classifier
         self._identities = identities
 
-    def knows(self, headers: dict[str, str]) -> bool:
-        """Whether a key says who asks. Raises Unauthorized."""
-        return self._identities.knows(headers)
+    def known(self, headers: dict[str, str]) -> Tenant:
+        """Who asks. Raises Unauthorized."""
+        return self._identities.of(headers)
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""

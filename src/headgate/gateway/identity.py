@@ -24,7 +24,3 @@ class Identities:
         if not self._anonymous.allowed:
             raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
         return self._anonymous
-
-    def knows(self, headers: dict[str, str]) -> bool:
-        """Whether a key says who asks. Raises Unauthorized."""
-        return self.of(headers) is not self._anonymous

@@ -1,9 +1,13 @@
-"""Which path leads where: completions, models, health, and all that the instruments show."""
+"""Which path leads where: completions, models, health, and all that the instruments show.
+
+Who may ask is each route's own rule, and `observe/api` says which it is. Completions and models ask for a tenant's key
+where tenants have keys, /admin for an admin's (observe/access.py). Health, figures and the page's files are public.
+"""
 
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.model.errors import NotReady
-from headgate.wire.exchange import Exchange
+from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.router import Router, Routes
 
 
@@ -17,14 +21,23 @@ class Surface:
                 ("POST", "/v1/completions"): gateway.complete,
                 ("POST", "/v1/embeddings"): gateway.complete,
                 ("POST", "/v1/responses"): gateway.complete,
-                ("GET", "/v1/models"): catalog.serve_list,
-                ("GET", "/v1/models/*"): catalog.serve_one,
+                ("GET", "/v1/models"): self._keyed(catalog.serve_list),
+                ("GET", "/v1/models/*"): self._keyed(catalog.serve_one),
                 ("GET", "/health/live"): self._live,
                 ("GET", "/health/ready"): self._ready,
                 ("GET", "/health"): self._ready,
                 **more,
             }
         )
+
+    def _keyed(self, handler: Handler) -> Handler:
+        """For those who may ask for a completion, and nobody else."""
+
+        def keyed(exchange: Exchange) -> None:
+            self._gateway.acceptor.known(exchange.headers)
+            handler(exchange)
+
+        return keyed
 
     def _live(self, exchange: Exchange) -> None:
         exchange.respond(200, b'{"status":"live"}')

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from headgate.gateway.gateway import ASIDE_BYTES, Gateway
-from headgate.gateway.origin import is_foreign
-from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError, Unauthorized
+from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError
 from headgate.wire import json
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 from headgate.wire.message import MessageExchange
+from headgate.wire.origin import KEY_PREFIX
 from headgate.wire.protocol import ServerState
 from headgate.wire.reader import SANE_ID
 from headgate.wire.router import Routes
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 PATHS: Final = ("/v1/chat/completions", "/v1/completions")
 SUBPROTOCOL: Final = "chat-completions"
-KEY_PREFIX: Final = "openai-insecure-api-key."
-"""Where browsers, which can't set headers, put a key: among the subprotocols they offer, as for OpenAI."""
 OF_THE_CONNECTION: Final = ("connection", "upgrade", "x-request-id")
 LONGEST_CANCEL: Final = 1024
 LONGEST_EVENT_ID: Final = 512
@@ -91,9 +89,8 @@ def _is_cancel(data: bytes) -> bool:
 class Sockets:
     """Who may have a WebSocket, and who has one."""
 
-    def __init__(self, gateway: Gateway, *, loopback_only: bool) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._loopback_only = loopback_only
         self._leaving = False
         self.open_now: set[WebSocket] = set()
         """As bounded as connections are."""
@@ -137,9 +134,7 @@ class Sockets:
             for name in offered:
                 if name.startswith(KEY_PREFIX):
                     headers["authorization"] = f"Bearer {name.removeprefix(KEY_PREFIX)}"
-        known = self._gateway.acceptor.knows(headers)
-        if not known and is_foreign(headers, loopback_only=self._loopback_only):
-            raise Unauthorized("a page from elsewhere needs an API key, one that is configured here")
+        self._gateway.acceptor.known(headers)
         if offered and SUBPROTOCOL not in offered:
             raise InvalidRequest(f"of subprotocols only {SUBPROTOCOL!r} is spoken: offer it as well")
         return headers, SUBPROTOCOL if offered else None

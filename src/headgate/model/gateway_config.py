@@ -27,6 +27,7 @@ from headgate.model.hints import (
     Share,
     Text,
     TierName,
+    WebOrigin,
     Weight,
     above_zero,
     between,
@@ -57,10 +58,20 @@ class GatewayListenConfig:
     """Other than loopback only with a tenant's key, or --insecure."""
     port: Annotated[int, between(0, 65_535)] = 8000
     """0 takes a free one."""
+    names: tuple[Host, ...] = ()
+    """What a proxy in front calls this machine, in Host. Without any key, only these and loopback's names are answered:
+    a web page may have any other name pointed here. With a tenant's key, any name is."""
     tls: TlsConfig | None = None
     """None: plain HTTP."""
     drain_s: SecondsOrZero = 10.0
     """How long running streams may finish after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsConfig:
+    origins: tuple[WebOrigin, ...] = ()
+    """Web pages that may use /v1 from a browser, such as https://app.example.com; "*": any page. Others get 403 unless
+    they send a key that is known here. Never /admin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +272,8 @@ class RecordConfig:
 class GatewayConfig:
     listen: GatewayListenConfig = field(default_factory=GatewayListenConfig)
     """Where clients connect."""
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    """Whose web pages may use it."""
     lanes: tuple[Lane, ...] = tuple(LANES.values())
     """The default four, changed or not, and whatever was added."""
     classify: ClassifyConfig = field(default_factory=ClassifyConfig)
@@ -311,3 +324,8 @@ class GatewayConfig:
     @property
     def has_keys(self) -> bool:
         return any(tenant.key_sha256 for tenant in self.tenants)
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether a key says who is served. From the first on, /admin is open to nobody without one either."""
+        return self.has_keys or not self.anonymous.allowed

@@ -55,6 +55,10 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
+def _is_web_origin(origin: str) -> bool:
+    return origin == "*" or (_is_http_url(origin) and urlsplit(origin)[2:] == ("", "", ""))
+
+
 def _is_redis_url(url: str) -> bool:
     if not re.fullmatch(r"(redis|rediss)://[!-~]{1,1000}|unix:///[!-~]{1,1000}", url):
         return False
@@ -84,6 +88,7 @@ Host = Annotated[str, matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, :
 ReplicaName = Annotated[str, matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
 ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
 HttpUrl = Annotated[str, Check("such as http://127.0.0.1:4318, without a user and password", _is_http_url)]
+WebOrigin = Annotated[str, Check('such as https://app.example.com, without a path, or "*"', _is_web_origin)]
 RedisUrl = Annotated[str, Check("such as redis://host:6379/0, rediss://… or unix:///path", _is_redis_url, True)]
 KeyHash = Annotated[
     str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)

@@ -1,45 +1,61 @@
-"""Who may look inside? Admin keys, known only by their SHA-256."""
+"""Who may look inside and change things. Admin keys are known only by their SHA-256.
+
+Open mode: while nobody has a key, neither a tenant nor an admin, and only this machine is listened to, its clients need
+none. The first tenant's key ends it. Keys are given out where clients come from elsewhere, and then through a proxy on
+this machine, which looks like a client of this machine: nginx's plain `proxy_pass` adds no header that tells.
+"""
 
 import hashlib
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from headgate.model.errors import Unauthorized
+from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange, Handler
+from headgate.wire.origin import is_local
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDED = (
+    "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "fly-client-ip",
+    "x-cluster-client-ip", "x-original-host", "x-envoy-external-address",
+)  # fmt: skip
+"""What proxies add, beside headers that begin with x-forwarded."""
 
 
 class Access:
-    def __init__(self, admin_keys: tuple[str, ...], *, loopback_only: bool) -> None:
-        """Without a key, only somebody on this machine may, and only while the gateway listens to nobody else."""
+    def __init__(self, admin_keys: tuple[str, ...], *, loopback_only: bool, tenants_have_keys: bool = False) -> None:
         self._loopback_only = loopback_only
-        self.change(admin_keys)
+        self.change(admin_keys, tenants_have_keys=tenants_have_keys)
 
-    def change(self, admin_keys: tuple[str, ...]) -> None:
+    def change(self, admin_keys: tuple[str, ...], *, tenants_have_keys: bool = False) -> None:
         """From now on these keys and no others."""
         self._digests = frozenset(bytes.fromhex(key) for key in admin_keys)
-        self._open = self._loopback_only and not admin_keys
+        self.is_open = self._loopback_only and not admin_keys and not tenants_have_keys
+        """Whether clients on this machine need no key."""
 
     def guard(self, handler: Handler) -> Handler:
         def guarded(exchange: Exchange) -> None:
             self.check(exchange.headers)
-            handler(exchange)
+            # Without a content type any web page can send a POST, and its browser asks nobody whether it may.
+            if self.is_open and exchange.method == "POST" and "content-type" not in exchange.headers:
+                message = "content-type must be application/json, also without a body"
+                exchange.respond(415, refusal_body(415, message))
+            else:
+                handler(exchange)
 
         return guarded
 
     def check(self, headers: dict[str, str]) -> None:
         """Raises Unauthorized."""
-        if self._open:
-            # A proxy on this machine, or a web page whose name was pointed here, speaks for somebody from elsewhere.
-            if not _is_local(headers.get("host", "")) or any(name in headers for name in _FORWARDED):
+        if self.is_open:
+            # A proxy on this machine, or a web page whose name was pointed here, speaks for a client from elsewhere.
+            if not is_local(headers.get("host", "")) or _is_forwarded(headers):
                 raise Unauthorized("from another machine an admin key is needed: put its SHA-256 into admin_keys")
             return
         given = headers.get("authorization", "")
         key = given[7:].strip() if given[:7].lower() == "bearer " else headers.get("x-api-key", "")
         if not key:
             where = (
-                "Authorization: Bearer KEY" if self._digests else "one whose SHA-256 is in admin_keys; there is none"
+                "Authorization: Bearer KEY"
+                if self._digests
+                else "there is none yet; put the SHA-256 of one into admin_keys"
             )
             raise Unauthorized(f"an admin key is needed: {where}")
         # Looked up by digest: how long that takes depends on the digest, from which nobody gets back to the key.
@@ -47,9 +63,5 @@ class Access:
             raise Unauthorized("this is no admin key of this gateway")
 
 
-def _is_local(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
+def _is_forwarded(headers: dict[str, str]) -> bool:
+    return any(name in headers for name in _FORWARDED) or any(name.startswith("x-forwarded") for name in headers)

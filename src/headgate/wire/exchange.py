@@ -92,6 +92,7 @@ class Exchange:
     """The reader writes the request's fields until it is complete; from then on they are facts."""
 
     __slots__ = (
+        "_added",
         "_connection",
         "_head",
         "_plain",
@@ -116,6 +117,8 @@ class Exchange:
         self._connection = connection
         self._transport = connection.transport
         self._head: bytes | None = None
+        self._added = b""
+        """Header lines of any answer that is given here."""
         self._plain = False
         """Whether its events are chunks, as nearly always."""
         self.method = ""
@@ -148,6 +151,10 @@ class Exchange:
     def unsent(self) -> int:
         """Bytes that the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
+
+    def add_headers(self, headers: Headers) -> None:
+        """Say them with the answer, whatever it will be."""
+        self._added += b"".join([_header(name, value) for name, value in headers])
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
         if self.done:
@@ -277,11 +284,12 @@ class Exchange:
         elif self.http10:
             framing += b"connection: keep-alive\r\n"
         extra = b"".join([_header(name, value) for name, value in headers])
-        return b"%b%bx-request-id: %b\r\n%b\r\n" % (
+        return b"%b%bx-request-id: %b\r\n%b%b\r\n" % (
             _STATUS_LINES[status],
             framing,
             self.request_id.encode(),
             extra,
+            self._added,
         )
 
 

@@ -29,6 +29,7 @@ from headgate.policy.compose import capped, classifier, reconfigure
 from headgate.policy.output import Output
 from headgate.progress import Progress
 from headgate.sim.event_log import EventLog
+from headgate.wire.origin import Door
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ class Change:
         self._rescale = rescale
         self.versions: Callable[[GatewayConfig], None] | None = None
         """Takes what names stand for."""
+        self.door: Door | None = None
+        """Who is told whose web pages may ask; None: nothing listens yet."""
 
     def take_file(self) -> str:
         """Read the file again. Says what came of it; raises StartupError, and nothing has changed."""
@@ -95,6 +98,8 @@ class Change:
         if old.fleet != new.fleet and (self._rescale is None or _beyond_scale(old) != _beyond_scale(new)):
             kept.append("fleet")
         said = "config taken" + (f"; {', '.join(kept)} only with a restart" if kept else "")
+        if new.asks_for_keys and not old.asks_for_keys and not new.admin_keys:
+            said += "; /admin now asks for a key as well, and admin_keys has none"
         self._progress.say(said)
         return said
 
@@ -182,7 +187,9 @@ class Change:
         self._gateway.acceptor.reconfigure(classifier(new), identities(new), Output(new.output))
         if self._events is not None:
             self._events.reconfigured(new, self._clock())
-        self._access.change(new.admin_keys)
+        self._access.change(new.admin_keys, tenants_have_keys=new.asks_for_keys)
+        if self.door is not None:
+            open_door(self.door, new, self._access)
         if self.versions is not None and new.models != self.config.models:
             self.versions(new)
         if self._rescale is not None:
@@ -198,6 +205,11 @@ class Change:
 def identities(config: GatewayConfig) -> Identities:
     known = tuple(capped(tenant, config) for tenant in config.tenants)
     return Identities(known, capped(config.anonymous, config))
+
+
+def open_door(door: Door, config: GatewayConfig, access: Access) -> None:
+    """Tell it who needs a key, and whose web pages may ask."""
+    door.change(config.cors.origins, clients_have_keys=config.asks_for_keys, admins_have_keys=not access.is_open)
 
 
 def _object(text: str) -> dict[str, Any]:

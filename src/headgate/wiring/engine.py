@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from headgate.config_file import is_loopback
 from headgate.engine.emulation import emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
@@ -29,6 +30,7 @@ from headgate.model.errors import ServeError, StartupError
 from headgate.policy.compose import batcher_for
 from headgate.policy.profile import Profile
 from headgate.progress import Progress
+from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.common import listen_on, process_age_s, wait
 
@@ -103,7 +105,8 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     server = EngineServer(config, clock, emulation)
     server.record_phase("process", process_age_s())
-    http = HttpServer(server.router, clock=clock)
+    door = Door(server.router, loopback_only=listen.uds is None and is_loopback(listen.host))
+    http = HttpServer(door, clock=clock)
     try:
         where = await listen_on(http, listen)
         stopping = loop.create_task(wait(stop))

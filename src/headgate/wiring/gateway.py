@@ -38,8 +38,9 @@ from headgate.replica.http import Pool, PoolLimits
 from headgate.replica.local import keep_engine_running
 from headgate.sim.event_log import EventLog
 from headgate.wire.limits import Limits
+from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
-from headgate.wiring.change import Change, Reload, identities
+from headgate.wiring.change import Change, Reload, identities, open_door
 from headgate.wiring.common import listen_on, process_age_s, wait
 from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
@@ -97,7 +98,8 @@ async def _serve_gateway(
             progress.say,
         )
         stack.push_async_callback(roster.close)
-        access = Access(config.admin_keys, loopback_only=is_loopback(config.listen.host))
+        local = is_loopback(config.listen.host)
+        access = Access(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
@@ -112,13 +114,15 @@ async def _serve_gateway(
         admin = fleet_admin(access, change, roster, fleet)
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
-        sockets = Sockets(gateway, loopback_only=is_loopback(config.listen.host))
+        sockets = Sockets(gateway)
         ledger = Holdings(gateway, access)
         more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
         api = ApiPage()
         surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
         api.table = surface.router.table
-        ledger.server = http = HttpServer(surface.router, clock=clock, limits=_wire_limits(config))
+        change.door = door = Door(surface.router, loopback_only=local, names=config.listen.names)
+        open_door(door, config, access)
+        ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config))
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
         embedded = config.embedded or EmbeddedConfig()

@@ -18,6 +18,8 @@ ABOUT: Final = (
 ERRORS: Final = {
     400: "Something in it has to change: `param` says what.",
     401: "The key is missing or unknown.",
+    403: "A web page asks that is neither from here nor among `cors.origins`, or asks for a name that is not this "
+    "gateway's (`listen.names`).",
     404: "No such model, path or request; or no replica of the model has this.",
     408: "The request came too slowly.",
     413: "The body is larger than is allowed.",

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Who = Literal["client", "admin", "anybody"]
-"""client: a tenant's key, where tenants have keys. admin: an admin key, or somebody on this machine while no key is set
-and nobody else is listened to."""
+"""client: a tenant's key, where tenants have keys. admin: an admin key, or none for clients on this machine while
+nobody has a key and only this machine is listened to."""
 Schema = dict[str, Any]
 
 

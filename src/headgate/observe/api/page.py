@@ -19,7 +19,11 @@ from headgate.observe.page import HEADERS
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 
-WHO = {"client": "a tenant's key, where tenants have keys", "admin": "an admin key", "anybody": "anybody"}
+WHO = {
+    "client": "a tenant's key, where tenants have keys",
+    "admin": "an admin key; on this machine without one, while nobody has a key",
+    "anybody": "anybody",
+}
 
 
 class ApiPage:
@@ -105,7 +109,7 @@ def _example(method: str, path: str, operation: Operation) -> str:
         return f"websocat ws://localhost:8000{path}"
     body = "" if operation.example is None else f" \\\n  -d '{json.dumps(operation.example)}'"
     verb = "" if method == "GET" or body else f" -X {method}"
-    kind = " -H 'content-type: application/json'" if body else ""
+    kind = " -H 'content-type: application/json'" if body or method == "POST" else ""
     return f"curl{verb} localhost:8000{path}{kind}{body}"
 
 

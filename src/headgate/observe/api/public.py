@@ -3,7 +3,7 @@
 from headgate.observe.api.operation import Operation, Operations, Parameter, ref
 
 COMPLETIONS, MODELS, HEALTH, DOCS = "Completions", "Models", "Health", "Documentation"
-REFUSALS = (400, 401, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)
+REFUSALS = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)
 
 
 def _header(name: str, about: str) -> Parameter:
@@ -31,7 +31,7 @@ def _socket(name: str, summary: str) -> Operation:
         "is said again in its error.",
         parameters=(Parameter(name="upgrade", about="websocket", where="header"),),
         status=101,
-        errors=(400, 401, 426, 503),
+        errors=(400, 401, 403, 426, 503),
     )
 
 
@@ -92,17 +92,16 @@ PUBLIC: Operations = {
     ("GET", "/v1/chat/completions"): _socket("chat_socket", "Chats on a WebSocket"),
     ("GET", "/v1/completions"): _socket("complete_socket", "Text completions on a WebSocket"),
     ("GET", "/v1/models"): Operation(
-        tag=MODELS, name="models", summary="List the models", who="anybody", answer=ref("Models")
+        tag=MODELS, name="models", summary="List the models", answer=ref("Models"), errors=(401, 403)
     ),
     ("GET", "/v1/models/*"): Operation(
         tag=MODELS,
         name="model",
         summary="Look at one model",
-        who="anybody",
         path="/v1/models/{model}",
         parameters=(Parameter(name="model", about="Its name; slashes may stay.", where="path"),),
         answer=ref("Model"),
-        errors=(404,),
+        errors=(401, 403, 404),
     ),
     ("GET", "/health/live"): Operation(
         tag=HEALTH, name="live", summary="Is the process alive?", who="anybody", answer=ref("Status")
