@@ -20,7 +20,7 @@ HOT = {
     "policy": "admit affinity allowance batch blocks dispatcher estimate fair fleet full gradient health hedge holders"
     " lanes limits members neighbours outlier output passage prefills prompt_size retry route runaway shape"
     " shared_limits speculate standing turns urgency",
-    "wire": "canonical errors exchange limits message origin outbox protocol reader router websocket",
+    "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
     "replica": "connection dialects http openai sse",
     "gateway": "accept account backlog bounded continuation gateway identity output relay",
     "observe": "evidence exposition figures histogram little series windows",

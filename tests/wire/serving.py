@@ -100,8 +100,14 @@ class Served(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler, limits: Limits | None = None) -> AsyncIterator[Served]:
-    server = HttpServer(handler, clock=monotonic, limits=limits)
+async def serving(
+    handler: Handler,
+    limits: Limits | None = None,
+    *,
+    judge: Handler | None = None,
+    always: frozenset[str] = frozenset(),
+) -> AsyncIterator[Served]:
+    server = HttpServer(handler, clock=monotonic, limits=limits, judge=judge, always=always)
     served = Served(server, await server.listen("127.0.0.1", 0), [])
     try:
         yield served

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
-from headgate.wire.protocol import ServerProtocol, ServerState
+from headgate.wire.protocol import ServerProtocol
+from headgate.wire.state import ServerState
 from tests.wire.serving import GET, Recorder, live, post, serving, steady
 
 CHUNKED = b"POST /c?d HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nt: u\r\n\r\n"

@@ -100,13 +100,17 @@ async def test_a_closing_connection_whose_client_reads_nothing_is_aborted() -> N
 
 @live
 async def test_one_client_too_many_is_told_so() -> None:
-    async with serving(echo, Limits(max_connections=1, linger_s=0.03)) as served:
-        first, second = await served.connect(), await served.connect()
-        assert (await first.ask(GET)).status == 200
+    held = Held()
+    async with serving(held, Limits(max_connections=1, linger_s=0.03)) as served:
+        first = await served.connect()
+        first.send(GET)
+        exchange = await held.arrived.get()
+        second = await served.connect()
         answer = await second.ask(GET)
         assert answer.status == 503
         assert await second.rest() == b""
-        assert (await first.ask(GET)).status == 200
+        exchange.respond(200, b"")
+        assert (await first.answer()).status == 200
 
 
 @live

@@ -23,8 +23,8 @@ from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 from headgate.wire.message import MessageExchange, text_frame
-from headgate.wire.protocol import ServerState
 from headgate.wire.server import HttpServer
+from headgate.wire.state import ServerState
 from headgate.wire.websocket import WebSocket, accept_head, refusal
 from tests.wire.serving import Client, Recorder, Served, live, serving, steady, until
 from tests.wire.test_lifecycle import LOCALHOST_KEY_AND_CERT
@@ -40,6 +40,7 @@ class Parrot:
 
     def __init__(self) -> None:
         self.busy = False
+        self.waiting_bytes = 0
         self.heard: list[bytes] = []
         self.lost = 0
         self.answered: list[bool] = []

@@ -20,9 +20,9 @@ from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 from headgate.wire.message import MessageExchange
 from headgate.wire.origin import KEY_PREFIX
-from headgate.wire.protocol import ServerState
 from headgate.wire.reader import SANE_ID
 from headgate.wire.router import Routes
+from headgate.wire.state import ServerState
 from headgate.wire.websocket import WebSocket, accept_head, refusal
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Conversation:
         self._headers = headers
         self._current: MessageExchange | None = None
         self._held: deque[bytes] = deque()
-        self._held_bytes = 0
+        self.waiting_bytes = 0
         self._pumping = False
         self.busy = False
 
@@ -168,8 +168,8 @@ class Conversation:
                 self._cancel(current)
             return
         limits = self._server.limits
-        self._held_bytes += len(data)
-        if len(self._held) >= limits.pipelined or (self._held and self._held_bytes > limits.body_bytes):
+        self.waiting_bytes += len(data)
+        if len(self._held) >= limits.pipelined or (self._held and self.waiting_bytes > limits.body_bytes):
             self._socket.fail(1008, "too many messages wait for their turn")
             return
         self._held.append(data)
@@ -197,6 +197,7 @@ class Conversation:
     def on_lost(self) -> None:
         self._sockets.open_now.discard(self._socket)
         self._held.clear()
+        self.waiting_bytes = 0
         current = self._current
         self._settle()
         if current is not None:
@@ -211,7 +212,7 @@ class Conversation:
         self._pumping = True
         while self._held and self._current is None and self._socket.writable and self._socket.is_open:
             data = self._held.popleft()
-            self._held_bytes -= len(data)
+            self.waiting_bytes -= len(data)
             self._begin(data)
         self._pumping = False
 

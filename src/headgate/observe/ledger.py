@@ -40,6 +40,7 @@ class Holdings:
         connections = [place.pool for place in gateway.places.values()]
         return {
             "client_connections": 0 if self.server is None else self.server.answering,
+            "received_bytes": 0 if self.server is None else self.server.receiving,
             "tickets": len(gateway.tickets),
             "records_open": gateway.account.open_now,
             "passages": len(dispatcher.passages),

@@ -43,6 +43,7 @@ CODES: dict[int, str] = {
     426: "upgrade_required",
     431: "headers_too_large",
     503: "too_many_connections",
+    505: "http_version_not_supported",
 }
 """OpenAI's `code` for refusals that never reach a handler, and so have no Outcome."""
 
@@ -62,9 +63,9 @@ def error_headers(error: ServeError) -> Headers:
     return (("retry-after", seconds), ("retry-after-ms", milliseconds), *error.headers)
 
 
-def refusal_body(status: int, message: str) -> bytes:
-    """The body for a bare status, one of CODES."""
-    return _body(message, status, None, CODES[status])
+def refusal_body(status: int, message: str, code: str | None = None) -> bytes:
+    """The body for a bare status, one of CODES; `code`: another than its own."""
+    return _body(message, status, None, code or CODES[status])
 
 
 def _body(message: str, status: int, param: str | None, code: str | None) -> bytes:

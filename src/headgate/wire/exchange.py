@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 from headgate.model.errors import ServeError
 from headgate.model.outcome import Outcome
 from headgate.wire.errors import STATUS, Headers, error_body, error_headers
+from headgate.wire.places import Occupant
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +55,11 @@ class Connection(Protocol):
         """The exchange has written its last byte."""
 
 
-class Successor(Protocol):
+class Successor(Occupant, Protocol):
     """An asyncio protocol that takes a connection over, and speaks something else on it."""
-
-    @property
-    def transport(self) -> asyncio.Transport: ...
-
-    @property
-    def busy(self) -> bool:
-        """Something is being answered."""
 
     def take_over(self, server: Any, transport: asyncio.Transport, writable: bool) -> None:
         """`server`: the ServerState."""
-
-    def drain(self) -> None:
-        """Leave as soon as nothing is under way."""
 
 
 class Switchable(Protocol):

@@ -11,8 +11,12 @@ class Limits:
     """More headers (trailers included) are answered 431."""
     body_bytes: int = 8 * 1024 * 1024
     """A larger body is answered 413: unread if it announces its length, else as soon as it is passed."""
+    bodies_bytes: int = 256 * 1024 * 1024
+    """Bytes of all clients that have arrived and are not handed to a handler yet: unfinished bodies and WebSocket
+    messages, and what is pipelined. Past it, the one that has taken longest is answered 503."""
     header_timeout_s: float = 10.0
-    """From a request's first byte to the end of its headers; then 408."""
+    """From a request's first byte to the end of its headers; then 408. Also for a TLS handshake; then the connection is
+    closed."""
     body_timeout_s: float = 60.0
     """From the end of the headers to the end of the body; then 408."""
     idle_timeout_s: float = 75.0
@@ -23,13 +27,16 @@ class Limits:
     flush_timeout_s: float = 30.0
     """A closing connection whose client does not read the rest is aborted after this."""
     max_connections: int = 16_384
-    """A further client is answered 503 and closed."""
+    """For a further one the oldest idle connection is closed, or one whose request is not complete. Where all are being
+    answered, it is answered 503."""
+    extra_connections: int = 256
+    """Connections beyond max_connections at the same time: to be told 503, and for health checks, which are answered."""
     pipelined: int = 16
     """Requests taken at once, from one read or from what was held; those behind are not answered, and the
     connection is closed."""
-    held_bytes: int = 64 * 1024
-    """Bytes kept unparsed while a request is being answered; at more, the socket is no longer read (and
-    the client's leaving is noticed only when something is written to it)."""
+    held_bytes: int = 1024 * 1024
+    """Bytes kept unparsed while a request is being answered; at more, all of it is thrown away, and the connection is
+    closed after that answer. The socket is read on: else the client's leaving would not be noticed."""
     write_high_water: int = 32 * 1024
     """Unsent bytes at which an exchange stops being writable; it is again at a quarter of it."""
     notsent_lowat: int = 16 * 1024

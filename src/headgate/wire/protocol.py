@@ -7,19 +7,16 @@ unparsed, but the socket is still read: that is how the client's leaving is noti
 import asyncio
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from fcntl import ioctl
 from termios import FIONREAD
 from typing import Final, cast
 
-from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, ServeError
-from headgate.wire.errors import refusal_body
-from headgate.wire.exchange import Exchange, Handler, Successor
-from headgate.wire.limits import Limits
-from headgate.wire.outbox import Outbox
-from headgate.wire.reader import HEADERS, IDLE, RequestReader
+from headgate.wire.errors import Headers, refusal_body
+from headgate.wire.exchange import Exchange, Successor
+from headgate.wire.places import AFTER_IDLE, Occupant
+from headgate.wire.reader import BODY, HEADERS, IDLE, RequestReader
+from headgate.wire.state import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -30,32 +27,8 @@ PARTING_S: Final = 0.5
 saw the end must not be met with a reset, which could overtake the answer before."""
 STALLED: Final = "stalled"
 """Answers wait to be read: until they are, nothing more is read of the client either, or they would pile up."""
-_REFUSED_AT_ONCE: Final = 256
-"""Clients beyond max_connections that are told so at the same time; any more are just dropped."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ServerState:
-    """What the connections of a server share. Only the server writes `draining` and `leaving`."""
-
-    handler: Handler
-    clock: Clock
-    limits: Limits
-    new_id: Callable[[], str]
-    loop: asyncio.AbstractEventLoop
-    connections: set["ServerProtocol | Successor"] = field(default_factory=set)
-    draining: bool = False
-    """Every answer is the last of its connection, and says so."""
-    leaving: bool = False
-    """Nobody is accepted any more: a connection on which nothing is asked is closed."""
-    outbox: Outbox = field(default_factory=Outbox)
-    empty: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the last connection of a server that is leaving is gone."""
-
-    def forget(self, connection: "ServerProtocol | Successor") -> None:
-        self.connections.discard(connection)
-        if self.leaving and not self.connections:
-            self.empty.set()
+_TOLD: dict[int, Headers] = {415: (("accept-encoding", "identity"),), 503: (("retry-after", "1"),)}
+"""Headers that say what to do, by status."""
 
 
 class ServerProtocol(asyncio.Protocol):
@@ -64,14 +37,18 @@ class ServerProtocol(asyncio.Protocol):
         "_answers",
         "_current",
         "_deadline",
+        "_extra",
         "_held",
         "_held_at",
+        "_noted",
+        "_opening",
         "_pumping",
         "_reader",
         "_reading",
         "_said",
         "_said_bytes",
         "_server",
+        "_since",
         "_timed",
         "_timer",
         "_timer_at",
@@ -81,8 +58,14 @@ class ServerProtocol(asyncio.Protocol):
     )
     transport: asyncio.Transport
 
-    def __init__(self, server: ServerState) -> None:
+    def __init__(self, server: ServerState, opening: Occupant | None = None) -> None:
+        """`opening`: the connection until its TLS handshake was done; None: there was none."""
         self._server = server
+        self._opening = opening
+        self._extra = False
+        """It has no place: it is told so, unless it is a health check."""
+        self._noted = False
+        """The server's inbox counts something of it."""
         self._current: Exchange | None = None
         self._answers = 0
         """Since the server began to drain."""
@@ -96,6 +79,8 @@ class ServerProtocol(asyncio.Protocol):
         self._timed: str = ANSWERING
         """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
         self._deadline = math.inf
+        self._since = 0.0
+        """When the deadline was set."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._unread = False
@@ -116,6 +101,12 @@ class ServerProtocol(asyncio.Protocol):
     def busy(self) -> bool:
         return self._current is not None
 
+    @property
+    def spare_since(self) -> float:
+        if self._extra or self._timed is ANSWERING:
+            return math.inf
+        return self._since if self._timed is IDLE else self._since + AFTER_IDLE
+
     # -- called by the loop ------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -124,20 +115,15 @@ class ServerProtocol(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=limits.write_high_water)
         self._reader = RequestReader(self, limits, server.new_id)
-        server.connections.add(self)
-        excess = len(server.connections) - limits.max_connections
-        if excess > _REFUSED_AT_ONCE:
-            self.transport.abort()
-        elif excess > 0:
-            self._refuse(503, "too many connections")
-        else:
-            self._await_input()
+        opening, self._opening = self._opening, None
+        self._extra = not (server.seat(self) if opening is None else server.succeed(opening, self))
+        self._await_input()
 
     def data_received(self, data: bytes) -> None:
         if self._timed is CLOSING:
             return
         if self._current is not None:
-            self._hold(data)
+            self._hold(self._current, data)
             return
         self._reader.feed(data, self._server.clock())
         self._pump()
@@ -153,6 +139,7 @@ class ServerProtocol(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._held.clear()
+        self._note(0)
         self._reader.close()
         del self._reader  # it refers to us: only the garbage collector could free the two
         self._server.forget(self)
@@ -215,8 +202,7 @@ class ServerProtocol(asyncio.Protocol):
         self._read_on()
         self._reader.close()
         del self._reader
-        server.connections.discard(self)
-        server.connections.add(successor)
+        server.succeed(self, successor)
         self.transport.set_protocol(cast(asyncio.Protocol, successor))
         successor.take_over(server, self.transport, self.writable)
         return True
@@ -225,14 +211,34 @@ class ServerProtocol(asyncio.Protocol):
         """Leave as soon as no request is under way, nor on its way as far as can be known."""
         if self._timed is not IDLE:
             return
-        # Since when nothing is asked, by its deadline; one on which nothing was asked yet is about to be.
-        quiet_s = self._server.limits.idle_timeout_s - (self._deadline - self._server.loop.time())
+        # Since when nothing is asked; one on which nothing was asked yet is about to be.
+        quiet_s = self._server.loop.time() - self._since
         if self._has_unread():
             quiet_s = 0.0
         if quiet_s < PARTING_S:
             self._expire_in(PARTING_S - quiet_s)
         else:
             self._close()
+
+    def make_way(self) -> None:
+        """For a newcomer, which has its place at once."""
+        if self._timed is HEADERS or self._timed is BODY:
+            self._refuse(503, self._full())
+            self.transport.close()
+            self._server.loop.call_later(PARTING_S, self.transport.abort)
+        else:
+            self.transport.abort()
+
+    def shed(self) -> None:
+        """For the inbox: what is here of a request that is not complete takes memory that others need."""
+        if self._current is not None:
+            self._overrun(self._current)
+        else:
+            most = f"limits.bodies_bytes is {self._server.limits.bodies_bytes}"
+            self._refuse(503, f"bodies that arrive slowly take too much memory ({most}): try again", "too_many_bodies")
+
+    def _full(self) -> str:
+        return f"too many connections (limits.connections is {self._server.limits.max_connections}): try again"
 
     def _has_unread(self) -> bool:
         """Whether something has come that the loop has not looked at yet."""
@@ -282,6 +288,10 @@ class ServerProtocol(asyncio.Protocol):
         self._answers += self._server.draining
         self._timed = ANSWERING
         self._deadline = math.inf
+        if self._noted:
+            self._note(len(self._held))
+        if self._extra and not self._may_stay(exchange):
+            return
         try:
             self._server.handler(exchange)
         except Exception as error:
@@ -294,29 +304,76 @@ class ServerProtocol(asyncio.Protocol):
             log.error("request %s: the handler failed", exchange.request_id, exc_info=error)
             exchange.fail(EngineFailed("internal error"))
 
-    def _hold(self, data: bytes) -> None:
+    def _hold(self, exchange: Exchange, data: bytes) -> None:
         if self._reader.exhausted or self._reader.refusal is not None:
             return
         if not self._held:
             self._held_at = self._server.clock()
         self._held += data
-        if len(self._held) > self._server.limits.held_bytes and self._reading:
-            self._reading = False
-            self.transport.pause_reading()
+        if len(self._held) > self._server.limits.held_bytes:
+            self._overrun(exchange)
+        else:
+            self._note(len(self._held))
+
+    def _overrun(self, exchange: Exchange) -> None:
+        """Too much has come behind the request that is being answered: none of it will be."""
+        self._held.clear()
+        self._note(0)
+        self._unread = True
+        self._reader.exhausted = True
+        if not self._reader.ready and not exchange.started:
+            exchange.keep_alive = False
 
     def _await_input(self) -> None:
         reader = self._reader
         self._read_on()
+        phase = reader.phase
+        if phase is not self._timed:
+            if phase is BODY and not self._may_send(reader.exchange):
+                return
+            self._timed = phase
+            limits = self._server.limits
+            if phase is IDLE:
+                quiet_s = limits.linger_s if self._extra else limits.idle_timeout_s
+                self._expire_in(PARTING_S if self._server.leaving else quiet_s)
+            else:
+                self._expire_in(limits.header_timeout_s if phase is HEADERS else limits.body_timeout_s)
         if reader.wants_continue:
             reader.wants_continue = False
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if reader.phase is not self._timed:
-            self._timed = reader.phase
-            limits = self._server.limits
-            if reader.phase is IDLE:
-                self._expire_in(PARTING_S if self._server.leaving else limits.idle_timeout_s)
-            else:
-                self._expire_in(limits.header_timeout_s if reader.phase is HEADERS else limits.body_timeout_s)
+        if phase is BODY or self._noted:
+            self._note(reader.received if phase is BODY else 0)
+
+    def _may_send(self, exchange: Exchange) -> bool:
+        """Whether its body is read: what is refused whatever the body says is refused before."""
+        if self._extra and not self._may_stay(exchange):
+            return False
+        keep_alive = exchange.keep_alive
+        exchange.keep_alive = False
+        self._unread = True
+        try:
+            self._server.judge(exchange)
+        except Exception as error:
+            self._fail(exchange, error)
+        if exchange.done:
+            return False
+        exchange.keep_alive = keep_alive
+        self._unread = False
+        return True
+
+    def _may_stay(self, exchange: Exchange) -> bool:
+        """Whether a connection without a place is answered all the same, once."""
+        exchange.keep_alive = False
+        if exchange.path in self._server.always:
+            return True
+        self._unread = True
+        exchange.respond(503, refusal_body(503, self._full()), headers=_TOLD[503])
+        return False
+
+    def _note(self, size: int) -> None:
+        if size or self._noted:
+            self._noted = size > 0
+            self._server.inbox.note(self, size)
 
     def _read_on(self) -> None:
         if not self._reading:
@@ -325,17 +382,19 @@ class ServerProtocol(asyncio.Protocol):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, code: str | None = None) -> None:
         """Answer what is not a request."""
         self._unread = True
         exchange = Exchange(self, self._server.clock())
         exchange.request_id = self._server.new_id()
-        exchange.respond(status, refusal_body(status, message))
+        exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))
 
     def _close(self) -> None:
         self._timed = CLOSING
         self.flush()
         self._held.clear()
+        self._reader.let_go()
+        self._note(0)
         limits = self._server.limits
         if self._unread or (self._server.draining and self.transport.can_write_eof()):
             # Closing with input unread sends a reset, which can overtake the answer: say that we are
@@ -359,8 +418,8 @@ class ServerProtocol(asyncio.Protocol):
     def _expire_in(self, seconds: float) -> None:
         """Setting a later deadline only notes it; the timer looks again when it goes off. A busy
         connection so touches the loop's timers once in an idle timeout, not twice a request."""
-        loop = self._server.loop
-        self._deadline = loop.time() + seconds
+        self._since = self._server.loop.time()
+        self._deadline = self._since + seconds
         if self._deadline < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

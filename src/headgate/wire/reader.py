@@ -46,27 +46,31 @@ class _StopParsing(Exception):
 
 
 class RequestReader:
-    __deletable__ = ("_parser",)
+    __deletable__ = ("_parser", "exchange")
     __slots__ = (
-        "_body",
-        "_body_len",
         "_connection",
-        "_exchange",
         "_header_bytes",
         "_header_count",
+        "_joined",
         "_limits",
         "_new_id",
         "_parser",
+        "_piece",
         "_read_at",
         "_unaccounted",
         "_upgrade_framing",
         "_url",
+        "exchange",
         "exhausted",
         "phase",
         "ready",
+        "received",
         "refusal",
         "wants_continue",
     )
+
+    exchange: Exchange
+    """What is being read, from its first byte to its last: kept any longer, an idle connection would keep its body."""
 
     def __init__(self, connection: Connection, limits: Limits, new_id: Callable[[], str]) -> None:
         self._connection = connection
@@ -76,6 +80,11 @@ class RequestReader:
         self._read_at = 0.0
         self._unaccounted = 0
         self._upgrade_framing: bytes | None = None
+        self._piece = b""
+        self._joined: bytearray | None = None
+        """All pieces of a body in more than one: objects for each would take twenty times a tiny chunk's size."""
+        self.received = 0
+        """Bytes of its body so far."""
         self.phase: str = IDLE
         self.ready: deque[Exchange] = deque()
         self.refusal: Refusal | None = None
@@ -96,10 +105,15 @@ class RequestReader:
             self._pass_over_upgrade(data[upgrade.args[0] :], read_at)
         except HttpParserError as error:
             if not self.exhausted and self.refusal is None:
-                self.refusal = Refusal(400, f"malformed HTTP: {error}")
+                self.refusal = self._malformed(error)
         else:
             if self._unaccounted > self._limits.header_bytes and not self.exhausted:
                 self.refusal = Refusal(431, f"headers exceed {self._limits.header_bytes} bytes")
+
+    def let_go(self) -> None:
+        """Nothing more is read: what is here of a body need not be kept."""
+        self._piece = b""
+        self._joined = None
 
     def close(self) -> None:
         """The connection is gone. The parser refers to us: only the garbage collector could free the two."""
@@ -112,11 +126,12 @@ class RequestReader:
             self.exhausted = True
             raise _StopParsing
         self.phase = HEADERS
-        self._exchange = Exchange(self._connection, self._read_at)
+        self.exchange = Exchange(self._connection, self._read_at)
         self._url = b""
         self._header_bytes = self._header_count = 0
-        self._body: list[bytes] = []
-        self._body_len = 0
+        self._piece = b""
+        self._joined = None
+        self.received = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -131,7 +146,7 @@ class RequestReader:
             self._refuse(431, f"headers exceed {self._limits.header_bytes} bytes")
         if self.phase is BODY:
             return  # a trailer: nothing in it may change a request whose headers have been judged
-        headers = self._exchange.headers
+        headers = self.exchange.headers
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
         if key in headers:
@@ -144,12 +159,15 @@ class RequestReader:
         self.phase = BODY
         self._unaccounted = 0
         parser = self._parser
-        exchange = self._exchange
+        exchange = self.exchange
         headers = exchange.headers
         exchange.method = parser.get_method().decode()
         exchange.keep_alive = parser.should_keep_alive() and exchange.method != "CONNECT"
         if not exchange.keep_alive or "connection" in headers or "host" not in headers:  # else it is surely HTTP/1.1
             exchange.http10 = self._judge_version(parser.get_http_version(), headers)
+        exchange.path, exchange.query = _split(self._url)
+        given = headers.get("x-request-id")
+        exchange.request_id = given if given is not None and SANE_ID.fullmatch(given) else self._new_id()
         encoding = headers.get("transfer-encoding")
         if encoding is not None and encoding.lower() != "chunked":
             self._refuse(400, "a transfer-encoding other than chunked")
@@ -158,6 +176,9 @@ class RequestReader:
             self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
         if encoding is None and length == 0:
             return
+        coding = headers.get("content-encoding", "")
+        if coding and coding.lower() != "identity":
+            self._refuse(415, f"content-encoding {coding[:64]} is not taken: send the body as it is (identity)")
         self.wants_continue = not exchange.http10 and headers.get("expect", "").lower() == "100-continue"
         if parser.should_upgrade():
             self._upgrade_framing = (
@@ -166,20 +187,26 @@ class RequestReader:
 
     def on_body(self, data: bytes) -> None:
         self._unaccounted = 0
-        self._body_len += len(data)
-        if self._body_len > self._limits.body_bytes:
+        received = self.received + len(data)
+        if received > self._limits.body_bytes:
             self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
-        self._body.append(data)
+        if self._joined is not None:
+            self._joined += data
+        elif self.received == 0:
+            self._piece = data
+        else:
+            self._joined = bytearray(self._piece)
+            self._joined += data
+        self.received = received
 
     def on_message_complete(self) -> None:
         if self._upgrade_framing is not None:
             return  # not yet: see _pass_over_upgrade
-        exchange = self._exchange
-        exchange.path, exchange.query = _split(self._url)
-        body = self._body
-        exchange.body = body[0] if len(body) == 1 else b"".join(body)
-        given = exchange.headers.get("x-request-id")
-        exchange.request_id = given if given is not None and SANE_ID.fullmatch(given) else self._new_id()
+        exchange = self.exchange
+        exchange.body = self._piece if self._joined is None else bytes(self._joined)
+        self._piece = b""
+        self._joined = None
+        del self.exchange
         self.ready.append(exchange)
         self.phase = IDLE
         self._unaccounted = 0
@@ -201,6 +228,11 @@ class RequestReader:
             self._refuse(400, "transfer-encoding on HTTP/1.0")
         return True
 
+    def _malformed(self, error: HttpParserError) -> Refusal:
+        if self._parser.get_method() == b"PRI":  # only HTTP/2 begins like that
+            return Refusal(505, "HTTP/2 is not spoken here: use HTTP/1.1")
+        return Refusal(400, f"malformed HTTP: {error}")
+
     def _refuse(self, status: int, message: str) -> None:
         self.refusal = Refusal(status, message)
         raise _StopParsing
@@ -212,7 +244,7 @@ class RequestReader:
         if self._upgrade_framing is not None:
             head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % self._upgrade_framing
             self._upgrade_framing = None
-            self._exchange.keep_alive = False
+            self.exchange.keep_alive = False
             body_only = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
             self._parser = HttpRequestParser(body_only)
             self._parser.feed_data(head)

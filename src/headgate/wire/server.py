@@ -9,14 +9,18 @@ import socket
 import ssl
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from headgate.model.clock import Clock
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import Limits
+from headgate.wire.opening import TlsOpening
 from headgate.wire.outbox import Outbox
-from headgate.wire.protocol import PARTING_S, ServerProtocol, ServerState
+from headgate.wire.places import Inbox
+from headgate.wire.protocol import PARTING_S, ServerProtocol
 from headgate.wire.reader import Ids
+from headgate.wire.state import ServerState
 
 __all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
 
@@ -38,17 +42,31 @@ _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0
 class HttpServer:
     """Calls `handler` with each complete request. Built and used within one running loop."""
 
-    def __init__(self, handler: Handler, *, clock: Clock, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        clock: Clock,
+        limits: Limits | None = None,
+        judge: Handler | None = None,
+        always: frozenset[str] = frozenset(),
+    ) -> None:
+        """`judge`, `always`: see ServerState; None: every body is read."""
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
+        limits = limits or Limits()
         self._state = ServerState(
             handler=handler,
             clock=clock,
-            limits=limits or Limits(),
+            limits=limits,
             new_id=Ids(prefix).next,
             loop=asyncio.get_running_loop(),
+            always=always,
+            inbox=Inbox(limits.bodies_bytes),
             outbox=Outbox(asyncio.get_running_loop()),
         )
+        if judge is not None:
+            self._state.judge = judge
         self._listeners: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self._tls = False
@@ -56,6 +74,11 @@ class HttpServer:
     @property
     def connections(self) -> int:
         return len(self._state.connections)
+
+    @property
+    def receiving(self) -> int:
+        """Bytes that have arrived and are not handed over yet."""
+        return self._state.inbox.total
 
     @property
     def answering(self) -> int:
@@ -76,12 +99,15 @@ class HttpServer:
             await server.start_serving()
         return int(first.sockets[0].getsockname()[1])
 
-    async def listen_unix(self, path: Path, *, tls: ssl.SSLContext | None = None) -> None:
-        """A socket file that nobody serves any more is replaced; one that is served is an OSError."""
-        if _is_served(path):
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
-        self._tls = self._tls or tls is not None
-        server = await self._state.loop.create_unix_server(self._new_connection, path, backlog=_BACKLOG, ssl=tls)
+    async def listen_unix(self, path: Path, *, mode: int = 0o600) -> None:
+        """A socket file that nobody serves any more is replaced; one that is served, or another kind of file, is an
+        OSError. `mode`: who may connect, by the file's permissions."""
+        listener = _bound_to(path, mode)
+        try:
+            server = await self._state.loop.create_unix_server(self._protocol(None), sock=listener, backlog=_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
         self._listeners.append(server)
         self._paths.append(path)
 
@@ -148,7 +174,7 @@ class HttpServer:
 
     async def _listener(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> asyncio.Server:
         server = await self._state.loop.create_server(
-            self._new_connection, host, port, backlog=_BACKLOG, ssl=tls, start_serving=False, reuse_port=reuse_port
+            self._protocol(tls), host, port, backlog=_BACKLOG, start_serving=False, reuse_port=reuse_port
         )
         self._listeners.append(server)
         for listener in server.sockets:
@@ -157,8 +183,11 @@ class HttpServer:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._state.limits.notsent_lowat)
         return server
 
-    def _new_connection(self) -> ServerProtocol:
-        return ServerProtocol(self._state)
+    def _protocol(self, tls: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+        state = self._state
+        if tls is None:
+            return lambda: ServerProtocol(state)
+        return lambda: TlsOpening(state, tls)
 
 
 def _make_no_more(listener: socket.socket) -> None:
@@ -181,6 +210,20 @@ def _unaccepted(listener: socket.socket) -> int:
     except OSError:
         return 0
     return int(struct.unpack_from("I", info, 24)[0])  # tcpi_unacked: of a listener, its backlog
+
+
+def _bound_to(path: Path, mode: int) -> socket.socket:
+    if _is_served(path) or (path.exists() and not path.is_socket()):
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(mode)  # nobody can connect before it listens
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def _is_served(path: Path) -> bool:

@@ -19,7 +19,9 @@ from websockets.utils import accept_key
 
 from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
-from headgate.wire.protocol import ServerState
+from headgate.wire.places import AFTER_IDLE
+from headgate.wire.protocol import PARTING_S
+from headgate.wire.state import ServerState
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.frames")
@@ -44,7 +46,7 @@ def refusal(exchange: Exchange) -> Refused | None:
         return Refused(426, "a GET here opens a WebSocket: Upgrade: websocket; or send a POST", asked)
     if not _says(headers, "connection", "upgrade"):
         return Refused(400, "no Connection: Upgrade", ())
-    if exchange.body or "transfer-encoding" in headers:
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
         return Refused(400, "the request for a WebSocket has a body", ())
     if headers.get("sec-websocket-version") != "13":
         return Refused(426, "only version 13 of the WebSocket protocol is spoken", (("sec-websocket-version", "13"),))
@@ -74,6 +76,8 @@ class Talk(Protocol):
 
     busy: bool
     """Something is being answered."""
+    waiting_bytes: int
+    """Messages that wait for their turn."""
 
     def on_open(self, socket: "WebSocket", server: ServerState) -> None: ...
 
@@ -93,6 +97,7 @@ class WebSocket(asyncio.Protocol):
     """The connection of MessageExchanges. Made before the connection is; `take_over` gives it one."""
 
     __slots__ = (
+        "_asked_at",
         "_begun_at",
         "_flushing",
         "_frames",
@@ -100,6 +105,7 @@ class WebSocket(asyncio.Protocol):
         "_leaving",
         "_lost",
         "_message",
+        "_noted",
         "_open_message",
         "_pinged_at",
         "_said",
@@ -122,9 +128,13 @@ class WebSocket(asyncio.Protocol):
         self._begun_at = math.inf
         """When the first byte was read of a message that is not complete."""
         self._heard_at = 0.0
+        self._asked_at = 0.0
+        """When the last message came; until there was one, when it was opened."""
         self._pinged_at = math.inf
         self._said: list[bytes] = []
         self._said_bytes = 0
+        self._noted = False
+        """The server's inbox counts something of it."""
         self._timer: asyncio.TimerHandle | None = None
         self._leaving = False
         self._lost = False
@@ -137,7 +147,7 @@ class WebSocket(asyncio.Protocol):
         self.transport = transport
         self.writable = writable
         self._frames = Frames(SERVER, max_size=server.limits.body_bytes, logger=_quiet)
-        self._heard_at = server.loop.time()
+        self._heard_at = self._asked_at = server.loop.time()
         self._look_in(server.limits.ping_every_s)
         self._talk.on_open(self, server)
 
@@ -148,6 +158,10 @@ class WebSocket(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         return self._talk.busy
+
+    @property
+    def spare_since(self) -> float:
+        return math.inf if self._talk.busy else self._asked_at + AFTER_IDLE
 
     @property
     def is_open(self) -> bool:
@@ -173,11 +187,16 @@ class WebSocket(asyncio.Protocol):
             if seen > _FRAMES_A_READ:
                 self.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
             if frames.eof_sent:
+                self._let_go()
                 return  # what else it says is nobody's concern
-        if not self._open_message and not frames.reader.buffer:
+        unfinished = len(self._message) + len(frames.reader.buffer)
+        if not self._open_message and not unfinished:
             self._begun_at = math.inf
         elif self._begun_at == math.inf:
             self._begun_at = now
+        if messages:
+            self._asked_at = now
+        self._note(unfinished + self._talk.waiting_bytes)
 
     def eof_received(self) -> None:
         if self._talk.busy:
@@ -187,7 +206,7 @@ class WebSocket(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._message.clear()
+        self._let_go()
         self._frames.reader.discard()  # the rest is small, and left to the garbage collector
         self._said.clear()
         self._server.forget(self)
@@ -209,12 +228,25 @@ class WebSocket(asyncio.Protocol):
 
     def answered(self, keep_alive: bool) -> None:
         self._talk.on_answered(keep_alive)
+        if self._noted:
+            self._note(len(self._message) + len(self._frames.reader.buffer) + self._talk.waiting_bytes)
 
     def drain(self) -> None:
         """Leave as soon as nothing is being answered."""
         self._leaving = True
         if not self._talk.busy and not self._open_message:
             self.close(CloseCode.GOING_AWAY, "the server is shutting down")
+
+    def make_way(self) -> None:
+        self.close(CloseCode.TRY_AGAIN_LATER, "too many connections")
+        self.flush()
+        self.transport.close()
+        self._server.loop.call_later(PARTING_S, self.transport.abort)
+
+    def shed(self) -> None:
+        """For the inbox: messages that wait, or are not complete, take memory that others need."""
+        self._let_go()
+        self.fail(CloseCode.TRY_AGAIN_LATER, "messages that arrive slowly, or wait, take too much memory")
 
     def close(self, code: int, reason: str) -> None:
         """Regularly: the client may answer."""
@@ -299,6 +331,16 @@ class WebSocket(asyncio.Protocol):
             self.flush()  # so much is not held back: only the transport knows whether the client keeps up
         elif len(self._said) == 1:
             self._server.outbox.add(self)
+
+    def _note(self, size: int) -> None:
+        if size or self._noted:
+            self._noted = size > 0
+            self._server.inbox.note(self, size)
+
+    def _let_go(self) -> None:
+        self._message = bytearray()
+        self._open_message = False
+        self._note(0)
 
     def _lose(self) -> None:
         if not self._lost:

@@ -1,0 +1,75 @@
+"""What the connections of a server share: limits, places, memory, and whether the server is leaving."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headgate.model.clock import Clock
+from headgate.wire.exchange import Handler
+from headgate.wire.limits import Limits
+from headgate.wire.outbox import Outbox
+from headgate.wire.places import Inbox, Occupant, Places
+
+
+def _let_pass(exchange: object) -> None:
+    """The judge of a server that asks for no key."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """Only the server writes `draining` and `leaving`."""
+
+    handler: Handler
+    clock: Clock
+    limits: Limits
+    new_id: Callable[[], str]
+    loop: asyncio.AbstractEventLoop
+    judge: Handler = _let_pass
+    """Sees a request whose headers are complete and whose body is not. What it answers (or raises) is the answer; the
+    body is then not read."""
+    always: frozenset[str] = frozenset()
+    """Paths that are answered where every place is taken: health checks."""
+    connections: set[Occupant] = field(default_factory=set)
+    extras: dict[Occupant, None] = field(default_factory=dict)
+    """Those of them that have no place, oldest first."""
+    places: Places = field(default_factory=Places)
+    inbox: Inbox = field(default_factory=lambda: Inbox(Limits().bodies_bytes))
+    draining: bool = False
+    """Every answer is the last of its connection, and says so."""
+    leaving: bool = False
+    """Nobody is accepted any more: a connection on which nothing is asked is closed."""
+    outbox: Outbox = field(default_factory=Outbox)
+    empty: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last connection of a server that is leaving is gone."""
+
+    def seat(self, newcomer: Occupant) -> bool:
+        """Whether it got a place. Else it is an extra connection, to be told so."""
+        placed = len(self.connections) - len(self.extras) < self.limits.max_connections
+        if not placed:
+            left = self.places.vacate(self.connections, self.loop.time())
+            placed = left is not None
+            if left is None and self.extras and len(self.extras) >= self.limits.extra_connections:
+                left = next(iter(self.extras))
+                left.make_way()
+            if left is not None:
+                self.forget(left)
+        self.connections.add(newcomer)
+        if not placed:
+            self.extras[newcomer] = None
+        return placed
+
+    def succeed(self, predecessor: Occupant, successor: Occupant) -> bool:
+        """The same connection is spoken on in another way. Whether it has a place."""
+        self.connections.discard(predecessor)
+        self.connections.add(successor)
+        if predecessor not in self.extras:
+            return True
+        del self.extras[predecessor]
+        self.extras[successor] = None
+        return False
+
+    def forget(self, connection: Occupant) -> None:
+        self.connections.discard(connection)
+        self.extras.pop(connection, None)
+        if self.leaving and not self.connections:
+            self.empty.set()
