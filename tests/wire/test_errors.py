@@ -5,7 +5,16 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from headgate.model.errors import ContextOverflow, EngineFailed, InvalidRequest, QueueFull, ServeError, UnknownModel
+from headgate.model.errors import (
+    ContextOverflow,
+    EngineFailed,
+    InvalidRequest,
+    QueueFull,
+    Refused,
+    ServeError,
+    Unauthorized,
+    UnknownModel,
+)
 from headgate.model.outcome import Outcome
 from headgate.wire.errors import CODES, STATUS, error_body, error_headers, refusal_body
 
@@ -21,6 +30,9 @@ def test_every_outcome_has_a_status() -> None:
         (InvalidRequest("no", param="n"), "invalid_request_error", None),
         (ContextOverflow("no"), "invalid_request_error", "context_length_exceeded"),
         (UnknownModel("no"), "invalid_request_error", "model_not_found"),
+        (Unauthorized("no"), "invalid_request_error", "invalid_api_key"),
+        (Refused("no", Outcome.OVER_LIMIT, 1.0), "requests", "rate_limit_exceeded"),
+        (Refused("no", Outcome.LANE_FULL, 1.0), "server_error", "lane_full"),
         (QueueFull("no"), "server_error", "queue_full"),
         (EngineFailed("no"), "server_error", "engine_failed"),
     ],

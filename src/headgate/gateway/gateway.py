@@ -36,7 +36,7 @@ from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
 from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Listener, Once, Pool, request_head
-from headgate.wire.errors import STATUS, Headers
+from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -312,15 +312,15 @@ class Gateway:
             return
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
-            error.headers = self._rates(ticket.accepted.tenant.name, now)
+            self._tell_rates(error, ticket.accepted.tenant.name, now)
         self._close(ticket, command.outcome, None, None, error, now)
         ticket.exchange.fail(error)
 
-    def _rates(self, tenant: str, now: float) -> Headers:
-        """OpenAI's headers for what is left of a tenant's limits."""
+    def _tell_rates(self, error: ServeError, tenant: str, now: float) -> None:
+        """What is left of a tenant's limits, in OpenAI's headers; and as the error's type, which of them it is over."""
         limits = self.dispatcher.tenants.get(tenant)
         if limits is None:  # its only limit is its concurrency, or its limits were taken away meanwhile
-            return ()
+            return
         view = self.dispatcher.limits.view(tenant, limits, now)
         headers: list[tuple[str, str]] = []
         for name, rate in (("requests", view.requests), ("tokens", view.tokens)):
@@ -328,7 +328,9 @@ class Gateway:
                 headers.append((f"x-ratelimit-limit-{name}", str(rate.limit)))
                 headers.append((f"x-ratelimit-remaining-{name}", str(rate.remaining)))
                 headers.append((f"x-ratelimit-reset-{name}", f"{rate.reset_s:.3f}s"))
-        return tuple(headers)
+        error.headers = tuple(headers)
+        if view.tokens is not None and (view.requests is None or view.requests.remaining > 0):
+            error.kind = "tokens"
 
     def _send(self, ticket: Ticket, replica_id: ReplicaId) -> None:
         place = self._places[replica_id]

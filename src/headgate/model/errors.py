@@ -28,6 +28,8 @@ class ServeError(Exception):
     outcome: Outcome = Outcome.ENGINE_FAILED
     code: str | None = None
     """OpenAI's machine-readable error code."""
+    kind: str | None = None
+    """OpenAI's `type`; None: by the status."""
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
     """More to say in the answer's headers."""
@@ -69,6 +71,8 @@ class Refused(ServeError):
         self.outcome = outcome
         self.code = outcome.value
         self.retry_after_s = retry_after_s
+        if outcome is Outcome.OVER_LIMIT:  # in OpenAI's words: clients look for them
+            self.code, self.kind = "rate_limit_exceeded", "requests"
 
 
 class QueueFull(Refused):

@@ -35,6 +35,7 @@ STATUS: dict[Outcome, int] = {
 
 CODES: dict[int, str] = {
     400: "bad_request",
+    403: "foreign_page",
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",
@@ -51,7 +52,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def error_body(error: ServeError) -> bytes:
-    return _body(error.message, STATUS[error.outcome], error.param, error.code)
+    return _body(error.message, STATUS[error.outcome], error.param, error.code, error.kind)
 
 
 def error_headers(error: ServeError) -> Headers:
@@ -68,8 +69,9 @@ def refusal_body(status: int, message: str, code: str | None = None) -> bytes:
     return _body(message, status, None, code or CODES[status])
 
 
-def _body(message: str, status: int, param: str | None, code: str | None) -> bytes:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+def _body(message: str, status: int, param: str | None, code: str | None, kind: str | None = None) -> bytes:
+    if kind is None:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
     # A message may quote the client's own text: a lone surrogate in it must not fail the failure.
     text = message.encode("utf-8", "replace").decode()
     return _encode({"error": {"message": text, "type": kind, "param": param, "code": code}})

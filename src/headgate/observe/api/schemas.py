@@ -13,7 +13,18 @@ from headgate.observe.usage import Row
 from headgate.policy.explanation import Explanation
 from headgate.wire.errors import CODES, STATUS
 
-REFUSED_CODES = sorted({*CODES.values(), *(outcome.value for outcome in Outcome if STATUS[outcome] >= 400)})
+IN_OPENAIS_WORDS = {
+    Outcome.OVER_LIMIT: "rate_limit_exceeded",
+    Outcome.UNAUTHORIZED: "invalid_api_key",
+    Outcome.UNKNOWN_MODEL: "model_not_found",
+    Outcome.TOO_LONG: "context_length_exceeded",
+}
+REFUSED_CODES = sorted(
+    {
+        *CODES.values(),
+        *(IN_OPENAIS_WORDS.get(outcome, outcome.value) for outcome in Outcome if STATUS[outcome] >= 400),
+    }
+)
 
 
 def of(kind: str | list[str], about: str = "", **more: Any) -> Schema:
@@ -69,7 +80,7 @@ SCHEMAS: dict[str, Schema] = {
             "",
             ("message", "type", "param", "code"),
             message=of("string", "What is wrong, and what to do about it."),
-            type=of("string", enum=["invalid_request_error", "server_error"]),
+            type=of("string", enum=["invalid_request_error", "server_error", "requests", "tokens"]),
             param=of(["string", "null"], "The field at fault, as a path."),
             code=of(["string", "null"], f"For machines. Ours: {', '.join(REFUSED_CODES)}; or the engine's own."),
         ),
