@@ -4,7 +4,7 @@ from typing import Any, Final
 
 FIELDS: Final = (
     "id", "arrived", "model", "lane", "priority", "tenant", "weight", "tier", "prompt_tokens", "max_output",
-    "wait_until", "first_token_by", "stream", "prefix", "session", "unfit", "fallback",
+    "wait_until", "first_token_by", "stream", "prefix", "session", "unfit", "fallback", "choices",
 )  # fmt: skip
 NOBODY: Final[frozenset[str]] = frozenset()
 
@@ -35,6 +35,7 @@ class Request:
         session: str | None = None,
         unfit: frozenset[str] = NOBODY,
         fallback: tuple[str, ...] = (),
+        choices: int = 1,
     ) -> None:
         self.id: Final = id
         self.arrived: Final = arrived
@@ -50,7 +51,7 @@ class Request:
         self.prompt_tokens: Final = prompt_tokens
         """Exact where the tokenizer is at hand, estimated otherwise."""
         self.max_output: Final = max_output
-        """What it may say at most, or what such requests usually say if that is less."""
+        """What it may say at most, or what such requests usually say if that is less; all its choices together."""
         self.wait_until: Final = wait_until
         """Latest moment to leave the gateway's queue for a replica."""
         self.first_token_by: Final = first_token_by
@@ -64,11 +65,18 @@ class Request:
         self.fallback: Final = fallback
         """Models that may answer in place of its own while no replica of that one is usable, the first before the next:
         other versions of the name that was asked for."""
+        self.choices: Final = choices
+        """Answers it asks for at once, n for each of its prompts: each is a sequence in the engine, and takes a slot."""
 
     @property
     def tokens(self) -> int:
         """What it will cost, prompt and output together."""
         return self.prompt_tokens + self.max_output
+
+    @property
+    def output_each(self) -> int:
+        """What each of its choices is expected to say."""
+        return self.max_output if self.choices == 1 else max(1, self.max_output // self.choices)
 
     def but(self, **changes: Any) -> "Request":
         """The same, but for this."""

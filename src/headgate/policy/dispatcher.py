@@ -46,7 +46,7 @@ from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedge
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
 from headgate.policy.members import Members
 from headgate.policy.outlier import About
-from headgate.policy.passage import LONG_PROMPT, LaneState, Passage, Pool, Race, Tally
+from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneState, Passage, Pool, Race, Tally
 from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
@@ -59,6 +59,9 @@ TOKEN_S: Final = 0.025
 MOST_REFUSALS: Final = 32
 """A request that was refused so often, by all that had room, is told so: what is in front of a replica may say that it
 is full whenever it breaks off, and this may be why."""
+MOST_POOLS: Final = 64
+"""Names of models for which it is kept who waits, who runs and how long slots are held; more are kept only while they
+have requests."""
 STEADY_S: Final = 10.0
 """A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
 
@@ -150,8 +153,8 @@ class Dispatcher:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
 
     def computed(self, request_id: str, now: float) -> int:
-        """Output tokens that its replica has probably made of a request of which nothing is heard before its end: by
-        the time that it has been there, and the replica's pace. 0: it is at none."""
+        """Output tokens that its replica has probably made of each choice of a request of which nothing is heard before
+        its end: by the time that it has been there, and the replica's pace. 0: it is at none."""
         passage = self.passages.get(request_id)
         if passage is None or passage.load is None:
             return 0
@@ -225,13 +228,16 @@ class Dispatcher:
     def _enqueue(self, passage: Passage, state: LaneState, now: float) -> None:
         state.queue.push(passage.request)
         state.pool.waiting += 1
+        state.pool.wide += passage.request.choices > 1
         state.drain.backlog(True, now)
 
     def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
         if self._set_aside.wake_at < inf:
             self._set_aside.drop(request_id)
-        if state.queue.remove(request_id) is not None:
+        removed = state.queue.remove(request_id)
+        if removed is not None:
             state.pool.waiting -= 1
+            state.pool.wide -= removed.choices > 1
             state.drain.backlog(len(state.queue) > 0, now)
 
     def _charge(self, request: Request, now: float) -> Grant | OverLimit | None:
@@ -319,7 +325,7 @@ class Dispatcher:
         if load.ceiling < inf and passage.first_token_at is None:
             self._full.took(load, passage.sent_at)
         first = passage.first_token_at or now
-        ttft_s, output = first - passage.sent_at, usage[1] if usage else 0
+        ttft_s, output = first - passage.sent_at, usage[1] // passage.request.choices if usage else 0
         tpot_s = (now - first) / (output - 1) if output > 1 else None
         if output > 0 and not passage.request.stream:
             token_s, known = (now - passage.sent_at) / output, load.answer_token_s
@@ -407,16 +413,17 @@ class Dispatcher:
 
     def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
-        self._turns.runs(state, passage.request.tenant, -1)
+        width = passage.width
+        self._turns.runs(state, passage.request.tenant, -width)
         del state.pool.sent[passage.request.id]
         self._prefills.over(passage)
-        load.requests -= 1
+        load.requests -= width
         if passage.first_token_at is None:
             load.prefill_tokens -= passage.request.prompt_tokens
         else:
             load.decode_tokens -= passage.request.max_output
         self.fleet.changed(load)
-        return load.requests + 1
+        return load.requests + width
 
     def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
         request, state = passage.request, passage.state
@@ -434,7 +441,7 @@ class Dispatcher:
         """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
         pool, queue = state.pool, state.queue
         ahead, _ = queue.ahead_of(request.tenant, request.weight)
-        held_s = pool.turnover.held_s(TOKEN_S * request.max_output, now)
+        held_s = pool.turnover.held_s(TOKEN_S * request.output_each, now)
         every_s = held_s / max(1, len(pool.sent))
         wait_s = max(state.drain.wait_s(ahead + 1, now), pool.free_in_s(ahead, held_s, now))
         promised = queue.promised(request.tenant)
@@ -468,25 +475,50 @@ class Dispatcher:
     def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
         blocked: list[LaneState] = []
+        kept = self._kept_room(pool, now) if pool.wide else None
         while pool.waiting and (turn := self._turns.next(pool, blocked, now)) is not None:
             best, request = turn
             passage = self.passages[request.id]
-            if self._place(passage, best, now, commands):
+            if self._place(passage, best, now, commands, kept):
                 best.queue.pop(request.id)  # not just the next: being charged may have changed whose turn it is
                 pool.waiting -= 1
+                pool.wide -= request.choices > 1
                 best.drain.left(now)
                 best.drain.backlog(len(best.queue) > 0, now)
             else:
                 blocked.append(best)
 
-    def _place(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> bool:
-        choice = route(passage.request, self.fleet, self.affinity, self._routing, now, self._rng, passage.tried)
+    def _kept_room(self, pool: Pool, now: float) -> KeptRoom | None:
+        """Of those who ask for several choices and have no replica with as many free slots, the most urgent, and the
+        replica that lacks fewest: its slots are kept as they come, from all but lanes that go before."""
+        first: Request | None = None
+        priority = 0
+        for state in pool.lanes.values():
+            if not state.long or (first is not None and state.lane.priority >= priority):
+                continue
+            request = state.queue.peek()
+            if request is not None and request.choices > 1 and self._turns.wants_room(state, request, now):
+                first, priority = request, state.lane.priority
+        if first is None:
+            return None
+        near = self.fleet.roomiest(first.model, first.lane, first.choices, self.passages[first.id].tried)
+        return None if near is None else KeptRoom(first.id, priority, near)
+
+    def _place(
+        self, passage: Passage, state: LaneState, now: float, commands: list[Command], kept: KeptRoom | None = None
+    ) -> bool:
+        request, tried = passage.request, passage.tried
+        if kept is not None and request.id != kept.request_id and state.lane.priority >= kept.priority:
+            tried |= {kept.replica_id}
+        choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, tried)
         if not isinstance(choice, Choice):
             return False
-        request = passage.request
         load = self.fleet.get(choice.replica_id)
         assert load is not None
-        load.requests += 1
+        passage.width = width = 1
+        if request.choices > 1:
+            passage.width = width = min(request.choices, self.fleet.seats[load.id].limit)
+        load.requests += width
         load.prefill_tokens += request.prompt_tokens
         self.fleet.changed(load)
         self.affinity.remember(request, choice.replica_id)
@@ -501,7 +533,7 @@ class Dispatcher:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
             state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
-        self._turns.runs(state, request.tenant, 1)
+        self._turns.runs(state, request.tenant, width)
         state.pool.turnover.sent(now)
         state.pool.sent[request.id] = now
         commands.append(
@@ -523,10 +555,20 @@ class Dispatcher:
         model = request.model if self.fleet.by_name(request.model) else None
         pool = self.pools.get(model)
         if pool is None:
+            if len(self.pools) >= MOST_POOLS:
+                self._forget_pools()
             pool = self.pools[model] = Pool(model)
             for lane in self.lanes.values():
                 self._open_lane(pool, lane)
-        return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT]
+        return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT or request.choices > 1]
+
+    def _forget_pools(self) -> None:
+        """Those in which nobody is, the oldest first, down to half: adapters have names too, and replicas may list
+        thousands. What a pool has learned of who comes and for how long is learned again."""
+        in_use = {passage.state.pool.model for passage in self.passages.values()}
+        idle = [model for model in self.pools if model not in in_use]
+        for model in idle[: len(self.pools) - MOST_POOLS // 2]:
+            del self.pools[model]
 
     def _open_lane(self, pool: Pool, lane: Lane) -> None:
         tallies = tuple(Tally(lane.weight * tier.weight) for tier in self.tiers.values())
@@ -661,7 +703,7 @@ class Dispatcher:
         request, state = passage.request, passage.state
         self._turns.runs(state, request.tenant, -1)
         self._prefills.one_less(passage)
-        load.requests -= 1
+        load.requests -= 1  # whoever asks for several choices is at one replica only
         load.prefill_tokens -= request.prompt_tokens
         self.fleet.changed(load)
 
@@ -687,6 +729,7 @@ class Dispatcher:
             for state in pool.lanes.values() if pool.waiting else ():
                 for request in state.queue.expired(now):
                     pool.waiting -= 1
+                    pool.wide -= request.choices > 1
                     self._time_out(self.passages[request.id], state, now, commands)
         self.members.tick(now)
         if self._full.wake_at <= now:
@@ -707,7 +750,7 @@ class Dispatcher:
         patience = passage.request.arrived + passage.lost_s + self._no_replica_wait_s
         if not self.fleet.usable(passage.request.model, passage.request.lane) and now < patience:
             self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
-        elif (most := self._turns.capped_at(passage.request.tenant)) is not None:
+        elif (most := self._turns.capped_at(state, passage.request)) is not None:
             who = f"tenant {passage.request.tenant!r}"
             message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
             self._refuse(passage, Outcome.OVER_LIMIT, message, now, commands)

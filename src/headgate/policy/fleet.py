@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import islice
 from typing import Final, Literal
 
 from headgate.model.replica import Load, ReplicaId
@@ -16,6 +17,8 @@ from headgate.policy.affinity import Ring
 
 Order = Literal["work", "requests", "turn", "weighted_turn"]
 """What the index is ordered by. A turn grows with each request sent: the lowest is whose turn it is."""
+LOOKED_AT: Final = 32
+"""Replicas with room that are looked at to find the one with most of it."""
 DECODE: Final = 0.25
 """What decoding counts for against prefill. If it counted in full, a replica that has just come into use, and so has
 nothing to decode yet, would be sent every prompt until it had as much as the others, one waiting for the other. Among
@@ -189,6 +192,19 @@ class Fleet:
     def least(self, pools: tuple[Pool, ...]) -> Iterator[tuple[float, int, Seat]]:
         """Those with room, least loaded first."""
         return iter(pools[0].ready) if len(pools) == 1 else merge(*(pool.ready for pool in pools))
+
+    def roomiest(
+        self, model: str | None, lane: str | None, slots: int, tried: frozenset[ReplicaId]
+    ) -> ReplicaId | None:
+        """Of the least loaded, the replica that lacks fewest of so many slots, as far as it has as many at all; None:
+        one lacks none, or nobody has a free one."""
+        best: Seat | None = None
+        lacks = 0
+        for _, _, seat in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
+            lack = min(slots, seat.limit) - seat.room
+            if seat.id not in tried and (best is None or lack < lacks):
+                best, lacks = seat, lack
+        return None if best is None or lacks <= 0 else best.id
 
     # -- the index --------------------------------------------------------------------------------------------
 

@@ -108,6 +108,8 @@ class Hedger:
         times = lane.times(request.stream)
         if len(times) < config.least_samples or request.prompt_tokens > config.longest_prompt_tokens:
             return
+        if request.choices > 1:
+            return  # a second one would cost as many requests as it has choices
         late_s = times.percentile(config.percentile) * (1.0 if request.stream else WHOLE)
         self._watch(passage, now + max(config.least_s, late_s))
 

@@ -47,6 +47,7 @@ class Passage:
         "state",
         "suspects",
         "tried",
+        "width",
     )
 
     def __init__(self, request: Request, grant: Grant | None, state: "LaneState") -> None:
@@ -69,6 +70,8 @@ class Passage:
         self.suspects: tuple[ReplicaId, ...] = ()
         """Replicas that answered it with an error, and were not blamed: the request itself may be at fault."""
         self.tried: frozenset[ReplicaId] = request.unfit
+        self.width = 1
+        """Slots that it has at the replica it is at."""
         self.sent_at = 0.0
         self.since = -inf
         """When it was sent first, of those sendings that are not over: a second replica may have it since later. -inf:
@@ -98,6 +101,18 @@ class Race:
         self.sent_at = sent_at
 
 
+class KeptRoom:
+    """Free slots of one replica that wait for a request until there is one for each of its choices."""
+
+    __slots__ = ("priority", "replica_id", "request_id")
+
+    def __init__(self, request_id: str, priority: int, replica_id: ReplicaId) -> None:
+        self.request_id = request_id
+        self.priority = priority
+        """Of its lane: those that go before it still get a slot there."""
+        self.replica_id = replica_id
+
+
 @dataclass(slots=True, eq=False)
 class Tally:
     """What one tier of one lane has of one pool."""
@@ -111,7 +126,8 @@ class Tally:
 @dataclass(slots=True, eq=False)
 class LaneState:
     """One lane's queue for one pool of replicas and one tier. Long prompts have a queue of their own beside it, so that
-    nobody is stuck behind one that has to wait for another long prefill to end."""
+    nobody is stuck behind one that has to wait for another long prefill to end; and so have requests for several
+    choices, which wait for several slots of one replica."""
 
     lane: Lane
     tier: str
@@ -120,7 +136,7 @@ class LaneState:
     tallies: tuple[Tally, ...]
     """Of all tiers of the lane, its own included."""
     long: bool
-    """Whether it is the one for long prompts."""
+    """Whether it is the one for long prompts and several choices."""
     queue: FairQueue = field(default_factory=FairQueue)
     drain: Drain = field(default_factory=Drain)
     prefills: int = 0
@@ -143,11 +159,13 @@ class Pool:
 
     model: str | None
     lanes: dict[tuple[str, str, bool], LaneState] = field(default_factory=dict)
-    """By lane, tier, and whether for long prompts."""
+    """By lane, tier, and whether for long prompts and several choices."""
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     """By lane and tier."""
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
+    wide: int = 0
+    """Of these, those that ask for several choices."""
     turn: float = 0.0
     """What the lane that went last had been served before: whoever comes to an empty queue starts from there."""
     comers: dict[str, Comers] = field(default_factory=dict)

@@ -179,8 +179,11 @@ def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Rando
 
 
 def _fits(request: Request, seat: Seat, tried: frozenset[ReplicaId]) -> bool:
-    """Not tried yet, and room for its tokens too. An idle replica takes anything: nowhere would it fit better."""
+    """Not tried yet, a slot for each of its choices, and room for its tokens too. An idle replica takes anything:
+    nowhere would it fit better."""
     if tried and seat.id in tried:
+        return False
+    if request.choices > 1 and seat.room < min(request.choices, seat.limit):
         return False
     if seat.token_limit is None:
         return True

@@ -75,7 +75,7 @@ class Turns:
     def _next_of(self, state: LaneState, room: int, used: int, now: float) -> Request | None:
         """The first request in the order of tenants' turns that may go."""
         request = state.queue.peek()
-        while request is not None and self._at_its_cap(request.tenant):
+        while request is not None and self._at_its_cap(request.tenant, self._slots(state, request)):
             state.queue.hold(request.tenant)
             self._holding.setdefault(request.tenant, []).append(state.queue)
             request = state.queue.peek()
@@ -84,39 +84,60 @@ class Turns:
         if self._tenant_may_go(state, request, room, used, now):
             return request
         for other in state.queue.heads():
-            if not self._at_its_cap(other.tenant) and self._tenant_may_go(state, other, room, used, now):
+            capped = self._at_its_cap(other.tenant, self._slots(state, other))
+            if not capped and self._tenant_may_go(state, other, room, used, now):
                 return other
         return None
 
     def may_go(self, state: LaneState, request: Request, now: float) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
-        if self._at_its_cap(request.tenant):
+        if self._at_its_cap(request.tenant, self._slots(state, request)):
             return False
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
         may = self._lane_may_go(state, request, room, used, now)
         return may and self._tenant_may_go(state, request, room, used, now)
 
+    def wants_room(self, state: LaneState, request: Request, now: float) -> bool:
+        """Whether slots of a replica are kept free as they come, until all are there that it needs for its choices. Not
+        for a tenant that has its share of the room while others are known to come: it would keep them out."""
+        if self._at_its_cap(request.tenant, self._slots(state, request)):
+            return False
+        room, used = self._fleet.capacity(state.pool.model, state.lane.name)
+        if not self._lane_may_go(state, request, room, used, now, slots=1):
+            return False
+        others = state.pool.comers[state.lane.name].others(request.tenant, self.expected)
+        return not others or self.light(state, request)
+
+    def _slots(self, state: LaneState, request: Request) -> int:
+        """What it takes of the room: one for each of its choices, as far as a replica has so many."""
+        if request.choices == 1:
+            return 1
+        room, _ = self._fleet.capacity(state.pool.model, state.lane.name)
+        replicas = self._fleet.usable(state.pool.model, state.lane.name)
+        return min(request.choices, max(1, room // max(1, replicas)))
+
     # -- tenants ----------------------------------------------------------------------------------------------
 
     def runs(self, state: LaneState, tenant: str, change: int) -> None:
-        """One more of its requests is at a replica, or one less."""
+        """It has so many slots more at a replica, or fewer."""
         state.tally.running += change
         count(state.pool.running, tenant, change)
         if change < 0 and tenant in self._holding:
             self._let_go(tenant)
 
-    def capped_at(self, tenant: str) -> int | None:
-        """How many it may have at replicas at once, if it has as many; None: it may have more."""
-        return self.expected.concurrency[tenant] if self._at_its_cap(tenant) else None
+    def capped_at(self, state: LaneState, request: Request) -> int | None:
+        """How many its tenant may have at replicas at once, if it has too many for this; None: it may have more."""
+        tenant = request.tenant
+        return self.expected.concurrency[tenant] if self._at_its_cap(tenant, self._slots(state, request)) else None
 
-    def _at_its_cap(self, tenant: str) -> bool:
+    def _at_its_cap(self, tenant: str, slots: int) -> bool:
         caps = self.expected.concurrency
         if tenant not in caps:
             return False
         running = 0
         for pool in self._pools.values():
             running += pool.running.get(tenant, 0)
-        return running >= caps[tenant]
+        return running + min(slots, caps[tenant]) > caps[tenant]
 
     def _let_go(self, tenant: str) -> None:
         for queue in self._holding.pop(tenant, ()):
@@ -134,7 +155,10 @@ class Turns:
     def _tenant_may_go(self, state: LaneState, request: Request, room: int, used: int, now: float) -> bool:
         """A tenant that has its fair share leaves the last of the room to others that are known to come, and to lanes
         below their reserve."""
-        if not used or room - used > MOST_KEPT:
+        if not used:
+            return True
+        used += self._slots(state, request) - 1
+        if room - used > MOST_KEPT:
             return True
         most = most_kept(room)
         if room - used > most or self.light(state, request):
@@ -149,12 +173,18 @@ class Turns:
 
     # -- lanes ------------------------------------------------------------------------------------------------
 
-    def _lane_may_go(self, state: LaneState, request: Request, room: int, used: int, now: float) -> bool:
+    def _lane_may_go(
+        self, state: LaneState, request: Request, room: int, used: int, now: float, slots: int = 0
+    ) -> bool:
+        """`slots`: what it would take; 0: as many as it has choices."""
         lane = state.lane
-        if lane.concurrency is not None and state.running >= lane.concurrency:
+        slots = slots or self._slots(state, request)
+        if lane.concurrency is not None and state.running + min(slots, lane.concurrency) > lane.concurrency:
             return False
-        if self._reserved and self._kept_for_others(state):
+        if self._reserved and self._kept_for_others(state, slots):
             return False
+        if used:
+            used += slots - 1
         if lane.hold_above >= 1.0 and lane.priority <= self._first and request.prompt_tokens <= LONG_PROMPT:
             return True
         held = used >= lane.hold_above * room
@@ -204,7 +234,7 @@ class Turns:
                 most = max(most, min(int(lane.reserve * room), ceil(HEADROOM * sqrt(running))))
         return most
 
-    def _kept_for_others(self, state: LaneState) -> bool:
+    def _kept_for_others(self, state: LaneState, slots: int) -> bool:
         """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
         kept = 0
@@ -213,7 +243,7 @@ class Turns:
                 tallies = state.pool.tallies
                 running = sum([tallies[lane, tier.name].running for lane in self._lanes])
                 kept += max(0, int(tier.reserve * room) - running)
-        return used > 0 and room - used <= kept
+        return used > 0 and room - used - slots < kept
 
     def _share(self, lane: Lane) -> float:
         return lane.weight / sum(other.weight for other in self._lanes.values())
