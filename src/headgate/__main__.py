@@ -60,8 +60,8 @@ class EngineFlags:
     """Jinja file to write chats with, instead of the model's own template: one with tools, for example."""
     system_prompt: Annotated[tuple[str, ...], Parameter(group=MODEL, negative="")] = ()
     """System prompt to prefill and keep in the prefix cache for good; may be given several times."""
-    max_tokens: Annotated[int, positive, Parameter(group=MODEL)] = EngineConfig.default_max_tokens
-    """Output limit of a request that names none."""
+    max_tokens: Annotated[int | None, positive, Parameter(group=MODEL)] = None
+    """Output limit of a request that names none. Default: 512; with serve, 256 as for the task `other`."""
     truncate: Annotated[bool, Parameter(group=MODEL, negative="")] = False
     """Cut an over-long prompt from the left instead of refusing it."""
     slots: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
@@ -99,7 +99,7 @@ class EngineFlags:
             threads=self.threads or len(os.sched_getaffinity(0)),
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
-            default_max_tokens=self.max_tokens,
+            default_max_tokens=self.max_tokens or EngineConfig.default_max_tokens,
             truncate=self.truncate,
             loras=self.lora,
             chat_template=self.chat_template,
@@ -278,7 +278,7 @@ def engine(
     config = replace(
         emulated_config(profile, dilate),
         model_name=flags.model_name or f"emulated-{profile.name}",
-        default_max_tokens=flags.max_tokens,
+        default_max_tokens=flags.max_tokens or EngineConfig.default_max_tokens,
         truncate=flags.truncate,
         in_order=flags.in_order,
     )

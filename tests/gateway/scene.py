@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.gateway.bounded import Bounded
+from headgate.gateway.bounded import Bounded, Several
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import closing
 from headgate.gateway.relay import Relay, RelayLimits, Summary
@@ -39,7 +39,7 @@ class Gate:
         self.wants_usage = False
         self.generation_s = inf
         self.headers: Headers = ()
-        self.read_by: Callable[[Relay], Relay | Bounded | Gather | ResponseReader] = lambda relay: relay
+        self.read_by: Callable[[Relay], Relay | Bounded | Several | Gather | ResponseReader] = lambda relay: relay
         self.goes_on: Callable[[ServeError], None] | None = None
         self.exchanges: list[Exchange] = []
         self.relays: list[Relay] = []

@@ -499,11 +499,10 @@ def test_the_real_llama_cpp_server_answers_responses_itself(tmp_path: Path, mode
         gateway(tmp_path, {}, engine, slots=2) as url,
         OpenAI(base_url=f"{url}/v1", api_key="none") as client,
     ):
-        whole = client.responses.create(model="x", input="Say hello.", temperature=0, max_output_tokens=8)
+        more: Any = {"model": "default", "input": "Say hello.", "temperature": 0, "max_output_tokens": 8}
+        whole = client.responses.create(**more)
         assert whole.output_text
-        events = list(
-            client.responses.create(model="x", input="Say hello.", temperature=0, max_output_tokens=8, stream=True)
-        )
+        events = list(client.responses.create(**more, stream=True))
         assert events[0].type == "response.created"
         said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         assert said == whole.output_text

@@ -156,7 +156,12 @@ def test_of_two_that_wait_for_slots_the_more_urgent_is_served_first() -> None:
 
 def test_nothing_is_kept_for_a_tenant_that_has_its_share_while_others_come() -> None:
     scene = Scene(4, expected=NamedTenants({"loud": 1.0, "quiet": 1.0}, {}))
-    held = [scene.send(tenant="loud"), scene.send(tenant="loud"), scene.send(tenant="quiet"), scene.send(tenant="quiet")]
+    held = [
+        scene.send(tenant="loud"),
+        scene.send(tenant="loud"),
+        scene.send(tenant="quiet"),
+        scene.send(tenant="quiet"),
+    ]
     wide = scene.send(4, tenant="loud")
     quiet = scene.send(tenant="quiet")
     scene.end(held[2])

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from headgate.model.errors import NotOffered
 from headgate.model.replica import Replica, ReplicaId
-from headgate.replica.dialects import DIALECTS, Dialect, dialect_of
+from headgate.replica.dialects import DIALECTS, OPENAI_RANGES, Dialect, Ranges, dialect_of
 
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
@@ -43,6 +43,18 @@ class Abilities:
                 param="model",
             )
         return unfit
+
+    def ranges(self, models: Collection[str]) -> Ranges:
+        """What everybody takes who serves one of these; OpenAI's while nobody is known."""
+        found = [dialect_of(replica).ranges for replica in self._serving(models)]
+        if not found:
+            return OPENAI_RANGES
+        return Ranges(
+            temperature=min(one.temperature for one in found),
+            n=min(one.n for one in found),
+            stops=min(one.stops for one in found),
+            text_logprobs=min(one.text_logprobs for one in found),
+        )
 
     def _serving(self, models: Collection[str]) -> list[Replica]:
         # A copy: bodies that are long are understood in another thread.

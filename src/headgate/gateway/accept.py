@@ -5,17 +5,18 @@ two parsers that disagree are how gateways are bypassed.
 """
 
 import re
-from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from headgate.gateway.abilities import CHAT, RESPONSES, Abilities
+from headgate.gateway.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
 from headgate.gateway.identity import Identities
 from headgate.gateway.models import Chosen, Models
+from headgate.gateway.prompt import MEDIA_TOKENS, PromptFound, found_in
 from headgate.gateway.response_voice import Native, Translated
-from headgate.gateway.responses import Untold, as_chat, cap, parts, read
-from headgate.gateway.shape import Shape
+from headgate.gateway.responses import Untold, as_chat, cap, read
+from headgate.gateway.shape import Shape, Usual
 from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
@@ -30,14 +31,14 @@ from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 
-MOST_MESSAGES_HASHED: Final = 128
-"""Later messages of a longer conversation do not decide where it goes."""
-LINK_BYTES: Final = 16
 LONGEST_NAME: Final = 256
-TRUSTED_ONLY: Final = ("priority", "lane", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
-"""What an engine would heed, and only trusted clients may say."""
 
-_encode = msgspec.json.Encoder().encode
+
+class Names(Protocol):
+    """Who knows which models are served."""
+
+    def refuse_unknown(self, model: str) -> None:
+        """Raises UnknownModel for a name that nobody has."""
 
 
 class Accepted:
@@ -67,6 +68,7 @@ class Accepted:
         self.wants_usage = wants_usage
         """Whether the client itself asked for a usage chunk."""
         self.prompt_bytes = prompt_bytes
+        """Of its text; 0: how many tokens it has says nothing about text."""
         self.allowance = allowance
         """What its answer may say; None: it has none, as embeddings."""
         self.chosen = chosen
@@ -96,7 +98,10 @@ class Acceptor:
         identities: Identities,
         limits: Limits,
         output: Output | None = None,
+        open_fields: frozenset[str] = frozenset(),
     ) -> None:
+        """`open_fields`: what anybody may send, although it steers the engine."""
+        self._open_fields = open_fields
         self._output = output or Output(OutputConfig())
         self._lanes = lanes
         self._classifier = classifier
@@ -104,6 +109,8 @@ class Acceptor:
         self._limits = limits
         self.models: Models | None = None
         """What names stand for; None: for themselves."""
+        self.names: Names | None = None
+        """None: any name goes."""
         self.abilities = Abilities({})
         """Who has more than chats and text completions."""
         self.prompt_sizes = PromptSizes()
@@ -131,38 +138,51 @@ class Acceptor:
         if path == RESPONSES:
             path, body = self._respond(exchange, body)
             responds, same = path == RESPONSES, False
-        try:
-            shape = msgspec.convert(body, Shape)
-        except msgspec.ValidationError:
-            shape = json.convert(body, Shape)  # says what is wrong, and where
+        shape, whole = self._understood(body)
         assert isinstance(body, dict)
-        alias = self._output.alias(shape.model)
+        if None in body.values():
+            for name in [name for name, value in body.items() if value is None]:
+                del body[name]
+            whole = False
+        extra = sift(body, tenant.trusted, self._open_fields)
+        same = same and whole and (extra is None or not extra.changed)
+        model = shape.model or ""
+        alias = self._output.alias(model)
         models = self.models
-        if alias is not None and alias.model is not None and (models is None or not models.knows(shape.model)):
-            shape.model = body["model"] = alias.model
+        if alias is not None and alias.model is not None and (models is None or not models.knows(model)):
+            model = body["model"] = alias.model
             same = False
-        prefix, prompt_bytes = self._prompt(shape, path, body)
-        prompt_tokens = self.prompt_sizes.of(shape.model, _opened(body), prompt_bytes)
+        if len(model) > LONGEST_NAME:
+            raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
+        found = found_in(shape, path, body)
+        prompt_tokens = self._prompt_tokens(found, model, body)
         lane = self._lane(shape, headers, tenant, prompt_tokens)
         embeds = path.endswith("/embeddings")
-        stream = shape.stream and not embeds
+        choices = choices_of(shape, extra, found, lane, embeds)
+        keep_bounds(shape, extra, lane)
+        stream = shape.stream is True and not embeds
         allowance = None
         if not embeds:
-            if responds:
-                shape.max_tokens = shape.max_output_tokens
-            allowance = self._allow(shape, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
+            asked = _asked(shape, extra, body, responds)
+            allowance = self._allow(asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
             if responds:
                 cap(allowance, body)
             else:
                 same = not apply(allowance, body) and same
+            if extra is not None and allowance.tokens is not None:
+                for name in extra.least:
+                    body[name] = min(body[name], allowance.tokens)
+                    same = False
         session = headers.get("x-headgate-session") or shape.user
-        model, chosen = shape.model, None
+        chosen = None
         if models is not None:
             task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task) or ""
             chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
             if chosen is not None:
                 model = body["model"] = chosen.model
                 same = False
+        if chosen is None and self.names is not None:
+            self.names.refuse_unknown(model)
         request = Request(
             id=exchange.request_id,
             arrived=exchange.received_at,
@@ -173,21 +193,17 @@ class Acceptor:
             weight=tenant.weight,
             tier=tenant.tier,
             prompt_tokens=prompt_tokens,
-            max_output=self._max_output(allowance, lane),
+            max_output=choices * self._max_output(allowance, lane),
             wait_until=exchange.received_at + lane.wait_bound_s,
             first_token_by=exchange.received_at + lane.ttft_target_s,
             stream=stream,
-            prefix=prefix,
+            prefix=found.chain,
             session=session,
             unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
             fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
+            choices=choices,
         )
-        if not tenant.trusted:
-            for name in TRUSTED_ONLY:
-                if name in body:
-                    del body[name]
-                    same = False
-        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage
+        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
         if shape.stream and not stream:
             del body["stream"]
             same = False
@@ -196,11 +212,27 @@ class Acceptor:
             same = False
         encoded = exchange.body if same else b""
         wants_usage = wants_usage or exchange.voice is not None
+        prompt_bytes = 0 if found.tokens or found.media else found.size
         return Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+
+    def _understood(self, body: object) -> tuple[Shape, bool]:
+        """And whether the body is as it came."""
+        try:
+            return msgspec.convert(body, Usual), True
+        except msgspec.ValidationError:
+            changed = isinstance(body, dict) and made_whole(body)
+        name = body.get("model") if isinstance(body, dict) else None
+        model = name if isinstance(name, str) else ""
+        alias = self._output.alias(model)
+        model = model if alias is None or alias.model is None else alias.model
+        ranges = self.abilities.ranges((model,) if self.models is None else self.models.reach(model))
+        return looked_into(body, ranges), not changed
 
     def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
         """Where to ask for a response, and how: there, if all who may get it have it; otherwise as a chat, if that can
         say it; and if not, there again, at those who have it."""
+        if isinstance(given, dict):
+            made_whole(given)
         body = read(given)
         model = body.get("model", "")
         alias = self._output.alias(model)
@@ -230,39 +262,17 @@ class Acceptor:
         if accepted.prompt_bytes:
             model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
             self.prompt_sizes.learn(model, _opened(accepted.body), accepted.prompt_bytes, prompt_tokens)
-        self.tokens_per_answer.learn(accepted.request.lane, float(output_tokens))
+        self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
 
-    def _prompt(self, shape: Shape, path: str, body: dict[str, Any]) -> tuple[tuple[bytes, ...], int]:
-        """The hash chain over the conversation, and how long it is."""
-        if len(shape.model) > LONGEST_NAME:
-            raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
-        if path.endswith("/chat/completions"):
-            if not shape.messages:
-                raise InvalidRequest("messages must be a list of at least one message", param="messages")
-            messages: list[Any] = shape.messages
-        elif path == RESPONSES:
-            messages = parts(body)
-        else:
-            name = "input" if path.endswith("/embeddings") else "prompt"
-            whole = shape.input if name == "input" else shape.prompt
-            if whole is None or whole == []:
-                raise InvalidRequest(f"{name} must not be empty", param=name)
-            messages = [whole]
-        chain: list[bytes] = []
-        size, digest = 0, b""
-        for part in messages:
-            encoded = _encode(part)
-            size += len(encoded)
-            if len(chain) < MOST_MESSAGES_HASHED:
-                digest = blake2b(digest + encoded).digest()[:LINK_BYTES]
-                chain.append(digest)
-        return tuple(chain), size
+    def _prompt_tokens(self, found: PromptFound, model: str, body: dict[str, Any]) -> int:
+        tokens = found.tokens or self.prompt_sizes.of(model, _opened(body), found.size)
+        return tokens + MEDIA_TOKENS * found.media
 
     def _lane(self, shape: Shape, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
         named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
         name = named or tenant.default_lane
         if name is None:
-            name = self._classifier.lane_of(prompt_tokens, shape.stream, shape.service_tier == "flex")
+            name = self._classifier.lane_of(prompt_tokens, shape.stream is True, shape.service_tier == "flex")
         lane = self._lanes.get(name)
         if lane is None:
             raise InvalidRequest(f"no lane {name[:64]!r}; there are {', '.join(self._lanes)}", param="lane")
@@ -281,11 +291,14 @@ class Acceptor:
         return lane.priority
 
     def _allow(
-        self, shape: Shape, headers: dict[str, str], tenant: Tenant, lane: Lane, prompt_tokens: int, alias: str | None
+        self,
+        asked: int | None,
+        headers: dict[str, str],
+        tenant: Tenant,
+        lane: Lane,
+        prompt_tokens: int,
+        alias: str | None,
     ) -> Allowance:
-        asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
-        if asked is not None and asked < 1:
-            raise InvalidRequest(f"max_tokens must be at least 1, got {asked}", param="max_tokens")
         named = headers.get("x-headgate-task") or alias
         allowance = self._output.allow(
             named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps
@@ -299,6 +312,21 @@ class Acceptor:
         usual = max(1, int(self.tokens_per_answer.of(lane.name)))
         allowed = None if allowance is None else allowance.tokens
         return usual if allowed is None else min(allowed, usual)
+
+
+def _asked(shape: Shape, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
+    """Output tokens that it asks for, by whatever name. Names of other APIs are taken out of the body."""
+    asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
+    other = shape.max_output_tokens
+    if responds and asked is not None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            body.pop(name, None)
+    elif not responds and other is not None:
+        del body["max_output_tokens"]
+    for more in (other, None if extra is None else extra.asked):
+        if more is not None and (asked is None or more < asked):
+            asked = more
+    return asked
 
 
 def _opened(body: dict[str, Any]) -> bool:

@@ -1,16 +1,19 @@
 """Which answers have to be read along, because they may have to be ended early?
 
 Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
-are watched. Our own engine is told the bounds instead, and keeps them itself.
+are watched. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several choices it is
+noted which have ended, so that the others can be.
 """
 
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.accept import Accepted
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import REPETITION, text_of
-from headgate.gateway.relay import Relay
+from headgate.gateway.relay import NONE_ENDED, Relay
 from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
@@ -19,19 +22,29 @@ from headgate.policy.output import Allowance
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
 
+TOLD_WHOLE: Final = (
+    "tools", "functions", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "audio",
+    "modalities", "return_hidden_states",
+)  # fmt: skip
+_FINISH: Final = b'"finish_reason"'
+_NO_FINISH: Final = b'"finish_reason":null'
+_NO_FINISH_SPACED: Final = b'"finish_reason": null'
+
 
 def bounded(
     accepted: Accepted, allowance: Allowance, lane: Lane, relay: Relay, clock: Clock
-) -> "Gather | Bounded | ResponseReader | None":
+) -> "Gather | Bounded | Several | ResponseReader | None":
     """None: the Relay itself does."""
     request = accepted.request
     if accepted.path == RESPONSES:  # an answer in one piece is the engine's own, and not read along
         detector = Detector(allowance.runaway) if allowance.runaway != "off" else None
         return ResponseReader(relay, detector) if request.stream else None
-    watched = allowance.runaway != "off" and (accepted.body.get("n") or 1) == 1
+    watched = allowance.runaway != "off" and request.choices == 1
     if request.stream:
+        if request.choices > 1:
+            return Several(relay)
         return Bounded(relay, Detector(allowance.runaway)) if watched else None
-    if watched or may_outlast(allowance.tokens, lane):
+    if (watched or may_outlast(allowance.tokens, lane)) and not told_whole(accepted.body):
         detector = Detector(allowance.runaway) if watched else None
         return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
     return None
@@ -52,6 +65,63 @@ def may_outlast(tokens: int | None, lane: Lane) -> bool:
     if lane.generation_s is None:
         return False
     return tokens is None or tokens * lane.gap_target_s > lane.generation_s
+
+
+def told_whole(body: dict[str, Any]) -> bool:
+    """Whether it asks for something that engines write another way, or not at all, where they stream: then the answer
+    in one piece must be the engine's own."""
+    for name in TOLD_WHOLE:
+        value = body.get(name)
+        if value is not None and value is not False and value != [] and value != {}:
+            return True
+    return False
+
+
+class Several:
+    """Between a replica and the Relay of a stream with several choices: notes which have ended. A Listener."""
+
+    __slots__ = ("_relay",)
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def start(self, call: Call) -> None:
+        self._relay.start(call)
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._relay.on_head(status, headers, is_stream)
+
+    def on_events(self, events: list[bytes]) -> None:
+        for event in events:
+            said = event.count(_FINISH)
+            if said and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED):
+                self._relay.ended |= ended_in(event)
+        self._relay.on_events(events)
+
+    def on_body(self, body: bytes) -> None:
+        self._relay.on_body(body)
+
+    def on_done(self) -> None:
+        self._relay.on_done()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._relay.on_failed(error, sent)
+
+    def on_late(self) -> None:
+        self._relay.on_late()
+
+
+def ended_in(event: bytes) -> frozenset[int]:
+    """The choices that an event says the end of."""
+    try:
+        choices = msgspec.json.decode(event)["choices"]
+        ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
+        return frozenset([index for index in ended if isinstance(index, int)])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return NONE_ENDED
 
 
 class Bounded:

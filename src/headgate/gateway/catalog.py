@@ -1,8 +1,9 @@
 """Which models are there, and who has to be asked for which?
 
-As long as all replicas say the same, a request may go to any of them, whatever it calls the model: local servers take
-any name. Once they differ, names count, and one that nobody has is refused with those there are. An adapter is a name
-like any other: whoever asks for it gets to a replica that has it loaded.
+A name that nobody has is refused, with those there are; until a replica has listed its models, any name goes. `default`
+stands for whatever is served: as long as all replicas say the same, a request may go to any of them. Once they differ,
+each is asked for what it has. An adapter is a name like any other: whoever asks for it gets to a replica that has it
+loaded.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,12 @@ from headgate.gateway.models import Models
 from headgate.model.errors import UnknownModel
 from headgate.model.event import Event, ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
+from headgate.replica.dialects import dialect_of
 from headgate.wire.exchange import Exchange
 
+ANY = ("", "default")
+"""Whatever is served."""
+MOST_TOLD = 16
 MOST_NAMES = 256
 """Of one replica: adapters are models too, and somebody may have thousands."""
 
@@ -29,21 +34,48 @@ class Catalog:
         """What each says it serves."""
         self._given: dict[ReplicaId, frozenset[str]] = {}
         """Names from the config: nothing that a replica says takes one away."""
+        self._known: frozenset[str] | None = None
+        """All that can be asked for by name; None: any."""
         self.models: Models | None = None
         """Names that stand for others; None: each stands for itself."""
 
     def add(self, replica: Replica) -> None:
         self._replicas[replica.id] = replica
         self._given[replica.id] = replica.names
+        self._look_again()
+
+    def refuse_unknown(self, model: str) -> None:
+        """Raises UnknownModel for a name that no replica has."""
+        known = self._known  # long bodies are understood in another thread
+        if known is not None and model not in known and model not in ANY:
+            raise UnknownModel(self._unknown(model), param="model")
+
+    def _unknown(self, model: str) -> str:
+        names = self.names
+        more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+        return f"no model {model[:256]!r} here; there is {', '.join(names[:MOST_TOLD]) or 'none yet'}{more}"
+
+    def _look_again(self) -> None:
+        """What can be asked for. A replica that has listed as many as are read may have more."""
+        known: set[str] = set()
+        for replica in self._replicas.values():
+            said = self._said.get(replica.id, ())
+            known.update(replica.names, self._given[replica.id], said)
+            if dialect_of(replica).any_model or len(said) >= MOST_NAMES:
+                self._known = None
+                return
+        self._known = frozenset(known) if known else None
 
     def remove(self, replica_id: ReplicaId) -> None:
         self._replicas.pop(replica_id, None)
         self._said.pop(replica_id, None)
         self._given.pop(replica_id, None)
+        self._look_again()
 
     def found(self, replica_id: ReplicaId, kind: str | None) -> None:
         """Which engine it is."""
         self._change(replace(self._replicas[replica_id], kind=kind))
+        self._look_again()
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
         """A replica has listed its models, and which of them are adapters."""
@@ -57,6 +89,7 @@ class Catalog:
         for replica in silent:
             names = frozenset(self._said[replica.id]) if differ else frozenset()
             self._change(replace(replica, models=names))
+        self._look_again()
 
     def _change(self, replica: Replica) -> None:
         if replica != self._replicas[replica.id]:
@@ -81,7 +114,7 @@ class Catalog:
     def serve_one(self, exchange: Exchange) -> None:
         name = unquote(exchange.path.removeprefix("/v1/models/"))
         if name not in self.names:
-            raise UnknownModel(f"no model {name[:256]!r} here; there is {', '.join(self.names[:16]) or 'none yet'}")
+            raise UnknownModel(self._unknown(name))
         exchange.respond(200, msgspec.json.encode(_card(name)))
 
 

@@ -22,7 +22,7 @@ from headgate.gateway.continuation import can_go_on, rest_of
 from headgate.gateway.failure import failure
 from headgate.gateway.hedge import Rival
 from headgate.gateway.output import bounds_told, closing, generation_s
-from headgate.gateway.relay import COMPLETED, Relay, RelayLimits, Summary
+from headgate.gateway.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
@@ -146,7 +146,10 @@ class Ticket:
         self._gateway.broken_off(self, error)
 
     def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
-        return closing(first, finish, stop, (self.accepted.request.prompt_tokens, events))
+        request, relay = self.accepted.request, self.relay
+        ended = NONE_ENDED if relay is None else relay.ended
+        still = [index for index in range(request.choices) if index not in ended]
+        return closing(first, finish, stop, (request.prompt_tokens, events), still)
 
     def on_end(self, summary: Summary) -> None:
         self._gateway.ended(self, summary.outcome, summary)
@@ -260,7 +263,7 @@ class Gateway:
             self.hear(Arrived(request), now)
         chosen = accepted.chosen
         if chosen is not None and chosen.shadow is not None and self.shadows is not None:
-            self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, accepted.prompt_bytes)
+            self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
 
     def let_in(self, request: Request) -> None:
         """One that was held; its client may have left meanwhile."""
@@ -347,14 +350,14 @@ class Gateway:
             request.stream,
             accepted.wants_usage,
             self._clock,
-            generation_s(accepted, lane, own),
+            generation_s(lane, own),
             () if allowance is None or not allowance.why else (("x-headgate-max-tokens", allowance.why),),
         )
-        if request.stream and can_go_on(accepted.path, accepted.body):
+        if request.stream and request.choices == 1 and can_go_on(accepted.path, accepted.body):
             relay.said = bytearray()
         head = self._head(ticket, place)
         body = self._body(ticket, accepted, place, lane)
-        if allowance is not None and not own:
+        if allowance is not None and (not own or (request.stream and request.choices > 1)):
             reader = bounded(accepted, allowance, lane, relay, self._clock)
             if reader is not None:
                 reader.start(_ask(ticket, place, head, _encode(reader.body(body)), reader))
@@ -421,6 +424,8 @@ class Gateway:
     def may_go_on(self, ticket: Ticket) -> bool:
         if ticket.relay is None or ticket.relay.fruitless > MOST_FRUITLESS or ticket.attempts >= MOST_REPLICAS:
             return False
+        if ticket.accepted.request.choices > 1:
+            return False
         return can_go_on(ticket.accepted.path, ticket.accepted.body)
 
     def broken_off(self, ticket: Ticket, error: ServeError) -> None:
@@ -474,8 +479,7 @@ class Gateway:
         tokens = self.dispatcher.computed(accepted.request.id, self._clock())
         if allowance.tokens is not None:
             tokens = min(tokens, allowance.tokens)
-        choices = accepted.body.get("n")
-        return tokens * choices if isinstance(choices, int) and choices > 1 else tokens
+        return tokens * accepted.request.choices
 
     def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
         """Its connection is closed; some engines want to be told as well. What they say to that is nobody's concern."""
@@ -514,7 +518,8 @@ class Gateway:
             first_s = (now if first is None else first) - ticket.since
             if first is not None:
                 ttft_s, stream_s, end_s = first - arrived, last - first, now - last
-                tpot_s = stream_s / (output - 1) if output > 1 and request.stream else None
+                each = output // request.choices
+                tpot_s = stream_s / (each - 1) if each > 1 and request.stream else None
             if summary.gaps:
                 gaps = tuple([Gap(since - arrived, took_s) for took_s, since in summary.gaps])
         tags = NO_TAGS if replica is None else replica.tags

@@ -13,7 +13,7 @@ one piece all has to be there: what comes until then is kept, up to a bound.
 from typing import Any, Final, Protocol
 
 from headgate.gateway.accept import Accepted
-from headgate.gateway.bounded import Bounded, bounded
+from headgate.gateway.bounded import Bounded, Several, bounded
 from headgate.gateway.failure import failure
 from headgate.gateway.gather import Gather
 from headgate.gateway.output import generation_s, speaks
@@ -102,9 +102,9 @@ class Rival:
         self._clock = clock
         self._at = now
         self._first: ReplicaId = ticket.replica.id
-        self._generation_s = generation_s(accepted, lane, own)
+        self._generation_s = generation_s(lane, own)
         reader = None if allowance is None or own else bounded(accepted, allowance, lane, relay, clock)
-        self._reader: Relay | Bounded | Gather | ResponseReader = relay if reader is None else reader
+        self._reader: Relay | Bounded | Several | Gather | ResponseReader = relay if reader is None else reader
         """Who hears all of it once it leads."""
         self._call: Call | None = None
         self._head: tuple[int, dict[str, str], bool] | None = None

@@ -4,12 +4,12 @@ For those requests only whose text is watched, and for those that reach the end 
 path of any other.
 """
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.accept import Accepted
 from headgate.model.lane import Lane
 from headgate.policy.output import Allowance
 
@@ -115,29 +115,31 @@ def _delta(event: bytes) -> dict[str, Any]:
         return {}
 
 
-def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int]) -> list[bytes]:
-    """The events that end a stream of one choice in the replica's place. `first` is any of its own: who it is, is the
-    same in all. `usage` is what the gateway knows, since the replica is not asked any more."""
+def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still: Sequence[int] = (0,)) -> list[bytes]:
+    """The events that end a stream in the replica's place. `first` is any of its own: who it is, is the same in all.
+    `usage` is what the gateway knows, since the replica is not asked any more. `still`: the choices that go on."""
     try:
         began: dict[str, Any] = msgspec.json.decode(first)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         began = {}
     head = {name: began[name] for name in ("id", "object", "created", "model") if name in began}
     last: dict[str, Any] = {"text": ""} if began.get("object") == "text_completion" else {"delta": {}}
-    choice = {"index": 0, **last, "logprobs": None, "finish_reason": finish, "headgate_stop": stop}
+    ends = [
+        {"index": index, **last, "logprobs": None, "finish_reason": finish, "headgate_stop": stop} for index in still
+    ]
     prompt, output = usage
     counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     return [
-        msgspec.json.encode({**head, "choices": [choice]}),
+        *[msgspec.json.encode({**head, "choices": [choice]}) for choice in ends],
         msgspec.json.encode({**head, "choices": [], "usage": counts, "headgate_usage": "estimated"}),
         DONE,
     ]
 
 
-def generation_s(accepted: Accepted, lane: Lane, own: bool) -> float:
+def generation_s(lane: Lane, own: bool) -> float:
     """How long a stream may go on before the gateway ends it. Our own engine does so itself, knows its own counts, and
-    so comes first. Of several choices at once some may have ended, and which is not known without looking at all."""
-    if lane.generation_s is None or (accepted.body.get("n") or 1) != 1:
+    so comes first."""
+    if lane.generation_s is None:
         return inf
     return lane.generation_s + (GRACE_S if own else 0.0)
 

@@ -39,6 +39,7 @@ __all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
 
 DONE: Final = b"[DONE]"
 COMPLETED: Final = Outcome.COMPLETED
+NONE_ENDED: Final[frozenset[int]] = frozenset()
 _NOT_A_TOKEN = (DONE, b'{"error"')
 """How events begin that are not just passed on. Neither are those that report usage."""
 _CLIENT_FAULTS: dict[int, Outcome] = {
@@ -189,6 +190,7 @@ class Relay:
         "_unheard",
         "_usage",
         "_wants_usage",
+        "ended",
         "events",
         "first_at",
         "fruitless",
@@ -226,6 +228,8 @@ class Relay:
         """The first event, for as long as this stream may have to be ended in the replica's place."""
         self.stop = ""
         """Why the answer was ended early, if it was."""
+        self.ended: frozenset[int] = NONE_ENDED
+        """Of several choices, those that the replica has ended; of one nobody looks."""
         self.said: bytearray | None = None
         """The text that was passed on, as JSON spells it, each piece ended by a line break, which JSON never has; None:
         it is not kept, and nobody can go on after it."""
@@ -537,7 +541,7 @@ class Relay:
     def _complete(self) -> None:
         """Only the end itself is missing: write it in the replica's place."""
         self._continuation = None
-        usage, done = self._owner.closing(self._first, "", "", self.events)[1:]
+        usage, done = self._owner.closing(self._first, "", "", self.events)[-2:]
         self.on_events([usage, done] if self._usage is None else [done])
         if not self.over:
             self._end_stream(ReplicaFailed("the replica did not end its answer"))

@@ -34,7 +34,7 @@ class Roster:
         warmup: Warmup,
         say: Callable[[str], None],
     ) -> None:
-        self.catalog = Catalog(gateway.hear)
+        self.catalog = gateway.acceptor.names = Catalog(gateway.hear)
         self.watches: dict[ReplicaId, Watch] = {}
         self.urls: dict[ReplicaId, str] = {}
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,28 +1,72 @@
 """What a client may say, as far as the gateway has to understand it."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+
+LONGEST_STOP = 1024
+"""Characters of a stop sequence."""
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class Shape(msgspec.Struct, kw_only=True):
-    """The part of a body that the gateway has to understand; the rest passes through."""
+    """The part of a body that the gateway has to understand; the rest passes through. Null is the same as nothing."""
 
-    model: str = ""
+    model: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[Any] | None = None
     input: str | list[Any] | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_logprobs: int | None = None
+    logprobs: bool | int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | list[Any] | None = None
+    dimensions: int | None = None
     user: str | None = None
     service_tier: str | None = None
     priority: int | None = None
     lane: str | None = None
+
+
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_AtLeastOne = Annotated[int, Meta(ge=1)]
+_Stop = Annotated[str, Meta(max_length=LONGEST_STOP)]
+
+
+class Usual(Shape, kw_only=True):
+    """One whose values are in OpenAI's own ranges: nearly every body is, and for it this is all that is looked at."""
+
+    max_tokens: _AtLeastOne | None = None
+    max_completion_tokens: _AtLeastOne | None = None
+    max_output_tokens: _AtLeastOne | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: bool | Annotated[int, Meta(ge=0, le=5)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=4)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    dimensions: _AtLeastOne | None = None
+
+
+INTEGERS = (
+    "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "logprobs", "seed", "dimensions",
+    "priority",
+)  # fmt: skip
+"""Fields that may be written as 100.0, too."""

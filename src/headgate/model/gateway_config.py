@@ -141,6 +141,8 @@ class LimitsConfig:
     """Objects and arrays within each other in a body."""
     connections: Annotated[int, between(1, 1_000_000)] = 16_384
     """A further client is answered 503 and closed."""
+    open_fields: frozenset[Name] = frozenset()
+    """Fields of a body that anybody may send, although they steer the engine itself (docs/limits.md lists them)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,8 +218,9 @@ class EmbeddedConfig:
     """KV memory to hand out, in tokens; None: slots × context."""
     host_tokens: CountOrZero | None = None
     """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
-    default_max_tokens: Count = EngineConfig.default_max_tokens
-    """Output limit of a request that names none."""
+    default_max_tokens: Count | None = None
+    """Output limit of a request that names neither a limit nor a task, in place of that of the task `other`; None:
+    that."""
     truncate: bool = False
     """Cut an over-long prompt from the left instead of refusing it."""
     loras: tuple[Path, ...] = ()

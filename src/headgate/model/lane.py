@@ -39,6 +39,16 @@ class Lane:
     """Most output tokens of one request, whatever it asks for."""
     generation_s: float | None = 60.0
     """Longest generation, from the first token on: then it is ended, and what there is is the answer. None: any."""
+    choices_limit: int = 128
+    """Most answers of one request: n, or best_of, for each of its prompts."""
+    inputs_limit: int = 2048
+    """Most texts of one request for embeddings."""
+    stops_limit: int = 64
+    """Most stop sequences; OpenAI's own limit of 4 counts where an engine takes no more."""
+    entries_limit: int = 1024
+    """Most entries of logit_bias, and of engines' own lists of tokens and words."""
+    logprobs_limit: int = 20
+    """Most alternatives of each token that are reported: top_logprobs, and whatever engines call it."""
     ttft_p50_s: float | None = None
     """Further promises, watched but not steered by. None: not promised. First token, at the median."""
     ttft_p99_s: float | None = None

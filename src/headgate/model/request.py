@@ -66,7 +66,7 @@ class Request:
         """Models that may answer in place of its own while no replica of that one is usable, the first before the next:
         other versions of the name that was asked for."""
         self.choices: Final = choices
-        """Answers it asks for at once, n for each of its prompts: each is a sequence in the engine, and takes a slot."""
+        """Answers it asks for at once, n for each of its prompts: each is a sequence in the engine, with a slot."""
 
     @property
     def tokens(self) -> int:

@@ -50,7 +50,7 @@ def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, promp
         task=task,
         prompt_tokens=prompt_tokens,
         tools=bool(body.get("tools") or body.get("functions")),
-        images=_shows_images(body.get("messages")),
+        images=_shows_images(body.get("messages")) or _shows_images(body.get("input")),
         response_format=kind if isinstance(kind, str) else "text",
         headers=headers,
     )
@@ -110,7 +110,7 @@ def _shows_images(messages: Any) -> bool:
     if not isinstance(messages, list):
         return False
     return any(
-        isinstance(part, dict) and part.get("type") in IMAGE_PARTS
+        isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] in IMAGE_PARTS
         for message in messages
         if isinstance(message, dict) and isinstance(message.get("content"), list)
         for part in message["content"]

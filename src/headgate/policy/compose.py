@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from headgate.model.config import BatchConfig
 from headgate.model.gateway_config import GatewayConfig, Tenant
+from headgate.model.output_config import OTHER, TASKS
 from headgate.model.tier import Tier
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
@@ -14,6 +15,7 @@ from headgate.policy.health import Health, HealthConfig
 from headgate.policy.hedge import Hedger
 from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
+from headgate.policy.output import Output
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
 from headgate.policy.standing import NamedTenants
@@ -66,6 +68,16 @@ def batcher_for(
 def classifier(config: GatewayConfig) -> Classifier:
     lines = config.classify
     return Classifier(lines.long_above_tokens, lines.fast_below_tokens)
+
+
+def output_of(config: GatewayConfig) -> Output:
+    """Where the operator says how much the gateway's own engines give a request that names no limit, that is the cap of
+    the task `other`, unless that has one of its own."""
+    chosen, embedded = config.output, config.embedded
+    if embedded is not None and embedded.default_max_tokens is not None and chosen.tasks.get(OTHER) == TASKS[OTHER]:
+        other = replace(TASKS[OTHER], max_tokens=embedded.default_max_tokens)
+        chosen = replace(chosen, tasks={**chosen.tasks, OTHER: other})
+    return Output(chosen)
 
 
 def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:

@@ -7,6 +7,7 @@ connection closes, and this is how it is cancelled here; what is said beside tha
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
 
@@ -14,9 +15,8 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.model.tier import Tier
+from headgate.replica.fields import OWN
 
-OURS: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
-"""Fields that trusted clients may send and our own engine understands."""
 LONGEST_SESSION: Final = 128
 
 Continue = Literal["flags", "flag", "message", "trimmed"]
@@ -25,6 +25,22 @@ flags    continue_final_message, without the generation prompt
 flag     continue_final_message alone
 message  nothing more: a last message of the assistant's is gone on with
 trimmed  the same, but white space at its end is lost, so there must be none"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """The highest values that are taken: what OpenAI documents, unless an engine is known to take more."""
+
+    temperature: float = 2.0
+    n: int = 128
+    stops: int = 4
+    text_logprobs: int = 5
+    """`logprobs` of a text completion; a chat's `top_logprobs` are 20 everywhere."""
+
+
+OPENAI_RANGES: Final = Ranges()
+MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20)
+"""Of engines that bound none of it themselves. The lane's own bounds count beside this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +78,10 @@ class Dialect:
     """Its health is good only after its own warm-up."""
     embeddings: bool = True
     """It has /v1/embeddings, or nobody knows. Whether its model has any is for itself to say."""
+    ranges: Ranges = OPENAI_RANGES
+    """What it takes beyond OpenAI's."""
+    any_model: bool = False
+    """It serves models that its list does not name, such as adapters."""
     responses: bool = True
     """It is known to have /v1/responses. Others get a chat instead, where that says the same."""
 
@@ -73,22 +93,25 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
             chat_continued="flags", warms_itself=True, embeddings=False, responses=False,
+            ranges=Ranges(stops=16, text_logprobs=20),
         ),
         Dialect(
             # Any priority but 0 is an error without --scheduling-policy priority. Adapters can be loaded only where
             # VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
             kind="vllm", name="vLLM", owned_by="vllm", prefix="vllm:", session=b"x-session-id",
             priority=lambda ours: ours, chat_continued="flags", load_adapter="/v1/load_lora_adapter",
+            ranges=MANY_STOPS,
         ),
         Dialect(
             # Its /health generates too and takes a second at least. Higher priorities go first. A closed connection is
             # noticed only every 4 s unless the answer is streamed, so that it is told.
             kind="sglang", name="SGLang", owned_by="sglang", live="/v1/models", deep="/health_generate",
             prefix="sglang:", session=b"x-smg-routing-key", priority=lambda ours: -ours, abort="/abort_request",
-            chat_continued="flag", load_adapter="/load_lora_adapter",
+            chat_continued="flag", load_adapter="/load_lora_adapter", ranges=MANY_STOPS,
         ),
         Dialect(  # Its list of models says the model's own name as owner: /info tells. `model` names an adapter.
             kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed", embeddings=False, responses=False,
+            any_model=True,
         ),
         Dialect(
             # /metrics are statistics of iterations, which are gone once read. Priorities are 0 to 1, higher first.
@@ -104,7 +127,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
         ),
         Dialect(  # 503 while it loads. Adapters are given at its start, and their scale is set at /lora-adapters.
             kind="llama_cpp", name="llama.cpp's server", owned_by="llamacpp", prefix="llamacpp:",
-            chat_continued="message",
+            chat_continued="message", ranges=MANY_STOPS,
         ),
         Dialect(kind="openai", name="an OpenAI server", metrics=None, responses=False),
     )
@@ -151,8 +174,8 @@ def shape_for(replica: Replica) -> Shape | None:
 
     def shape(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, Any]:
         body = asked.body
-        if asked.tenant.trusted and any(name in body for name in OURS):
-            body = {name: value for name, value in body.items() if name not in OURS}
+        if asked.tenant.trusted and any(name in body for name in OWN):
+            body = {name: value for name, value in body.items() if name not in OWN}
         if told is not None:
             body = {**body, "priority": told(asked.request.priority)}
         if dialect.abort is not None:

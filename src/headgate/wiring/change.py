@@ -25,8 +25,7 @@ from headgate.model.lane import LANES
 from headgate.model.replica import ReplicaId
 from headgate.model.scale_config import ScaleConfig
 from headgate.observe.access import Access
-from headgate.policy.compose import capped, classifier, reconfigure
-from headgate.policy.output import Output
+from headgate.policy.compose import capped, classifier, output_of, reconfigure
 from headgate.progress import Progress
 from headgate.sim.event_log import EventLog
 from headgate.wire.origin import Door
@@ -184,7 +183,7 @@ class Change:
         if taken:
             raise StartupError(f"replicas: {taken[0]} is here already; give the new one another id")
         reconfigure(self._gateway.dispatcher, new)
-        self._gateway.acceptor.reconfigure(classifier(new), identities(new), Output(new.output))
+        self._gateway.acceptor.reconfigure(classifier(new), identities(new), output_of(new))
         if self._events is not None:
             self._events.reconfigured(new, self._clock())
         self._access.change(new.admin_keys, tenants_have_keys=new.asks_for_keys)

@@ -31,8 +31,7 @@ from headgate.observe.access import Access
 from headgate.observe.api.page import ApiPage
 from headgate.observe.instruments import Instruments
 from headgate.observe.ledger import Holdings
-from headgate.policy.compose import classifier, dispatcher_for
-from headgate.policy.output import Output
+from headgate.policy.compose import classifier, dispatcher_for, output_of
 from headgate.progress import Progress
 from headgate.replica.http import Pool, PoolLimits
 from headgate.replica.local import keep_engine_running
@@ -187,8 +186,15 @@ async def _announce(ready: list[asyncio.Event], roster: Roster, where: str, prog
 
 def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     dispatcher = dispatcher_for(config, random.Random(seed))
-    output = Output(config.output)
-    acceptor = Acceptor(dispatcher.lanes, classifier(config), identities(config), _wire_limits(config), output)
+    output = output_of(config)
+    acceptor = Acceptor(
+        dispatcher.lanes,
+        classifier(config),
+        identities(config),
+        _wire_limits(config),
+        output,
+        config.limits.open_fields,
+    )
     relay = RelayLimits(
         events=config.relay.events,
         unsent_bytes=config.relay.bytes,

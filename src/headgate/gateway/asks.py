@@ -1,0 +1,192 @@
+"""Does a request ask for more than anybody may? What OpenAI documents of a value, what a lane allows, and what an
+engine would take for more than a question.
+
+A field that only trusted keys may send is refused by name, and not dropped: whoever sends `lora_path` and gets the
+model without it believes the wrong thing. The gateway's own (lane, priority and targets) are dropped, as ever: clients
+of vLLM send a priority, and are served without it. All other fields that nobody here knows pass through.
+"""
+
+from math import inf
+from typing import Any, Final
+
+from headgate.gateway.prompt import PromptFound
+from headgate.gateway.shape import INTEGERS, LONGEST_STOP, Shape
+from headgate.model.errors import InvalidRequest
+from headgate.model.lane import Lane
+from headgate.replica.dialects import Ranges
+from headgate.replica.fields import CHOICES, DROPPED, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
+from headgate.wire import json
+
+LARGEST: Final = float(1 << 62)
+"""Beyond it no float is a whole number that anybody means."""
+
+
+class Extra:
+    """What fields come to that are no part of OpenAI's."""
+
+    __slots__ = ("asked", "changed", "choices", "entries", "least", "logprobs")
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        """Output tokens, by whatever name."""
+        self.choices = 0
+        self.least: list[str] = []
+        """Fields that say how many tokens an answer has at least."""
+        self.logprobs: tuple[str, int] | None = None
+        """The largest such number, and its field."""
+        self.entries: tuple[str, int] | None = None
+        """The longest list, and its field."""
+        self.changed = False
+        """The body is not as it came."""
+
+
+def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Extra | None:
+    """Looks at each field once. None: all of them are plain. Raises InvalidRequest."""
+    found = [name for name in body if name in SPECIAL]
+    if not found:
+        return None
+    extra = Extra()
+    for name in found:
+        kind, value = SPECIAL[name], body[name]
+        if kind == DROPPED:
+            if not trusted:
+                del body[name]
+                extra.changed = True
+        elif kind == GUARDED:
+            if not trusted and name not in open_fields:
+                _refuse_guarded(name)
+        elif kind == LENGTH:
+            number = whole(name, value)
+            del body[name]
+            extra.changed = True
+            if number > 0:  # otherwise without an end, which is the same as not given
+                extra.asked = number if extra.asked is None else min(extra.asked, number)
+        elif kind == LEAST:
+            body[name] = whole(name, value)
+            extra.least.append(name)
+        elif kind == CHOICES:
+            extra.choices = max(extra.choices, _at_least(name, whole(name, value), 1))
+        elif kind == LOGPROBS:
+            number = _at_least(name, whole(name, value), 0)
+            if extra.logprobs is None or number > extra.logprobs[1]:
+                extra.logprobs = (name, number)
+        elif isinstance(value, list | dict) and (extra.entries is None or len(value) > extra.entries[1]):
+            extra.entries = (name, len(value))
+    return extra
+
+
+def _refuse_guarded(name: str) -> None:
+    raise InvalidRequest(
+        f"{name}: only trusted keys may send it, since it steers the engine itself ({GUARDS[name]}); leave it out, or "
+        "have the operator trust this key (tenants.NAME.trusted) or open it to all (limits.open_fields)",
+        param=name,
+    )
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number, also as 100.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST:
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a whole number", param=name)
+    return value
+
+
+def _at_least(name: str, number: int, least: int) -> int:
+    if number < least:
+        raise InvalidRequest(f"{name} must be at least {least}, got {number}", param=name)
+    return number
+
+
+# -- what a lane allows -----------------------------------------------------------------------------------------
+
+
+def choices_of(shape: Shape, extra: Extra | None, found: PromptFound, lane: Lane, embeds: bool) -> int:
+    """How many answers it asks for, each a sequence of its own in the engine. Raises InvalidRequest."""
+    if embeds:
+        if found.prompts > lane.inputs_limit:
+            _refuse("input", f"{found.prompts} texts", lane, "inputs_limit", lane.inputs_limit)
+        return 1
+    each = shape.n or 1
+    if extra is not None and extra.choices > each:
+        each = extra.choices
+    choices = each * found.prompts
+    if choices > lane.choices_limit:
+        what = f"{choices} answers" if found.prompts == 1 else f"{found.prompts} prompts × {each} answers"
+        _refuse("n" if found.prompts == 1 else "prompt", what, lane, "choices_limit", lane.choices_limit)
+    return choices
+
+
+def keep_bounds(shape: Shape, extra: Extra | None, lane: Lane) -> None:
+    """Raises InvalidRequest."""
+    stop, bias = shape.stop, shape.logit_bias
+    if isinstance(stop, list) and len(stop) > lane.stops_limit:
+        _refuse("stop", f"{len(stop)} stop sequences", lane, "stops_limit", lane.stops_limit)
+    if bias is not None and len(bias) > lane.entries_limit:
+        _refuse("logit_bias", f"{len(bias)} entries", lane, "entries_limit", lane.entries_limit)
+    for name, number in (("top_logprobs", shape.top_logprobs), ("logprobs", shape.logprobs)):
+        if number is not None and number is not True and number > lane.logprobs_limit:
+            _refuse(name, str(number), lane, "logprobs_limit", lane.logprobs_limit)
+    if extra is not None:
+        if extra.entries is not None and extra.entries[1] > lane.entries_limit:
+            _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
+        if extra.logprobs is not None and extra.logprobs[1] > lane.logprobs_limit:
+            _refuse(extra.logprobs[0], str(extra.logprobs[1]), lane, "logprobs_limit", lane.logprobs_limit)
+
+
+def _refuse(field: str, what: str, lane: Lane, setting: str, most: int) -> None:
+    raise InvalidRequest(
+        f"{field}: {what}, and lane {lane.name!r} allows {most} (lanes.{lane.name}.{setting})", param=field
+    )
+
+
+# -- what OpenAI documents --------------------------------------------------------------------------------------
+
+
+def made_whole(body: dict[str, Any]) -> bool:
+    """Write 100.0 as 100 where a whole number is wanted. Whether there was any."""
+    changed = False
+    for name in INTEGERS:
+        value = body.get(name)
+        if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST:
+            body[name] = int(value)
+            changed = True
+    return changed
+
+
+def looked_into(body: object, ranges: Ranges) -> Shape:
+    """Of a body that is not in the usual ranges: what it asks, or what is wrong with it. Raises InvalidRequest."""
+    shape = json.convert(body, Shape)
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "dimensions"):
+        _within(name, getattr(shape, name), 1, inf)
+    _within("n", shape.n, 1, ranges.n)
+    _within("temperature", shape.temperature, 0, ranges.temperature)
+    _within("top_p", shape.top_p, 0, 1)
+    _within("presence_penalty", shape.presence_penalty, -2, 2)
+    _within("frequency_penalty", shape.frequency_penalty, -2, 2)
+    _within("top_logprobs", shape.top_logprobs, 0, 20)
+    if not isinstance(shape.logprobs, bool):
+        _within("logprobs", shape.logprobs, 0, ranges.text_logprobs)
+    _check_stops(shape.stop, ranges)
+    if isinstance(shape.logit_bias, dict):
+        for token, bias in shape.logit_bias.items():
+            _within("logit_bias", bias, -100, 100, f" for token {token[:32]!r}")
+    return shape
+
+
+def _check_stops(stop: str | list[str] | None, ranges: Ranges) -> None:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > ranges.stops:
+        raise InvalidRequest(f"stop: at most {ranges.stops} stop sequences, got {len(stops)}", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > LONGEST_STOP:
+        raise InvalidRequest(
+            f"stop: a stop sequence has at most {LONGEST_STOP} characters, got {longest}", param="stop"
+        )
+
+
+def _within(name: str, value: float | None, least: float, most: float, where: str = "") -> None:
+    if value is None or least <= value <= most:
+        return
+    wanted = f"at least {least:g}" if most == inf else f"between {least:g} and {most:g}"
+    raise InvalidRequest(f"{name} must be {wanted}, got {value:.12g}{where}", param=name)
