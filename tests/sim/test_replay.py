@@ -35,7 +35,7 @@ CONFIG = GatewayConfig(
 
 
 def mixed(seed: int, rate: float, count: int) -> list[Arrival]:
-    """All lanes and tenants, sessions, shared prefixes."""
+    """All lanes and tenants, sessions, shared prefixes, several choices."""
     rng, now, made = random.Random(seed), 0.0, []
     for _ in range(count):
         now += rng.expovariate(rate)
@@ -49,6 +49,7 @@ def mixed(seed: int, rate: float, count: int) -> list[Arrival]:
                 stream=rng.random() < 0.8,
                 prefix=(rng.randint(1, 3),) if rng.random() < 0.3 else (),
                 session=f"s{rng.randint(1, 9)}" if rng.random() < 0.3 else None,
+                choices=rng.choice((1, 1, 1, 1, 2, 6)),
             )
         )
     return made

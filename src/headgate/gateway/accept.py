@@ -318,6 +318,8 @@ def _asked(shape: Shape, extra: Extra | None, body: dict[str, Any], responds: bo
     """Output tokens that it asks for, by whatever name. Names of other APIs are taken out of the body."""
     asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
     other = shape.max_output_tokens
+    if other is None and extra is None and not responds:
+        return asked
     if responds and asked is not None:
         for name in ("max_tokens", "max_completion_tokens"):
             body.pop(name, None)

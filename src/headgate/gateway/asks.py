@@ -14,7 +14,7 @@ from headgate.gateway.shape import INTEGERS, LONGEST_STOP, Shape
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import Lane
 from headgate.replica.dialects import Ranges
-from headgate.replica.fields import CHOICES, DROPPED, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
+from headgate.replica.fields import CHOICES, DROPPED, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL, SPECIAL_NAMES
 from headgate.wire import json
 
 LARGEST: Final = float(1 << 62)
@@ -42,11 +42,10 @@ class Extra:
 
 def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Extra | None:
     """Looks at each field once. None: all of them are plain. Raises InvalidRequest."""
-    found = [name for name in body if name in SPECIAL]
-    if not found:
+    if SPECIAL_NAMES.isdisjoint(body):
         return None
     extra = Extra()
-    for name in found:
+    for name in [name for name in body if name in SPECIAL]:
         kind, value = SPECIAL[name], body[name]
         if kind == DROPPED:
             if not trusted:
@@ -124,9 +123,11 @@ def keep_bounds(shape: Shape, extra: Extra | None, lane: Lane) -> None:
         _refuse("stop", f"{len(stop)} stop sequences", lane, "stops_limit", lane.stops_limit)
     if bias is not None and len(bias) > lane.entries_limit:
         _refuse("logit_bias", f"{len(bias)} entries", lane, "entries_limit", lane.entries_limit)
-    for name, number in (("top_logprobs", shape.top_logprobs), ("logprobs", shape.logprobs)):
-        if number is not None and number is not True and number > lane.logprobs_limit:
-            _refuse(name, str(number), lane, "logprobs_limit", lane.logprobs_limit)
+    top, own = shape.top_logprobs, shape.logprobs
+    if top is not None and top > lane.logprobs_limit:
+        _refuse("top_logprobs", str(top), lane, "logprobs_limit", lane.logprobs_limit)
+    if own is not None and own is not True and own > lane.logprobs_limit:
+        _refuse("logprobs", str(own), lane, "logprobs_limit", lane.logprobs_limit)
     if extra is not None:
         if extra.entries is not None and extra.entries[1] > lane.entries_limit:
             _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)

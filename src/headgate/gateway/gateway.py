@@ -557,6 +557,7 @@ class Gateway:
                 prompt_tokens=prompt,
                 cached_tokens=0 if summary is None else summary.cached_tokens,
                 output_tokens=output,
+                choices=request.choices,
                 accept_s=now - arrived - queue_s - ticket.retry_s - first_s - stream_s - end_s,
                 queue_s=queue_s,
                 retry_s=ticket.retry_s,

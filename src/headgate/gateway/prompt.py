@@ -76,7 +76,7 @@ def found_in(shape: Shape, path: str, body: dict[str, Any]) -> PromptFound:
     size, media, digest = 0, 0, b""
     for part in messages:
         plain = part
-        if isinstance(part, dict):
+        if isinstance(part, dict) and (not isinstance(part.get("content"), str) or "output" in part or "type" in part):
             plain, count = _without_media(part)
             media += count
         encoded = _encode(plain)

@@ -142,6 +142,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    """Of all its choices together."""
+    choices: int = 1
+    """Answers that it asked for: n for each of its prompts."""
 
     # Stages, one after the other: together they are e2e_s.
     accept_s: float = 0.0

@@ -66,3 +66,4 @@ SPECIAL: Final[dict[str, int]] = {
     )
     for name in names
 }  # fmt: skip
+SPECIAL_NAMES: Final = frozenset(SPECIAL)

@@ -51,6 +51,7 @@ class Ticket:
         "said",
         "since",
         "step",
+        "still",
     )
 
     def __init__(self, number: int, arrival: Arrival, request: Request, output: int, now: float) -> None:
@@ -58,7 +59,9 @@ class Ticket:
         self.arrival = arrival
         self.request = request
         self.output = output
-        """Tokens it will be given."""
+        """Tokens that each of its choices will be given."""
+        self.still = request.choices
+        """Choices that its replica has not ended."""
         self.replica: SimulatedReplica | None = None
         """Where it is, or was last."""
         self.attempts = 0
@@ -71,7 +74,7 @@ class Ticket:
         """Prompt tokens that its replica knew."""
         self.first_at: float | None = None
         self.said = 0
-        """Tokens so far."""
+        """Tokens so far, of all its choices."""
         self.gap_s = 0.0
         """The longest time between two of them."""
         self.step = 0
@@ -175,6 +178,7 @@ class Gateway:
             ticket.since = now
             ticket.replica = replica = self.replicas[command.replica_id]
             self.at_work.change(1, now)
+            ticket.said, ticket.still = 0, ticket.request.choices
             replica.submit(ticket)
         elif isinstance(command, Hedge):
             self._hedge(ticket, self.replicas[command.replica_id], now)

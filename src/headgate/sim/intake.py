@@ -30,7 +30,7 @@ class Intake:
         self.tokens_per_answer = Ratio(128.0)
 
     def request(self, arrival: Arrival, number: int, now: float) -> tuple[Request, int]:
-        """It, and how many tokens it will be given. Raises StartupError for a lane that the config has not."""
+        """It, and how many tokens each of its choices will be given. Raises StartupError for a lane that the config has not."""
         tenant = self._tenants.get(arrival.tenant or "", self._anonymous)
         model = arrival.model or ""
         size = arrival.prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
@@ -52,12 +52,13 @@ class Intake:
             weight=tenant.weight,
             tier=tenant.tier,
             prompt_tokens=prompt_tokens,
-            max_output=min(output, max(1, int(self.tokens_per_answer.of(name)))),
+            max_output=arrival.choices * min(output, max(1, int(self.tokens_per_answer.of(name)))),
             wait_until=now + lane.wait_bound_s,
             first_token_by=now + lane.ttft_target_s,
             stream=arrival.stream,
             prefix=_links(arrival, number),
             session=arrival.session,
+            choices=arrival.choices,
         )
         return request, output
 
@@ -65,7 +66,7 @@ class Intake:
         """Usage as the replica counted it."""
         size = prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
         self.tokens_per_byte.learn(request.model, prompt_tokens / size)
-        self.tokens_per_answer.learn(request.lane, float(output_tokens))
+        self.tokens_per_answer.learn(request.lane, output_tokens / request.choices)
 
     def _lane(self, arrival: Arrival, tenant: Tenant, prompt_tokens: int) -> str:
         """A workload that names lanes is believed, as the gateway believes those it trusts."""

@@ -162,11 +162,11 @@ class SteppedReplica:
         more = run.steps_by(self._world.now) if run is not None else 0
         self._forget()
         for one in lost:
-            ticket = one.ticket
+            one.ticket.said += one.sequence.output_len + (more if one.sequence.id in saying else 0)
+        for ticket in {one.ticket.number: one.ticket for one in lost}.values():
             if ticket.first_at is None:
                 self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was lost")
             else:
-                ticket.said = one.sequence.output_len + (more if one.sequence.id in saying else 0)
                 self._gateway.ended(ticket, Outcome.REPLICA_FAILED)
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -197,9 +197,10 @@ class SteppedReplica:
         if ticket.arrival.prompt_tokens + ticket.output > self.batcher.ledger.longest:
             self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded
             return
-        sequence = self._sequence(ticket)
-        self._open[sequence.id] = _Open(ticket, sequence)
-        self._inbox.append(sequence)
+        for _ in range(ticket.request.choices):
+            sequence = self._sequence(ticket)
+            self._open[sequence.id] = _Open(ticket, sequence)
+            self._inbox.append(sequence)
         if self._run is None:
             self._next()
         elif self._run.count > 1:
@@ -255,9 +256,14 @@ class SteppedReplica:
     def _take_mail(self) -> None:
         mail, self._inbox = self._inbox, []
         for sequence in mail:
+            if sequence.id not in self._open:
+                continue  # another choice of the same request was refused
             refused = self.batcher.add(sequence)
             if refused is not None:
-                ticket = self._open.pop(sequence.id).ticket
+                ticket = self._open[sequence.id].ticket
+                for number in [number for number, one in self._open.items() if one.ticket is ticket]:
+                    del self._open[number]
+                    self.batcher.cancel(number, self._world.now)
                 self._world.at(self._world.now + self._delays.back_s, self._refuse, (ticket, refused.reason))
 
     def _refuse(self, about: tuple[Ticket, str]) -> None:
@@ -317,11 +323,13 @@ class SteppedReplica:
         life, firsts, over = news
         gateway = self._gateway
         for one in firsts:
-            if life == self._lives and (self.alive or one in over):
+            if life == self._lives and (self.alive or one in over) and one.ticket.first_at is None:
                 one.ticket.cached = one.sequence.cached
                 gateway.first(one.ticket)
         for one in over:
             ticket, sequence = one.ticket, one.sequence
-            ticket.said = sequence.output_len
+            ticket.said += sequence.output_len
+            ticket.still -= 1
             ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))
-            gateway.ended(ticket, Outcome.COMPLETED)
+            if not ticket.still:
+                gateway.ended(ticket, Outcome.COMPLETED)

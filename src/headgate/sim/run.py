@@ -89,12 +89,13 @@ class Books:
                 output_tokens=ticket.said,
             )
             return
-        streamed = ticket.said > 1 and arrival.stream
+        each = ticket.said // arrival.choices
+        streamed = each > 1 and arrival.stream
         self.rows.add(
             at_s=at,
             lane=lane,
             ttft_s=first - at if arrival.stream else None,
-            tpot_s=(now - first) / (ticket.said - 1) if streamed else None,
+            tpot_s=(now - first) / (each - 1) if streamed else None,
             max_gap_s=ticket.gap_s if streamed else None,
             e2e_s=now - at,
             queue_s=ticket.queue_s,

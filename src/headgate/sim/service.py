@@ -2,7 +2,8 @@
 
 All that decode go one token on with each step; prompts go through one after the other, the urgent first, a chunk in
 each step; the profile says how long such a step takes. Steps alike are one event. That is what a batching engine comes
-to while its memory suffices: no blocks, no swapping, no waiting for a prefix that somebody else computes. It is for
+to while its memory suffices: no blocks, no swapping, no waiting for a prefix that somebody else computes. Several
+choices of a request are decoded beside each other and end together; their prompt is computed once. It is for
 asking about the gateway, with hundreds of thousands of requests; sim/replica.py is for asking about the engine.
 """
 
@@ -95,6 +96,10 @@ class ServiceReplica:
         """A heap: which step is the last of each answer."""
         self._context = 0
         """KV tokens that a decode step reads."""
+        self._used = 0
+        """Slots of those who are in."""
+        self._decodes = 0
+        """Sequences that go one token on with each step."""
         self._taken = 0
         """Memory that those who are in will need in the end, in tokens."""
         self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
@@ -127,7 +132,10 @@ class ServiceReplica:
         self.alive = False
         self._due += 1
         steps = self._steps + (self._steps_by(self._world.now) if self._count else 0)
-        said = {number: max(1, ticket.output - max(0, last - steps)) for last, number, ticket in self._saying}
+        said = {
+            number: ticket.request.choices * max(1, ticket.output - max(0, last - steps))
+            for last, number, ticket in self._saying
+        }
         lost = self._open
         self._forget()
         for number, ticket in lost.items():
@@ -175,12 +183,15 @@ class ServiceReplica:
                 continue  # it has ended meanwhile
             inside = len(self._waiting)
             self._waiting = [one for one in self._waiting if one[3] is not ticket]
+            choices = ticket.request.choices
             if len(self._waiting) == inside:
-                self._taken -= ticket.arrival.prompt_tokens + ticket.output
+                self._taken -= choices * (ticket.arrival.prompt_tokens + ticket.output)
+                self._used -= choices
             self._prompts = [one for one in self._prompts if one[3].ticket is not ticket]
             saying = [one for one in self._saying if one[2] is not ticket]
             if len(saying) < len(self._saying):
-                self._context -= ticket.arrival.prompt_tokens + self._steps - ticket.step
+                self._context -= choices * (ticket.arrival.prompt_tokens + self._steps - ticket.step)
+                self._decodes -= choices
             self._saying = saying
         heapify(self._waiting)
         heapify(self._prompts)
@@ -194,16 +205,18 @@ class ServiceReplica:
         self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded
 
     def _fits(self, ticket: Ticket) -> bool:
-        inside = len(self._open) - len(self._waiting) - 1  # itself is in one of them
-        needs = ticket.arrival.prompt_tokens + ticket.output
-        return inside <= 0 or (inside < self._profile.slots and self._taken + needs <= self._memory)
+        choices, slots = ticket.request.choices, self._profile.slots
+        needs = choices * (ticket.arrival.prompt_tokens + ticket.output)
+        fits = self._used + min(choices, slots) <= slots and self._taken + needs <= self._memory
+        return fits or self._used <= 0
 
     def _admit(self, ticket: Ticket) -> None:
         request, arrival = ticket.request, ticket.arrival
         tokens = arrival.prompt_tokens if arrival.prompt_tokens > 0 else 1
         done = min(self._cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
         ticket.cached = done
-        self._taken += arrival.prompt_tokens + ticket.output
+        self._taken += request.choices * (arrival.prompt_tokens + ticket.output)
+        self._used += request.choices
         prompt = _Prompt(ticket, done, tokens - done)
         heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, prompt))
 
@@ -234,7 +247,7 @@ class ServiceReplica:
         if self._leaving:
             self._let_leave()
         saying, prompts = self._saying, self._prompts
-        decodes = len(saying)
+        decodes = self._decodes
         if not decodes and not prompts:
             self._count = 0
             return
@@ -343,7 +356,7 @@ class ServiceReplica:
         count, saying = self._count, self._saying
         self.busy_s += self._took_s(count)
         self._steps = steps = self._steps + count
-        self._context += count * len(saying)
+        self._context += count * self._decodes
         self._longest.add(steps, self._first_s + self._more_s * (count - 1))
         if self._chunked is not None:
             self._chunked.done += count * self._chunk
@@ -351,7 +364,9 @@ class ServiceReplica:
         over: list[Ticket] = []
         while saying and saying[0][0] <= steps:
             ticket = heappop(saying)[2]
-            self._context -= ticket.arrival.prompt_tokens + ticket.output - 1
+            choices = ticket.request.choices
+            self._context -= choices * (ticket.arrival.prompt_tokens + ticket.output - 1)
+            self._decodes -= choices
             over.append(ticket)
         firsts, self._through = self._through, []
         for ticket in firsts:
@@ -360,7 +375,8 @@ class ServiceReplica:
                 self._remember(ticket.arrival.prefix)
             if ticket.output > 1:
                 heappush(saying, (steps + ticket.output - 1, ticket.number, ticket))
-                self._context += ticket.arrival.prompt_tokens
+                self._context += ticket.request.choices * ticket.arrival.prompt_tokens
+                self._decodes += ticket.request.choices
             else:
                 over.append(ticket)
         if over:
@@ -375,8 +391,10 @@ class ServiceReplica:
     def _let_go(self, over: list[Ticket]) -> None:
         for ticket in over:
             del self._open[ticket.number]
-            self._taken -= ticket.arrival.prompt_tokens + ticket.output
-            ticket.said = ticket.output
+            choices = ticket.request.choices
+            self._taken -= choices * (ticket.arrival.prompt_tokens + ticket.output)
+            self._used -= choices
+            ticket.said = choices * ticket.output
             ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))
         self._fill()
 

@@ -34,6 +34,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """The stream of a mix that it belongs to."""
     prompt: Any = None
     """What was really asked, where a file of records kept it: messages, or text."""
+    choices: int = 1
+    """Answers that it asks for at once, each as long as `output_tokens`."""
 
     @property
     def label(self) -> str:
@@ -42,4 +44,4 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
+        return self.prompt_tokens + self.choices * self.output_tokens

@@ -46,6 +46,7 @@ class Finish:
             stream.model or row.model,
             self._name,
             row.prompt if prompt == row.prompt_tokens else None,
+            row.choices,
         )
 
 

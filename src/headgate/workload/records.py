@@ -25,6 +25,7 @@ class _Line(msgspec.Struct):
     prompt_tokens: int = 0
     output_tokens: int = 0
     prompt: Any = None
+    choices: int = 1
 
 
 SCHEMA = 1
@@ -61,12 +62,13 @@ def read_records(name: str, lines: Any) -> list[Arrival]:
         Arrival(
             at - begin,
             max(1, record.prompt_tokens),
-            record.output_tokens or said(record.lane),
+            max(1, record.output_tokens // max(1, record.choices)) if record.output_tokens else said(record.lane),
             lane=record.lane,
             tenant=record.tenant,
             stream=record.stream,
             model=record.model,
             prompt=record.prompt,
+            choices=max(1, record.choices),
         )
         for at, record in found
     ]
@@ -78,6 +80,7 @@ def _said(records: list[_Line]) -> Any:
     lanes: dict[str, list[int]] = {}
     for record in records:
         if record.outcome is Outcome.COMPLETED and record.output_tokens:
-            lanes.setdefault(record.lane, []).append(record.output_tokens)
+            each = max(1, record.output_tokens // max(1, record.choices))
+            lanes.setdefault(record.lane, []).append(each)
     anyone = [tokens for lane in lanes.values() for tokens in lane] or [128]
     return lambda lane: rng.choice(lanes.get(lane) or anyone)
