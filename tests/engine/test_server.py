@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -341,6 +342,18 @@ def test_tokenize_takes_text_or_messages(url: str) -> None:
     assert text["count"] == len(text["tokens"]) == 2
     assert chat["count"] > text["count"]
     assert ask(f"{url}/tokenize", {})[0] == 400
+
+
+def test_tokenizing_has_bounds(url: str) -> None:
+    status, answer = ask(f"{url}/tokenize", {"prompt": "word " * 300_000})
+    assert status == 400
+    assert "at most 1048576 bytes" in json.loads(answer)["error"]["message"]
+    text = {"prompt": "some words to count " * 40_000}
+    with ThreadPoolExecutor(40) as clients:
+        asked = [clients.submit(ask, f"{url}/tokenize", text) for _ in range(40)]
+        statuses = {one.result()[0] for one in asked}
+    assert statuses == {200, 503}
+    assert ask(f"{url}/tokenize", {"prompt": "x"})[0] == 200
 
 
 def test_the_cold_start_is_told_by_phase(url: str) -> None:

@@ -20,7 +20,7 @@ from headgate.engine.status import Emulation, EngineCollector, Figures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
-from headgate.model.errors import EngineFailed, NotReady, QueueFull, ServeError
+from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, QueueFull, ServeError
 from headgate.model.outcome import Outcome
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
 from headgate.wire import json
@@ -34,6 +34,10 @@ TOKENIZE_INLINE = 4096
 """Bytes of body up to which preparing on the event loop is cheaper than handing it to a thread (about 0.3 ms)."""
 MOST_PREPARING = 256
 """Requests that wait for the tokenizing thread; more would only wait longer."""
+MOST_COUNTED_BYTES = 1024 * 1024
+"""Of a body at /tokenize: some ten times the longest context."""
+MOST_COUNTING = 16
+"""Requests at /tokenize that wait for their turn; there is a thread for them, so that they delay nobody's completion."""
 DEEP_CHECK_S = 10.0
 """How long a deep check waits for a sign that the model computes."""
 FRESH_S = 1.0
@@ -91,6 +95,8 @@ class EngineServer:
         self._loop = asyncio.get_running_loop()
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
         self._preparing = 0
+        self._counter = ThreadPoolExecutor(1, "count")
+        self._counting = 0
         self._spoke_at = -inf
         """When a client's sequence last got a token."""
         self._spoken: asyncio.Future[None] | None = None
@@ -287,20 +293,37 @@ class EngineServer:
     # -- everything else --------------------------------------------------------------------------------
 
     def _tokenize(self, exchange: Exchange) -> None:
+        size = len(exchange.body)
+        if size > MOST_COUNTED_BYTES:
+            raise InvalidRequest(f"/tokenize takes bodies of at most {MOST_COUNTED_BYTES} bytes, got {size}")
+        if self._counting >= MOST_COUNTING:
+            raise QueueFull(f"{self._counting} texts wait to be tokenized already")
+        self._counting += 1
+
+        def answer_with(status: int, body: bytes) -> None:
+            self._counting -= 1
+            exchange.respond(status, body)
+
+        def fail_with(error: ServeError) -> None:
+            self._counting -= 1
+            exchange.fail(error)
+
         def in_thread() -> None:
             try:
+                if exchange.done:
+                    raise Gone("the client left before its text was tokenized")
                 intake = self._intake_when_ready()
                 tokens = intake.tokenized(json.decode(exchange.body, TokenizeBody, LIMITS))
                 answer = {"count": len(tokens), "max_model_len": intake.context, "tokens": tokens}
             except ServeError as error:
-                self._loop.call_soon_threadsafe(exchange.fail, error)
+                self._loop.call_soon_threadsafe(fail_with, error)
             except Exception:
                 log.exception("a text could not be tokenized")
-                self._loop.call_soon_threadsafe(exchange.fail, EngineFailed("internal error"))
+                self._loop.call_soon_threadsafe(fail_with, EngineFailed("internal error"))
             else:
-                self._loop.call_soon_threadsafe(exchange.respond, 200, msgspec.json.encode(answer))
+                self._loop.call_soon_threadsafe(answer_with, 200, msgspec.json.encode(answer))
 
-        self._tokenizing.submit(in_thread)
+        self._counter.submit(in_thread)
 
     def _models(self, exchange: Exchange) -> None:
         context = self.config.context if self._intake is None else self._intake.context

@@ -30,7 +30,8 @@ class Intake:
         self.tokens_per_answer = Ratio(128.0)
 
     def request(self, arrival: Arrival, number: int, now: float) -> tuple[Request, int]:
-        """It, and how many tokens each of its choices will be given. Raises StartupError for a lane that the config has not."""
+        """It, and how many tokens each of its choices will be given. Raises StartupError for a lane that the config has
+        not."""
         tenant = self._tenants.get(arrival.tenant or "", self._anonymous)
         model = arrival.model or ""
         size = arrival.prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
