@@ -37,7 +37,7 @@ MOST_PREPARING = 256
 MOST_COUNTED_BYTES = 1024 * 1024
 """Of a body at /tokenize: some ten times the longest context."""
 MOST_COUNTING = 16
-"""Requests at /tokenize that wait for their turn; there is a thread for them, so that they delay nobody's completion."""
+"""Requests at /tokenize that wait for their turn. They have a thread of their own, and delay nobody's completion."""
 DEEP_CHECK_S = 10.0
 """How long a deep check waits for a sign that the model computes."""
 FRESH_S = 1.0

@@ -48,16 +48,29 @@ SAMPLING = (
     " (`default_sampling_params` in its /v1/models) where none of temperature, top_p, top_k and min_p is given."
 )
 ASKING: dict[str, Schema] = {
-    "model": of("string", "A name from /v1/models. While all replicas serve the same model, any name will do."),
+    "model": of(
+        "string",
+        "A name from /v1/models, or `default` for whatever is served. A name that nobody has is a 404 `model_not_found`"
+        " that lists those there are; until a replica has listed its models, any name goes.",
+    ),
     "stream": of("boolean", "Answer as server-sent events.", default=False),
     "stream_options": obj("", include_usage=of("boolean", "A last chunk with usage.", default=False)),
     "max_tokens": of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
     "max_completion_tokens": of("integer", "The same.", minimum=1),
-    "temperature": of("number", SAMPLING),
-    "top_p": of("number", "As with temperature."),
-    "n": of("integer", minimum=1),
+    "temperature": of("number", f"0 to 2. {SAMPLING}", minimum=0),
+    "top_p": of("number", "0 to 1. As with temperature.", minimum=0, maximum=1),
+    "n": of(
+        "integer",
+        "1 to 128. Each answer takes a slot of the replica and its own tokens; its lane bounds n × prompts.",
+        minimum=1,
+        maximum=128,
+    ),
     "seed": of("integer"),
-    "stop": {"oneOf": [TEXT, array(TEXT)]},
+    "stop": {"oneOf": [TEXT, array(TEXT)], "description": "At most 4, or as many as the engine and the lane take."},
+    "presence_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
+    "frequency_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
+    "logit_bias": of("object", "By token id, -100 to 100; at most 1024 entries.", additionalProperties=of("number")),
+    "top_logprobs": of("integer", "0 to 20.", minimum=0, maximum=20),
     "user": of("string", "Requests of one user prefer one replica."),
     "service_tier": of("string", "`flex` goes to the batch lane."),
     "lane": of("string", "For trusted keys."),
