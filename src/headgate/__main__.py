@@ -153,6 +153,7 @@ def serve(
     event_log: Annotated[Path | None, Parameter(group=FLEET)] = None,
     host: Annotated[str | None, Parameter(group=LISTEN)] = None,
     port: Annotated[int | None, port_number, Parameter(group=LISTEN)] = None,
+    uds: Annotated[Path | None, Parameter(group=LISTEN)] = None,
     insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False,
     flags: EngineFlags = DEFAULTS,
 ) -> None:
@@ -178,6 +179,8 @@ def serve(
         Address to listen on. Default: 127.0.0.1.
     port
         Port to listen on; 0 takes a free one. Default: 8000.
+    uds
+        Unix socket to listen on instead of host and port; only this user may connect (listen.uds_for).
     insecure
         Listen beyond this machine without any API key.
     """
@@ -190,6 +193,12 @@ def serve(
     if replica:
         chosen = replace(chosen, replicas=tuple(config_file.replica_at(url) for url in replica), embedded=None)
     listen = replace(chosen.listen, host=host or chosen.listen.host, port=chosen.listen.port if port is None else port)
+    if uds is not None:
+        if host is not None or port is not None:
+            raise StartupError("--uds is instead of --host and --port: give one or the other")
+        listen = replace(listen, uds=uds)
+    elif host is not None or port is not None:
+        listen = replace(listen, uds=None)
     chosen = replace(chosen, listen=listen)
     if record is not None:
         chosen = replace(chosen, record=replace(chosen.record, path=record))

@@ -23,7 +23,7 @@ import yaml
 from headgate.model.bounds import BOUNDS
 from headgate.model.contradictions import contradictions, did_you_mean, replica_id
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import ANONYMOUS, EmbeddedConfig, GatewayConfig, Tenant
+from headgate.model.gateway_config import ANONYMOUS, EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant
 from headgate.model.hints import Name, ReplicaUrl
 from headgate.model.lane import LANES, Lane
 from headgate.model.output_config import OTHER, TASKS, OutputConfig, TaskConfig
@@ -68,7 +68,7 @@ def replica_at(url: str) -> Replica:
 
 def check_exposure(config: GatewayConfig, insecure: bool) -> None:
     host = config.listen.host
-    if insecure or config.has_keys or is_loopback(host):
+    if insecure or config.has_keys or config.listen.uds is not None or is_loopback(host):
         return
     raise StartupError(
         f"listen.host: {host} can be reached from other machines, and no API key is configured; "
@@ -83,6 +83,8 @@ def describe(config: GatewayConfig) -> str:
     served = _count(len(config.replicas), "replica") if config.replicas else "the embedded engine"
     lanes, tenants = _count(len(config.lanes), "lane"), _count(len(config.tenants), "tenant")
     where = f"{'https' if listen.tls else 'http'}://{host}:{listen.port}"
+    if listen.uds is not None:
+        where = f"unix:{listen.uds}"
     lines = [f"ok: {served}, {lanes}, {tenants}, listens on {where}"]
     if config.replicas and all(replica.lanes for replica in config.replicas):
         idle = [
@@ -106,6 +108,12 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def is_private(listen: GatewayListenConfig) -> bool:
+    """Whether only this machine can connect or, where it is a Unix socket, only this user: a proxy, which speaks for
+    others, usually runs as another user."""
+    return is_loopback(listen.host) if listen.uds is None else listen.uds_for == "owner"
 
 
 def _count(number: int, noun: str) -> str:

@@ -40,7 +40,7 @@ class Progress:
     def ready(self, where: str, model: str, took_s: float) -> None:
         if not self._banner:
             return
-        self._console.print(f"[green]Ready[/] on [bold]{where}[/] after {took_s:.1f} s. Try:")
+        self._console.print(f"[green]Ready[/] on [bold]{escape(where)}[/] after {took_s:.1f} s. Try:")
         socket = f"--unix-socket {where.removeprefix('unix:')} " if where.startswith("unix:") else ""
         base = "http://localhost" if socket else where
         body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Say hello."}}],"max_tokens":40}}'

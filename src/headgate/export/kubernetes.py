@@ -346,6 +346,8 @@ def _labels(parts: Parts, component: str) -> dict[str, str]:
 
 
 def _port(config: GatewayConfig) -> int:
+    if config.listen.uds is not None:
+        raise StartupError("listen.uds: in a cluster the gateway needs a port; give listen.port instead")
     if config.listen.port == 0:
         raise StartupError("listen.port is 0: give the gateway a port of its own, such as 8000")
     return config.listen.port

@@ -87,6 +87,8 @@ def address(text: str) -> Address:
 
 def _own(config: GatewayConfig) -> Address:
     listen = config.listen
+    if listen.uds is not None:
+        raise StartupError("listen.uds: this is for a gateway with a port; say where with --gateway HOST:PORT")
     if listen.port == 0:
         raise StartupError(
             "listen.port is 0, so the port is known only once it runs; say where with --gateway HOST:PORT"

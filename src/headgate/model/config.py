@@ -80,5 +80,7 @@ class ListenConfig:
     port: int = 8000
     uds: Path | None = None
     """A Unix socket path; used instead of host and port."""
+    uds_mode: int = 0o600
+    """Permissions of the socket file: who may connect."""
     drain_s: float = 10.0
     """How long running streams may finish after SIGTERM."""

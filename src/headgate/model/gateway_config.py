@@ -6,7 +6,7 @@ not fit. What only shows when two values are seen together is in contradictions.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from headgate.model.config import EngineConfig
 from headgate.model.fleet_config import FleetConfig
@@ -61,6 +61,11 @@ class GatewayListenConfig:
     names: tuple[Host, ...] = ()
     """What a proxy in front calls this machine, in Host. Without any key, only these and loopback's names are answered:
     a web page may have any other name pointed here. With a tenant's key, any name is."""
+    uds: Path | None = None
+    """A Unix socket to listen on instead of host and port. A socket file that is left over is replaced. None: host and
+    port."""
+    uds_for: Literal["owner", "group", "everyone"] = "owner"
+    """Who may connect to it, by the file's permissions. Admin without a key is only for owner."""
     tls: TlsConfig | None = None
     """None: plain HTTP."""
     drain_s: SecondsOrZero = 10.0
@@ -137,10 +142,13 @@ class LimitsConfig:
     """More headers are answered 431."""
     body_bytes: Annotated[int, between(1, 1 << 32)] = 8 * 1024 * 1024
     """A larger body is answered 413, unread if it announces its length."""
+    bodies_bytes: Annotated[int, between(1, 1 << 40)] = 256 * 1024 * 1024
+    """Bytes of all bodies and WebSocket messages that are being received, together; past it, the one that has taken
+    longest is answered 503. No less than body_bytes."""
     json_depth: Annotated[int, between(4, 500)] = 64
     """Objects and arrays within each other in a body."""
     connections: Annotated[int, between(1, 1_000_000)] = 16_384
-    """A further client is answered 503 and closed."""
+    """For a further one the oldest idle connection is closed; where all are being answered, it is answered 503."""
     open_fields: frozenset[Name] = frozenset()
     """Fields of a body that anybody may send, although they steer the engine itself (docs/limits.md lists them)."""
 
@@ -148,7 +156,7 @@ class LimitsConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsConfig:
     header_s: Seconds = 10.0
-    """From a request's first byte to the end of its headers; then 408."""
+    """From a request's first byte to the end of its headers; then 408. Also for a TLS handshake."""
     body_s: Seconds = 60.0
     """From the end of the headers to the end of the body; then 408."""
     idle_s: Seconds = 75.0

@@ -143,9 +143,9 @@ class Exchange:
         """Bytes that the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
 
-    def add_headers(self, headers: Headers) -> None:
-        """Say them with the answer, whatever it will be."""
-        self._added += b"".join([_header(name, value) for name, value in headers])
+    def say_with_answer(self, headers: Headers) -> None:
+        """Say these with the answer, whatever it will be, instead of what was to be said with it before."""
+        self._added = b"".join([_header(name, value) for name, value in headers])
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
         if self.done:

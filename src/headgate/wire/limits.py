@@ -30,7 +30,7 @@ class Limits:
     """For a further one the oldest idle connection is closed, or one whose request is not complete. Where all are being
     answered, it is answered 503."""
     extra_connections: int = 256
-    """Connections beyond max_connections at the same time: to be told 503, and for health checks, which are answered."""
+    """Connections beyond max_connections at the same time: to be told 503, or for health checks, which are served."""
     pipelined: int = 16
     """Requests taken at once, from one read or from what was held; those behind are not answered, and the
     connection is closed."""

@@ -145,7 +145,7 @@ class Door:
 
     def _let_in_from(self, exchange: Exchange, origin: str) -> bool:
         told = ANY if ANY in self._origins else origin
-        exchange.add_headers(
+        exchange.say_with_answer(
             (("access-control-allow-origin", told), ("access-control-expose-headers", EXPOSED), ("vary", "origin"))
         )
         if exchange.method != "OPTIONS":

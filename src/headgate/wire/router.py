@@ -33,6 +33,14 @@ class Router:
         else:
             handler(exchange)
 
+    def expects(self, exchange: Exchange) -> bool:
+        """Whether a handler takes it, as far as its headers tell; else it has been answered."""
+        if (exchange.method, exchange.path) not in self._routes and self._by_folder(exchange) is None:
+            self._refuse(exchange)
+        elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
+            _respond(exchange, 415, "content-type must be application/json")
+        return not exchange.done
+
     def _by_folder(self, exchange: Exchange) -> Handler | None:
         path = _folder(exchange.path, self._allowed)
         return self._routes.get((exchange.method, path)) if path is not None else None

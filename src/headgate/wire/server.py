@@ -99,12 +99,13 @@ class HttpServer:
             await server.start_serving()
         return int(first.sockets[0].getsockname()[1])
 
-    async def listen_unix(self, path: Path, *, mode: int = 0o600) -> None:
+    async def listen_unix(self, path: Path, *, mode: int = 0o600, tls: ssl.SSLContext | None = None) -> None:
         """A socket file that nobody serves any more is replaced; one that is served, or another kind of file, is an
         OSError. `mode`: who may connect, by the file's permissions."""
+        self._tls = self._tls or tls is not None
         listener = _bound_to(path, mode)
         try:
-            server = await self._state.loop.create_unix_server(self._protocol(None), sock=listener, backlog=_BACKLOG)
+            server = await self._state.loop.create_unix_server(self._protocol(tls), sock=listener, backlog=_BACKLOG)
         except BaseException:
             listener.close()
             raise

@@ -38,7 +38,7 @@ def process_age_s() -> float:
 async def listen_on(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext | None = None) -> str:
     try:
         if listen.uds is not None:
-            await http.listen_unix(listen.uds)
+            await http.listen_unix(listen.uds, mode=listen.uds_mode, tls=tls)
             return f"unix:{listen.uds}"
         port = await http.listen(listen.host, listen.port, tls=tls)
     except OSError as error:
@@ -47,7 +47,9 @@ async def listen_on(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext 
         raise StartupError(
             f"can't listen on {place} ({error.strerror or error}): choose another with {option}"
         ) from error
-    return f"http://{listen.host}:{port}"
+    # An IPv6 address stands in brackets, and the % before its zone is written as %25 (RFC 6874).
+    host = f"[{listen.host.replace('%', '%25')}]" if ":" in listen.host else listen.host
+    return f"http://{host}:{port}"
 
 
 async def wait(stop: asyncio.Event) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import uvloop
 
-from headgate.config_file import is_loopback
+from headgate.config_file import is_private
 from headgate.gateway.accept import Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
+from headgate.gateway.judge import HEALTH, HeaderJudge
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
@@ -45,6 +46,9 @@ from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import share
 
+KEPT_FILES = 512
+"""File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
+UDS_MODES = {"owner": 0o600, "group": 0o660, "everyone": 0o666}
 NOTICE_S = 0.5
 """Readiness drops, every answer says `connection: close`, and whoever routes here has this long to notice before
 connections are refused and idle ones are closed. Afterwards, how long the last errors have to be written."""
@@ -97,7 +101,7 @@ async def _serve_gateway(
             progress.say,
         )
         stack.push_async_callback(roster.close)
-        local = is_loopback(config.listen.host)
+        local = is_private(config.listen)
         access = Access(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
@@ -121,7 +125,8 @@ async def _serve_gateway(
         api.table = surface.router.table
         change.door = door = Door(surface.router, loopback_only=local, names=config.listen.names)
         open_door(door, config, access)
-        ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config))
+        judge = HeaderJudge(door, surface.router, gateway, access.check)
+        ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config), judge=judge, always=HEALTH)
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
         embedded = config.embedded or EmbeddedConfig()
@@ -212,12 +217,19 @@ def _wire_limits(config: GatewayConfig) -> Limits:
         header_bytes=limits.header_bytes,
         header_count=limits.header_count,
         body_bytes=limits.body_bytes,
+        bodies_bytes=limits.bodies_bytes,
         json_depth=limits.json_depth,
-        max_connections=limits.connections,
+        max_connections=min(limits.connections, _most_connections()),
         header_timeout_s=timeouts.header_s,
         body_timeout_s=timeouts.body_s,
         idle_timeout_s=timeouts.idle_s,
     )
+
+
+def _most_connections() -> int:
+    """As many as there are file descriptors for: without one left, nobody is accepted, health checks included."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 30 if most == resource.RLIM_INFINITY else max(1, most - max(KEPT_FILES, most // 4))
 
 
 async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
@@ -228,5 +240,7 @@ async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
             tls.load_cert_chain(listen.tls.cert, listen.tls.key)
         except (OSError, ssl.SSLError) as error:
             raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
-    where = await listen_on(http, ListenConfig(host=listen.host, port=listen.port), tls)
+        tls.set_alpn_protocols(["http/1.1"])
+    place = ListenConfig(host=listen.host, port=listen.port, uds=listen.uds, uds_mode=UDS_MODES[listen.uds_for])
+    where = await listen_on(http, place, tls)
     return where.replace("http:", "https:", 1) if tls else where

@@ -1,0 +1,45 @@
+"""Refuses, when only the headers of a request are there, what is refused whatever its body says.
+
+So a client without a key can't make the gateway keep a body, and one that asks `Expect: 100-continue` need not send it.
+Requests that arrive in one piece don't come by here: their handlers ask the same questions.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.websocket import PATHS
+from headgate.model.errors import ServeError
+from headgate.wire.exchange import Exchange
+from headgate.wire.origin import Door
+from headgate.wire.router import Router
+
+HEALTH: Final = frozenset({"/health", "/health/live", "/health/ready"})
+"""Answered even where every place for connections is taken."""
+
+
+class HeaderJudge:
+    """A handler that answers only what it refuses."""
+
+    def __init__(
+        self, door: Door, router: Router, gateway: Gateway, check_admin: Callable[[dict[str, str]], None]
+    ) -> None:
+        """`check_admin`: raises Unauthorized for headers without an admin key, where one is needed."""
+        self._door = door
+        self._router = router
+        self._gateway = gateway
+        self._check_admin = check_admin
+
+    def __call__(self, exchange: Exchange) -> None:
+        if not (self._door.lets_in(exchange) and self._router.expects(exchange)):
+            return
+        path = exchange.path
+        if exchange.method == "GET" and path in PATHS:
+            self._router(exchange)  # a WebSocket is not asked for with a body, which is what its handler says
+        elif path.startswith("/admin/"):
+            self._check_admin(exchange.headers)
+        elif path.startswith("/v1/"):
+            try:
+                self._gateway.acceptor.knows(exchange.headers)
+            except ServeError as error:
+                self._gateway.turn_away(exchange, error)
