@@ -133,8 +133,9 @@ def started(command: Command, core: int) -> Iterator[Processes]:
 
 
 @contextmanager
-def loading(command: Command, core: int) -> Iterator[Load]:
-    process = _spawn(command, core, subprocess.PIPE)
+def loading(command: Command, core: int, talks: bool = False) -> Iterator[Load]:
+    """`talks`: it waits for a line on its standard input."""
+    process = _spawn(command, core, subprocess.PIPE, subprocess.PIPE if talks else subprocess.DEVNULL)
     with process:
         try:
             yield Load(process)
@@ -142,11 +143,11 @@ def loading(command: Command, core: int) -> Iterator[Load]:
             end(process)
 
 
-def _spawn(command: Command, core: int, out: int) -> subprocess.Popen[bytes]:
+def _spawn(command: Command, core: int, out: int, given: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command.argv,
         env=os.environ | command.env,
-        stdin=subprocess.DEVNULL,
+        stdin=given,
         stdout=out,
         stderr=subprocess.STDOUT,
         process_group=0,

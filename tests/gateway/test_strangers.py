@@ -11,7 +11,9 @@ from typing import Any
 
 import openai
 import pytest
+from benchmarks.bodies_load import CHAT, EMBEDDINGS, KINDS
 from openai import OpenAI
+from websockets.sync.client import connect
 
 from headgate.observe.api.document import OPERATIONS
 from headgate.observe.api.operation import Who
@@ -225,6 +227,42 @@ def test_pages_that_are_allowed_read_answers_streams_and_errors(tmp_path: Path, 
         assert "access-control-allow-origin" not in headers
 
 
+# -- one body -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_megabyte_is_more_than_one_request(open_url: str, kind: str) -> None:
+    """Each is answered by what it is, over HTTP and on a WebSocket."""
+    path, make = KINDS[kind]
+    body = make()
+    valid = list(KINDS).index(kind) < 9
+    status, _, said = call(open_url, "POST", path, {"content-type": "application/json"}, body)
+    # The double has no embeddings: what reaches it is valid.
+    assert status == (404 if path == EMBEDDINGS else 200 if valid else 400), said[:300]
+    with contextlib.suppress(UnicodeDecodeError):
+        body.decode()
+        with connect(open_url.replace("http", "ws", 1) + CHAT, compression=None, proxy=None, max_size=None) as client:
+            client.send(body, text=True)
+            heard = json.loads(client.recv(timeout=20))
+            assert heard.get("status", 200) == (200 if valid and path == CHAT else 400)
+            client.send(json.dumps(chat("n=1")))
+            while heard != "[DONE]":
+                heard = client.recv(timeout=20)
+    assert call(open_url, "GET", "/health/live")[0] == 200
+
+
+def test_too_many_messages_are_named_and_counted(open_url: str) -> None:
+    message = {"role": "user", "content": "n=1"}
+    for path, field in ((CHAT, "messages"), ("/v1/responses", "input")):
+        status, said = ask(f"{open_url}{path}", {"model": "double", field: [message] * 10_001})
+        assert (status, json.loads(said)["error"]["param"]) == (400, field)
+        assert "10001 items, at most 10000" in json.loads(said)["error"]["message"]
+
+
+def test_a_change_through_admin_is_no_longer_than_a_config(open_url: str) -> None:
+    assert ask(f"{open_url}/admin/tenants", b"{" + b" " * 300_000 + b"}")[0] == 413
+
+
 # -- the engine's own server ------------------------------------------------------------------------
 
 
@@ -240,4 +278,8 @@ def test_a_page_can_not_use_an_engine_either() -> None:
                 assert call(url, "GET", path, headers)[0] == 403, page
         assert call(url, "GET", "/v1/models", {"host": "pointed.example"})[0] == 403
         assert call(url, "POST", "/v1/completions", {}, body)[0] == 200
+        typed = {"content-type": "application/json"}
+        for kind in ("[[[[", "{},{},", '"","",', "keys", "NaN at the end"):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
+                assert call(url, "POST", path, typed, KINDS[kind][1]())[0] == 400, (kind, path)
         assert call(url, "GET", "/health/ready", {"host": "10.0.0.7:8000"})[0] == 200

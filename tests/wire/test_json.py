@@ -90,7 +90,7 @@ def test_exactly_the_allowed_depth_is_allowed() -> None:
 
 
 def test_a_flaw_in_a_huge_body_is_refused_even_where_its_place_is_not_looked_for() -> None:
-    assert refusal(b"[" + b"1," * 50_000 + b"NaN]").message == "NaN is not JSON at `$`"
+    assert refusal(b"[" + b"1," * 20_000 + b"NaN]").message == "NaN is not JSON at `$`"
 
 
 class Message(msgspec.Struct):

@@ -168,16 +168,15 @@ class EngineServer:
     def _complete(self, exchange: Exchange, kind: type[ChatBody] | type[TextBody]) -> None:
         try:
             intake = self._intake_when_ready()
-            body: ChatBody | TextBody = json.decode(exchange.body, kind, LIMITS)
         except ServeError as error:
             self._fail(exchange, error)
             return
         if len(exchange.body) <= TOKENIZE_INLINE:
-            self._begin(exchange, body, self._prepare(intake, body, exchange.received_at))
+            self._begin(exchange, *self._prepare(intake, exchange, kind))
             return
 
         def in_thread() -> None:
-            prepared = self._prepare(intake, body, exchange.received_at)
+            body, prepared = self._prepare(intake, exchange, kind)
             self._loop.call_soon_threadsafe(self._prepared, exchange, body, prepared)
 
         if self._preparing >= MOST_PREPARING:
@@ -186,23 +185,28 @@ class EngineServer:
         self._preparing += 1
         self._tokenizing.submit(in_thread)
 
-    def _prepared(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
+    def _prepared(self, exchange: Exchange, body: ChatBody | TextBody | None, prepared: Prepared | ServeError) -> None:
         self._preparing -= 1
         self._begin(exchange, body, prepared)
 
-    def _prepare(self, intake: Intake, body: ChatBody | TextBody, arrived: float) -> Prepared | ServeError:
-        began = self._clock()
+    def _prepare(
+        self, intake: Intake, exchange: Exchange, kind: type[ChatBody] | type[TextBody]
+    ) -> tuple[ChatBody | TextBody | None, Prepared | ServeError]:
+        """What is asked, and what to do about it. None: it was not understood."""
+        body: ChatBody | TextBody | None = None
         try:
-            sequences, stops = intake.sequences(body, arrived)
+            body = json.decode(exchange.body, kind, LIMITS)
+            began = self._clock()
+            sequences, stops = intake.sequences(body, exchange.received_at)
             tools = intake.tools(body)
         except ServeError as error:
-            return error
+            return body, error
         except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
             log.exception("a request could not be prepared")
-            return EngineFailed("internal error")
-        return Prepared(sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3)
+            return body, EngineFailed("internal error")
+        return body, Prepared(sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3)
 
-    def _begin(self, exchange: Exchange, body: ChatBody | TextBody, prepared: Prepared | ServeError) -> None:
+    def _begin(self, exchange: Exchange, body: ChatBody | TextBody | None, prepared: Prepared | ServeError) -> None:
         engine, intake = self._engine, self._intake
         if exchange.done:  # the client left while its prompt was tokenized
             self.figures.requests.labels(Outcome.CANCELLED.value).inc()
@@ -212,6 +216,7 @@ class EngineServer:
             return
         assert engine is not None
         assert intake is not None
+        assert body is not None
         kind: Literal["chat", "text"] = "chat" if isinstance(body, ChatBody) else "text"
         name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
         emulated = None if self.emulation is None else self.emulation.fingerprint

@@ -30,6 +30,7 @@ from headgate.wire import json
 from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
+from headgate.wire.long_json import LONG_BYTES, Heavy, heavy, lightened, parse_long
 
 LONGEST_NAME: Final = 256
 
@@ -45,7 +46,18 @@ class Accepted:
     """A request and what is needed to send it on."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = ("allowance", "body", "chosen", "encoded", "path", "prompt_bytes", "request", "tenant", "wants_usage")
+    __slots__ = (
+        "allowance",
+        "body",
+        "chosen",
+        "encoded",
+        "heavy",
+        "path",
+        "prompt_bytes",
+        "request",
+        "tenant",
+        "wants_usage",
+    )
 
     def __init__(
         self,
@@ -73,6 +85,12 @@ class Accepted:
         """What its answer may say; None: it has none, as embeddings."""
         self.chosen = chosen
         """What its model's name came to; None: it stands for itself."""
+        self.heavy: Heavy | None = None
+        """The fields of a long body that have been written already; None: its body is short."""
+
+    def written(self, body: dict[str, Any]) -> bytes:
+        """`body`, which is this one or made from it, as it is sent."""
+        return _encode(body if self.heavy is None else lightened(body, self.heavy))
 
     def stand_in(self, model: str) -> None:
         """It is answered by another version than was drawn for it."""
@@ -84,10 +102,12 @@ class Accepted:
 
     def asking(self, body: dict[str, Any]) -> "Accepted":
         """The same, asked in other words."""
-        return Accepted(
+        made = Accepted(
             self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.allowance,
             self.chosen,
         )  # fmt: skip
+        made.heavy = self.heavy
+        return made
 
 
 class Acceptor:
@@ -129,11 +149,15 @@ class Acceptor:
         """Raises InvalidRequest or Unauthorized."""
         headers = exchange.headers
         tenant = self._identities.of(headers)
-        # Asked here and not by `json`, which is not compiled: it is the usual case.
-        body = canonical(exchange.body, self._limits.json_depth)
-        same = body is not NOT_CANONICAL
-        if not same:
-            body = json.parse_strictly(exchange.body, self._limits)
+        long = len(exchange.body) > LONG_BYTES
+        if long:
+            body, same = parse_long(exchange.body, self._limits), False
+        else:
+            # Asked here and not by `json`, which is not compiled: it is the usual case.
+            body = canonical(exchange.body, self._limits.json_depth)
+            same = body is not NOT_CANONICAL
+            if not same:
+                body = json.parse_strictly(exchange.body, self._limits)
         path, responds = exchange.path, False
         if path == RESPONSES:
             path, body = self._respond(exchange, body)
@@ -154,6 +178,8 @@ class Acceptor:
             same = False
         if len(model) > LONGEST_NAME:
             raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
+        if shape.messages:
+            self._bound("messages", len(shape.messages))
         found = found_in(shape, path, body)
         prompt_tokens = self._prompt_tokens(found, model, body)
         lane = self._lane(shape, headers, tenant, prompt_tokens)
@@ -213,7 +239,10 @@ class Acceptor:
         encoded = exchange.body if same else b""
         wants_usage = wants_usage or exchange.voice is not None
         prompt_bytes = 0 if found.tokens or found.media else found.size
-        return Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+        if long:
+            accepted.heavy = heavy(body)
+        return accepted
 
     def _understood(self, body: object) -> tuple[Shape, bool]:
         """And whether the body is as it came."""
@@ -234,6 +263,8 @@ class Acceptor:
         if isinstance(given, dict):
             made_whole(given)
         body = read(given)
+        if isinstance(body["input"], list):
+            self._bound("input", len(body["input"]))
         model = body.get("model", "")
         alias = self._output.alias(model)
         model = model if alias is None or alias.model is None else alias.model
@@ -267,6 +298,12 @@ class Acceptor:
     def _prompt_tokens(self, found: PromptFound, model: str, body: dict[str, Any]) -> int:
         tokens = found.tokens or self.prompt_sizes.of(model, _opened(body), found.size)
         return tokens + MEDIA_TOKENS * found.media
+
+    def _bound(self, field: str, count: int) -> None:
+        """Raises InvalidRequest if a conversation has more parts than are taken."""
+        most = self._limits.messages
+        if count > most:
+            raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
 
     def _lane(self, shape: Shape, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
         named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None

@@ -38,11 +38,12 @@ from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, 
 from headgate.replica.http import Call, Listener, Once, Pool, request_head
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
+from headgate.wire.long_json import LONG_BYTES
 
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
-ASIDE_BYTES: Final = 64 * 1024
+ASIDE_BYTES: Final = LONG_BYTES
 """A longer body is understood in a thread of its own."""
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 NO_LANE: Final = "none"
@@ -195,10 +196,14 @@ class Gateway:
 
     # -- requests ----------------------------------------------------------------------------------------
 
+    def aside(self, work: Callable[[], None]) -> None:
+        """Do it in the thread for what would hold the loop up: one, as more would only share the interpreter's lock."""
+        self._loop.run_in_executor(self._aside, work)
+
     def complete(self, exchange: Exchange) -> None:
         """A handler: chat, text completions, embeddings."""
         if len(exchange.body) > ASIDE_BYTES:
-            self._loop.run_in_executor(self._aside, self._accept_aside, exchange)
+            self.aside(lambda: self._accept_aside(exchange))
             return
         try:
             accepted = self.acceptor.accept(exchange)
@@ -360,10 +365,10 @@ class Gateway:
         if allowance is not None and (not own or (request.stream and request.choices > 1)):
             reader = bounded(accepted, allowance, lane, relay, self._clock)
             if reader is not None:
-                reader.start(_ask(ticket, place, head, _encode(reader.body(body)), reader))
+                reader.start(_ask(ticket, place, head, accepted.written(reader.body(body)), reader))
                 return
         encoded = accepted.encoded if body is accepted.body else b""
-        relay.start(_ask(ticket, place, head, encoded or _encode(body), relay))
+        relay.start(_ask(ticket, place, head, encoded or accepted.written(body), relay))
 
     def _hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
         """Ask a second replica while the first has not answered."""
@@ -376,7 +381,7 @@ class Gateway:
         lane = self.dispatcher.lanes[accepted.request.lane]
         ticket.rival = rival = Rival(self, ticket, relay, place.replica, command, lane, self._clock, now)
         body = rival.body(self._body(ticket, accepted, place, lane))
-        rival.start(_ask(ticket, place, self._head(ticket, place), _encode(body), rival))
+        rival.start(_ask(ticket, place, self._head(ticket, place), accepted.written(body), rival))
 
     def _head(self, ticket: Ticket, place: Place) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
@@ -449,7 +454,7 @@ class Gateway:
         body = self._body(ticket, accepted.asking(rest), place, self.dispatcher.lanes[accepted.request.lane])
         allowance = accepted.allowance
         reader = relay if allowance is None or kind == "headgate" else still_bounded(allowance, relay)
-        relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
+        relay.go_on(_ask(ticket, place, self._head(ticket, place), ticket.accepted.written(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         usage = summary.usage if summary is not None else None

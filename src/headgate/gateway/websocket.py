@@ -5,7 +5,6 @@ answered one at a time, in order, as on an HTTP connection; the next begins when
 ends the one that is being answered, as leaving would.
 """
 
-import asyncio
 import logging
 from collections import deque
 from typing import Any, Final, NamedTuple
@@ -226,7 +225,7 @@ class Conversation:
         self._current = exchange
         self.busy = True
         if len(data) > ASIDE_BYTES:
-            asyncio.get_running_loop().run_in_executor(None, self._open_aside, exchange)
+            self._gateway.aside(lambda: self._open_aside(exchange))
         else:
             self._hand_on(exchange, open_message(data, server.limits))
 

@@ -147,6 +147,13 @@ class LimitsConfig:
     longest is answered 503. No less than body_bytes."""
     json_depth: Annotated[int, between(4, 500)] = 64
     """Objects and arrays within each other in a body."""
+    json_containers: Annotated[int, between(1000, GIGA)] = 50_000
+    """Objects, arrays, fractions and words such as true in a body; more are answered 400, and each is slow enough that
+    500 000 would stop every stream for a tenth of a second."""
+    json_values: Annotated[int, between(1000, GIGA)] = 500_000
+    """Values in a body, such as token ids; more are answered 400."""
+    messages: Annotated[int, between(1, GIGA)] = 10_000
+    """Messages of a chat, or items of a response's input; more are answered 400."""
     connections: Annotated[int, between(1, 1_000_000)] = 16_384
     """For a further one the oldest idle connection is closed; where all are being answered, it is answered 503."""
     open_fields: frozenset[Name] = frozenset()

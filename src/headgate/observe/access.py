@@ -19,6 +19,10 @@ _FORWARDED = (
 """What proxies add, beside headers that begin with x-forwarded."""
 
 
+MOST_BODY_BYTES = 256 * 1024
+"""Of a change: it is read as the config file is, while requests wait."""
+
+
 class Access:
     def __init__(self, admin_keys: tuple[str, ...], *, loopback_only: bool, tenants_have_keys: bool = False) -> None:
         self._loopback_only = loopback_only
@@ -37,6 +41,8 @@ class Access:
             if self.is_open and exchange.method == "POST" and "content-type" not in exchange.headers:
                 message = "content-type must be application/json, also without a body"
                 exchange.respond(415, refusal_body(415, message))
+            elif len(exchange.body) > MOST_BODY_BYTES:
+                exchange.respond(413, refusal_body(413, f"body exceeds the {MOST_BODY_BYTES} bytes that /admin takes"))
             else:
                 handler(exchange)
 

@@ -3,9 +3,9 @@
 Strict where parsers differ (duplicate keys, NaN, lone surrogates, huge numbers): whatever is behind us
 may read the same bytes another way.
 
-Most bodies are in the one form that leaves no doubt (canonical.py). For all else there is the standard library's
-parser, because only it can show us duplicate keys: 7 µs for a chat request of 310 bytes, 0.15 ms for 26 kB in 200
-messages.
+Long ones are counted first (long_json.py). Most short ones are in the one form that leaves no doubt (canonical.py). For
+all else there is the standard library's parser, because only it can show us duplicate keys and where they are: 7 µs for
+a chat request of 310 bytes, 0.15 ms for 26 kB in 200 messages.
 """
 
 import json
@@ -18,6 +18,7 @@ import msgspec
 from headgate.model.errors import InvalidRequest
 from headgate.wire.canonical import INT_DIGITS, NOT_CANONICAL, canonical, too_deep
 from headgate.wire.limits import Limits
+from headgate.wire.long_json import LONG_BYTES, parse_long
 
 T = TypeVar("T")
 
@@ -36,7 +37,10 @@ class _Flaw(ValueError):
 
 
 def parse(body: bytes, limits: Limits) -> object:
-    """The value in `body`. Raises InvalidRequest and nothing else."""
+    """The value in `body`. Raises InvalidRequest and nothing else. A body longer than LONG_BYTES takes a while: that
+    is for a thread."""
+    if len(body) > LONG_BYTES:
+        return parse_long(body, limits)
     value = canonical(body, limits.json_depth)
     return parse_strictly(body, limits) if value is NOT_CANONICAL else value
 

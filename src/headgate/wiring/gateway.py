@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import ssl
+import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -64,6 +65,8 @@ def run_gateway(
 ) -> None:
     """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and when
     the `watched` file changes, it takes what `reload` gives, as far as that is possible without a restart."""
+    # The loop gets the interpreter's lock back within this while long bodies are read aside; the default is 5 ms.
+    sys.setswitchinterval(0.0005)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -219,6 +222,9 @@ def _wire_limits(config: GatewayConfig) -> Limits:
         body_bytes=limits.body_bytes,
         bodies_bytes=limits.bodies_bytes,
         json_depth=limits.json_depth,
+        json_containers=limits.json_containers,
+        json_values=limits.json_values,
+        messages=limits.messages,
         max_connections=min(limits.connections, _most_connections()),
         header_timeout_s=timeouts.header_s,
         body_timeout_s=timeouts.body_s,

@@ -24,7 +24,7 @@ def _look(name: str, summary: str, about: str = "", **more: Any) -> Operation:
 
 def _change(name: str, summary: str, about: str = "", tag: str = FLEET, **more: Any) -> Operation:
     answer = more.pop("answer", ref("Done"))
-    errors = more.pop("errors", (400, 401, 415))
+    errors = more.pop("errors", (400, 401, 403, 413, 415))
     return Operation(
         tag=tag, name=name, summary=summary, about=about, who="admin", answer=answer, errors=errors, **more
     )
