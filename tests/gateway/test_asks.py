@@ -28,6 +28,8 @@ from tests.engine.process import ask, headgate
 from tests.gateway.scene import scene
 from tests.gateway.test_gateway import chat, double, eventually, gateway, post, seen
 from tests.gateway.test_output import Connection
+from tests.gateway.test_responses import responder
+from tests.gateway.test_websocket import answer, error, opened, say
 from tests.replica.engine import END, STREAM, event, token
 from tests.wire.serving import live
 
@@ -514,3 +516,40 @@ def test_an_operators_limit_for_requests_that_name_none_counts(tmp_path: Path) -
         assert answer["choices"][0]["finish_reason"] == "length"
         asked = json.loads(ask(f"{url}{CHAT}", chat("Tell a long story about the sea.", max_tokens=12))[1])
         assert 7 < asked["usage"]["completion_tokens"] <= 12
+
+
+def test_over_a_websocket_the_same_is_refused(tmp_path: Path, engine: str) -> None:
+    with gateway(tmp_path, {}, engine) as url, opened(url) as client:
+        before = seen(engine)["seen"]
+        for body, param in (
+            (chat("x", kv_transfer_params={}), "kv_transfer_params"),
+            (chat("x", n=129), "n"),
+            (chat("x", model="gpt-9"), "model"),
+        ):
+            say(client, body)
+            assert error(client)["error"]["param"] == param
+        assert seen(engine)["seen"] == before
+        say(client, chat("n=1", n=None, max_tokens=5.0))
+        assert answer(client)[-1] == "[DONE]"
+
+
+def test_an_answer_in_one_piece_with_tools_is_asked_for_in_one_piece(tmp_path: Path) -> None:
+    lanes = {"slow": {"generation_s": 1.0}}
+    with responder() as engine, gateway(tmp_path, {"lanes": lanes}, engine) as url:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+        for more in ({"tools": tools}, {"logprobs": True, "top_logprobs": 2}):
+            assert ask(f"{url}{CHAT}", chat("x", **more))[0] == 200
+        asked = json.loads(ask(f"{engine}/asked")[1])
+        assert [one.get("stream") for one in asked] == [None, None]
+
+
+def test_what_engines_are_sent_has_no_other_name_for_its_cap(tmp_path: Path) -> None:
+    with responder() as engine, gateway(tmp_path, {}, engine) as url:
+        assert ask(f"{url}{CHAT}", chat("x", n_predict=-1, max_new_tokens=9000, min_tokens=9000))[0] == 200
+        (asked,) = json.loads(ask(f"{engine}/asked")[1])
+        assert {name: asked.get(name) for name in ("max_tokens", "n_predict", "max_new_tokens")} == {
+            "max_tokens": 4096,
+            "n_predict": None,
+            "max_new_tokens": None,
+        }
+        assert asked["min_tokens"] == 4096

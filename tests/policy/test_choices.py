@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from headgate.model.event import Arrived, Command, Dispatch, Ended, FirstToken, Probed, Refuse, ReplicaJoined, Tick
+from headgate.model.event import (
+    Arrived,
+    AttemptFailed,
+    Command,
+    Dispatch,
+    Ended,
+    FirstToken,
+    Probed,
+    Refuse,
+    ReplicaJoined,
+    Tick,
+)
 from headgate.model.hedge_config import HedgeConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
@@ -266,6 +277,46 @@ def test_all_its_choices_are_reserved_and_what_they_said_is_settled() -> None:
     assert scene.refused[other].outcome is Outcome.OVER_LIMIT
     scene.end(wide, (10, 8))
     assert scene.send(1, tenant="t", max_output=70, prompt_tokens=10) in scene.at
+
+
+def counter(scene: Scene, tenant: str) -> float:
+    queue = scene.made.pools[None].lanes["slow", "free", True].queue
+    queue.push(
+        Request(
+            id="p", arrived=0.0, model="m", lane="slow", priority=1, wait_until=9.0, first_token_by=9.0, tenant=tenant
+        )
+    )
+    found = queue._tenants[tenant].counter
+    queue.remove("p")
+    return found
+
+
+def test_its_tenants_turn_is_charged_for_all_but_one_choice_at_once_and_for_what_they_said_at_the_end() -> None:
+    scene = Scene(8)
+    wide = scene.send(4, tenant="t", prompt_tokens=10, max_output=400)
+    assert counter(scene, "t") == 310
+    scene.end(wide, (10, 200))
+    assert counter(scene, "t") == 210
+    for outcome in (Outcome.CANCELLED, Outcome.REPLICA_FAILED):
+        lost = scene.send(4, tenant="t", prompt_tokens=10, max_output=400)
+        scene.hear(Ended(lost, outcome))
+    assert counter(scene, "t") == 230  # nobody knows of more than that their prompts were sent
+    waits = Scene(4)
+    held = waits.send(4, tenant="u")
+    gone = waits.send(4, tenant="t")
+    waits.hear(Ended(gone, Outcome.CANCELLED))
+    assert counter(waits, "t") == counter(waits, "nobody")
+    waits.end(held)
+
+
+def test_what_was_charged_for_a_request_that_nobody_could_serve_is_given_back() -> None:
+    scene = Scene(8)
+    wide = scene.send(4, tenant="t", prompt_tokens=10, max_output=400)
+    for _ in range(3):
+        if wide in scene.at and wide not in scene.refused:
+            scene.hear(AttemptFailed(wide, "a", Outcome.REPLICA_FAILED))
+    assert wide in scene.refused
+    assert counter(scene, "t") == 10
 
 
 def test_a_replicas_pace_is_that_of_one_choice() -> None:

@@ -198,7 +198,6 @@ class Acceptor:
             if extra is not None and allowance.tokens is not None:
                 for name in extra.least:
                     body[name] = min(body[name], allowance.tokens)
-                    same = False
         session = headers.get("x-headgate-session") or shape.user
         chosen = None
         if models is not None:

@@ -63,10 +63,14 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
         elif kind == LEAST:
             body[name] = whole(name, value)
             extra.least.append(name)
+            extra.changed = True
         elif kind == CHOICES:
-            extra.choices = max(extra.choices, _at_least(name, whole(name, value), 1))
+            body[name] = number = _at_least(name, whole(name, value), 1)
+            extra.choices = max(extra.choices, number)
+            extra.changed = True
         elif kind == LOGPROBS:
-            number = _at_least(name, whole(name, value), 0)
+            body[name] = number = _at_least(name, whole(name, value), 0)
+            extra.changed = True
             if extra.logprobs is None or number > extra.logprobs[1]:
                 extra.logprobs = (name, number)
         elif isinstance(value, list | dict) and (extra.entries is None or len(value) > extra.entries[1]):

@@ -267,7 +267,7 @@ class Gateway:
         if self.hold is None or not self.hold(request):
             self.hear(Arrived(request), now)
         chosen = accepted.chosen
-        if chosen is not None and chosen.shadow is not None and self.shadows is not None:
+        if chosen is not None and chosen.shadow is not None and self.shadows is not None and request.choices == 1:
             self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
 
     def let_in(self, request: Request) -> None:

@@ -104,8 +104,8 @@ class Tenant:
     tokens_per_min: PerMinute | None = None
     """Prompt and output together; None: no limit."""
     concurrency: Count | None = None
-    """Most of its requests at the replicas at once; any more wait, and get 429 when they may wait no longer. None: no
-    limit of its own."""
+    """Most of its requests at the replicas at once, each of several choices counted; any more wait, and get 429 when
+    they may wait no longer. None: no limit of its own."""
     trusted: bool = False
     """Its headers for lane, priority and identity count; anybody else's are ignored."""
     default_lane: Name | None = None

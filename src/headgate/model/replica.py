@@ -48,6 +48,7 @@ class Load:
     limit: float
     """Requests it may have at once."""
     requests: int = 0
+    """Those that it has; one that asks for several choices counts for as many, up to all of the limit."""
     prefill_tokens: int = 0
     """Prompt tokens sent whose first token has not come back."""
     silent_tokens: int = 0

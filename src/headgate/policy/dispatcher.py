@@ -307,7 +307,11 @@ class Dispatcher:
             self.limits.settle(passage.grant, spent, now)
         if usage is not None:
             prompt, output = usage
-            state.queue.charge(request.tenant, request.weight, prompt + output - request.prompt_tokens)
+            state.queue.charge(
+                request.tenant, request.weight, prompt + output - (passage.charged or request.prompt_tokens)
+            )
+        elif request.choices > 1:
+            self._take_back(passage)
         if load is not None:
             self._pump_all(now, commands)  # all: replicas that serve any model are shared between pools
 
@@ -430,12 +434,20 @@ class Dispatcher:
         del self.passages[request.id]
         self._forget_version(passage)
         self._dequeue(request.id, state, now)
+        if request.choices > 1:
+            self._take_back(passage)
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
         after = self._opens_in(request, now)
         if not after or state.pool.sent:  # otherwise nothing of ours could say more than the replicas did
             after = max(after, self._come_back_in(request, state, now))
         commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
+
+    def _take_back(self, passage: Passage) -> None:
+        """Several choices were charged before they said anything: nobody knows of any that did."""
+        request = passage.request
+        if passage.charged:
+            passage.state.queue.charge(request.tenant, request.weight, request.prompt_tokens - passage.charged)
 
     def _come_back_in(self, request: Request, state: LaneState, now: float) -> float:
         """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
@@ -532,7 +544,8 @@ class Dispatcher:
         if passage.attempts == 1:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight
-            state.queue.charge(request.tenant, request.weight, request.prompt_tokens)
+            passage.charged = request.tokens - request.output_each
+            state.queue.charge(request.tenant, request.weight, passage.charged)
         self._turns.runs(state, request.tenant, width)
         state.pool.turnover.sent(now)
         state.pool.sent[request.id] = now

@@ -200,7 +200,8 @@ class Fleet:
         one lacks none, or nobody has a free one."""
         best: Seat | None = None
         lacks = 0
-        for _, _, seat in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
+        for entry in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
+            seat = entry[2]
             lack = min(slots, seat.limit) - seat.room
             if seat.id not in tried and (best is None or lack < lacks):
                 best, lacks = seat, lack

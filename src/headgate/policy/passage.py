@@ -31,6 +31,7 @@ class Passage:
         "attempts",
         "begun",
         "broke_at",
+        "charged",
         "first_token_at",
         "grant",
         "hedged",
@@ -70,6 +71,9 @@ class Passage:
         self.suspects: tuple[ReplicaId, ...] = ()
         """Replicas that answered it with an error, and were not blamed: the request itself may be at fault."""
         self.tried: frozenset[ReplicaId] = request.unfit
+        self.charged = 0
+        """Tokens that its tenant's turn was charged when it was sent: its prompt, and of several choices all but one,
+        as if each said as much as is expected."""
         self.width = 1
         """Slots that it has at the replica it is at."""
         self.sent_at = 0.0
