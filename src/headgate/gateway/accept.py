@@ -34,6 +34,8 @@ from headgate.wire.long_json import LONG_BYTES, Heavy, heavy, lightened, parse_l
 
 LONGEST_NAME: Final = 256
 
+_encode = msgspec.json.Encoder().encode
+
 
 class Names(Protocol):
     """Who knows which models are served."""

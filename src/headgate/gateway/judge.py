@@ -40,6 +40,6 @@ class HeaderJudge:
             self._check_admin(exchange.headers)
         elif path.startswith("/v1/"):
             try:
-                self._gateway.acceptor.knows(exchange.headers)
+                self._gateway.acceptor.known(exchange.headers)
             except ServeError as error:
                 self._gateway.turn_away(exchange, error)
