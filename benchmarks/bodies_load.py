@@ -37,11 +37,11 @@ def _filled(before: bytes, unit: bytes, after: bytes) -> bytes:
 
 
 def _chat(content: bytes) -> bytes:
-    return _filled(b'{"model":"mock","max_tokens":1,"messages":[{"role":"user","content":"' + ASK, content, b'"}]}')
+    return _filled(b'{"model":"default","max_tokens":1,"messages":[{"role":"user","content":"' + ASK, content, b'"}]}')
 
 
 def _list(unit: bytes) -> bytes:
-    return _filled(b'{"model":"mock","messages":[', unit, b"]}")
+    return _filled(b'{"model":"default","messages":[', unit, b"]}")
 
 
 def _keys() -> bytes:
@@ -51,7 +51,7 @@ def _keys() -> bytes:
 def _schema(depth: int) -> bytes:
     one = b'{"type":"object","properties":{"a":' * depth + b'{"type":"string"}' + b"}}" * depth
     tool = b'{"type":"function","function":{"name":"f","parameters":%b}},' % one
-    return _filled(b'{"model":"mock","messages":[{"role":"user","content":"a"}],"tools":[', tool, b"]}")
+    return _filled(b'{"model":"default","messages":[{"role":"user","content":"a"}],"tools":[', tool, b"]}")
 
 
 CHAT, TEXT, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
@@ -63,17 +63,20 @@ KINDS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "messages": (
         CHAT,
         lambda: _filled(
-            b'{"model":"mock","max_tokens":1,"messages":[{"role":"user","content":"' + ASK + b'"},',
+            b'{"model":"default","max_tokens":1,"messages":[{"role":"user","content":"' + ASK + b'"},',
             b'{"role":"user","content":"%b"},' % (b"word " * 40),
             b"]}",
         ),
     ),
     "spaces": (CHAT, lambda: _chat(b"a b ").replace(b'","', b'" , "')),
-    "token ids": (TEXT, lambda: _filled(b'{"model":"mock","max_tokens":1,"prompt":[', b"100257,", b"]}")),
-    "texts to embed": (EMBEDDINGS, lambda: _filled(b'{"model":"mock","input":[', b'"%b",' % (b"text " * 100), b"]}")),
+    "token ids": (TEXT, lambda: _filled(b'{"model":"default","max_tokens":1,"prompt":[', b"100257,", b"]}")),
+    "texts to embed": (
+        EMBEDDINGS,
+        lambda: _filled(b'{"model":"default","input":[', b'"%b",' % (b"text " * 120), b"]}"),
+    ),
     "a response": (
         RESPONSES,
-        lambda: _filled(b'{"model":"mock","max_output_tokens":1,"input":"' + ASK, b"word ", b'"}'),
+        lambda: _filled(b'{"model":"default","max_output_tokens":1,"input":"' + ASK, b"word ", b'"}'),
     ),
     "[[[[": (CHAT, lambda: b"[" * SIZE),
     "[],[],": (CHAT, lambda: _list(b"[],")),
@@ -185,7 +188,7 @@ def quantile(values: list[float], share: float) -> float:
 async def read_streams(port: int, within_s: float) -> dict[str, float]:
     tokens = int(within_s * 1e6 / GAP_US) + 1000
     content = f"MOCK:ttft=1000,itl={GAP_US},n={tokens},size=8,"
-    body = json.dumps({"model": "mock", "messages": [{"role": "user", "content": content}], "stream": True}).encode()
+    body = json.dumps({"model": "default", "messages": [{"role": "user", "content": content}], "stream": True}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     gaps: list[float] = []
     loop = asyncio.get_running_loop()
