@@ -1,6 +1,7 @@
 """The command line as a person meets it: help that teaches, and one clear line when something is wrong."""
 
 import http.client
+import io
 import json
 import os
 import signal
@@ -11,8 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
+from headgate.progress import Progress
 from headgate.wiring import common
 from tests.engine.process import headgate
 
@@ -113,6 +117,17 @@ def test_numbers_out_of_range_are_named(flags: tuple[str, str], word: str) -> No
     done = run("engine", *flags)
     assert done.returncode != 0
     assert word in done.stdout + done.stderr
+
+
+def test_a_unix_socket_is_instead_of_a_port() -> None:
+    assert "--uds is instead of" in complaint("serve", "--uds", "/nowhere/x.sock", "--port", "1")
+    assert "/nowhere/x.sock" in complaint("serve", "--uds", "/nowhere/x.sock", "--replica", "http://127.0.0.1:1")
+
+
+def test_the_banner_shows_addresses_as_they_are() -> None:
+    said = io.StringIO()
+    Progress(monotonic, Console(file=said, width=200)).ready("http://[fe80::1%25lo]:8000", "m", 1.0)
+    assert "Ready on http://[fe80::1%25lo]:8000 after" in said.getvalue()
 
 
 def test_a_host_that_does_not_exist_is_named() -> None:

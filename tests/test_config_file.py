@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.config_file import MOST_PROBLEMS, check_exposure, describe, hash_key, load, parse, replica_at
+from headgate.config_file import MOST_PROBLEMS, check_exposure, describe, hash_key, is_private, load, parse, replica_at
 from headgate.model import gateway_config, hints
 from headgate.model.bounds import BOUNDS
 from headgate.model.config import EngineConfig
@@ -312,6 +312,20 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost", "LocalHost"])
 def test_loopback_needs_no_key(host: str) -> None:
     check_exposure(GatewayConfig(listen=GatewayListenConfig(host=host)), insecure=False)
+
+
+@pytest.mark.parametrize(("uds_for", "private"), [("owner", True), ("group", False), ("everyone", False)])
+def test_a_unix_socket_needs_no_key_and_is_private_to_its_owner(uds_for: str, private: bool) -> None:
+    config = parse(f"listen: {{host: 0.0.0.0, uds: /run/h.sock, uds_for: {uds_for}}}", "x.yaml")
+    check_exposure(config, insecure=False)
+    assert is_private(config.listen) is private
+    assert describe(config).endswith("listens on unix:/run/h.sock")
+
+
+def test_bodies_together_may_not_be_less_than_one_of_them() -> None:
+    assert problems("limits: {bodies_bytes: 1000}") == [
+        "1: limits.bodies_bytes: expected no less than limits.body_bytes",
+    ]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "0", "localhost.example.org"])

@@ -176,6 +176,8 @@ def test_names_that_kubernetes_would_refuse(bad: dict[str, Any]) -> None:
 def test_a_port_that_nobody_knows() -> None:
     with pytest.raises(StartupError, match=r"listen\.port is 0"):
         kubernetes(parse("listen: {port: 0}", "x"), Parts())
+    with pytest.raises(StartupError, match=r"listen\.uds.*listen\.port"):
+        kubernetes(parse("listen: {uds: /run/h.sock}", "x"), Parts())
 
 
 # -- KEDA --------------------------------------------------------------------------------------------------------

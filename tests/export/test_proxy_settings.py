@@ -36,6 +36,8 @@ def test_where_the_gateway_is() -> None:
     assert str(address("[fd00::7]:80")) == "[fd00::7]:80"
     with pytest.raises(StartupError, match="--gateway HOST:PORT"):
         facing(config(listen={"port": 0}))
+    with pytest.raises(StartupError, match=r"listen\.uds.*--gateway HOST:PORT"):
+        facing(config(listen={"uds": "/run/h.sock"}))
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:b", ":80", "a:80/x", "a:80;evil", "u@a:80", "a:99999", "a b:80"])
