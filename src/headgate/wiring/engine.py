@@ -32,7 +32,7 @@ from headgate.policy.profile import Profile
 from headgate.progress import Progress
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
-from headgate.wiring.common import listen_on, process_age_s, wait
+from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 
 if TYPE_CHECKING:
     from headgate.engine.llama import Model
@@ -106,7 +106,7 @@ async def _serve(
     server = EngineServer(config, clock, emulation)
     server.record_phase("process", process_age_s())
     door = Door(server.router, loopback_only=listen.uds is None and is_loopback(listen.host))
-    http = HttpServer(door, clock=clock)
+    http = HttpServer(door, clock=clock, always=HEALTH)
     try:
         where = await listen_on(http, listen)
         stopping = loop.create_task(wait(stop))

@@ -18,7 +18,7 @@ from headgate.config_file import is_private
 from headgate.gateway.accept import Acceptor
 from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.judge import HEALTH, HeaderJudge
+from headgate.gateway.judge import HeaderJudge
 from headgate.gateway.relay import RelayLimits
 from headgate.gateway.roster import Roster
 from headgate.gateway.surface import Surface
@@ -42,7 +42,7 @@ from headgate.wire.limits import Limits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.change import Change, Reload, identities, open_door
-from headgate.wiring.common import listen_on, process_age_s, wait
+from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import share
@@ -129,6 +129,8 @@ async def _serve_gateway(
         change.door = door = Door(surface.router, loopback_only=local, names=config.listen.names)
         open_door(door, config, access)
         judge = HeaderJudge(door, surface.router, gateway, access.check)
+        if config.limits.connections > _most_connections():
+            progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
         ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config), judge=judge, always=HEALTH)
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = [roster.broken]
