@@ -83,6 +83,6 @@ def test_replicas_of_different_models_are_told_apart_without_a_config(tmp_path: 
 def test_a_long_body_is_understood_aside_and_served(tmp_path: Path) -> None:
     with double() as (_, engine), gateway(tmp_path, {}, engine) as url:
         # With spaces: read by the strict parser, not by the fast one.
-        text = json.dumps({"model": "m", "prompt": list(range(100_000)), "max_tokens": 1}, indent=1).encode()
+        text = json.dumps({"model": "default", "prompt": list(range(100_000)), "max_tokens": 1}, indent=1).encode()
         assert ask(f"{url}/v1/completions", text)[0] == 200
         assert ask(f"{url}/v1/completions", text[:-2] + b',"model":"again"}')[0] == 400

@@ -152,7 +152,7 @@ def test_the_first_one_may_still_be_first(on: Scene) -> None:
     assert on.hedges("lost") >= 1
 
 
-@pytest.mark.parametrize("more", [{}, {"n": 2, "max_tokens": 5}], ids=["read along", "passed on"])
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 5}], ids=["read along", "passed on"])
 def test_an_answer_in_one_piece_is_hedged_too(on: Scene, more: dict[str, Any]) -> None:
     on.hold(20_000, 0)
     before = len(seen(on.first)["closed_at"])
