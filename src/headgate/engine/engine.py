@@ -69,6 +69,8 @@ class Ask:
     """Keep its prompt in the prefix cache for good."""
     bounds: Bounds | None = None
     """None: it ends by itself, by a stop string or at its length."""
+    compiled: object = None
+    """Its grammar, held so that it is still there when the sequence is opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +98,13 @@ class Said:
     timings: Timings | None = None
     """With the last one only."""
     stop: str = ""
-    """With the last one: why it was ended early, `repetition` or `time`; empty: it was not."""
+    """With the last one: why it was ended early, `repetition`, `time` or `grammar`; empty: it was not."""
     error: ServeError | None = None
     """It ended by this; nothing follows."""
 
 
+GRAMMAR = "grammar"
+"""Why it was ended: its grammar could not be followed any further."""
 Sink = Callable[[list[Said]], None]
 OnStep = Callable[[Step, float, float, float], None]
 """A step that is over: when it began, how long it took, and how long of that in the runner."""
@@ -233,7 +237,8 @@ class Engine:
             self._sink([Said(sequence.id, "", error=QueueFull(refused.reason))])
             return
         bound = None if ask.bounds is None else Bound(ask.bounds)
-        self._lives[sequence.id] = _Life(ask, TextStream(ask.stops), bound)
+        text = TextStream(ask.stops, sequence.sampling.min_tokens - sequence.continued)
+        self._lives[sequence.id] = _Life(ask, text, bound)
         self.spent.lives += 1
 
     def _cancel(self, sequence_id: int) -> None:
@@ -261,6 +266,8 @@ class Engine:
                 life.stop = life.bound.judge(text, one.chances, life.ask.sequence.first_token_at, now)
                 if life.bound.doubts and not one.chances:
                     self.runner.attend(one.sequence_id)
+            if one.stuck:
+                life.stop = GRAMMAR
             if stop or life.stop:
                 stopped.append(one.sequence_id)
             kept.append(Sampled(one.sequence_id, tokens))
@@ -276,9 +283,11 @@ class Engine:
 
     def _speak(self, life: _Life, one: Sampled) -> tuple[tuple[int, ...], str, bool]:
         """The tokens up to a stop, what may be said of them, and whether there was a stop."""
-        text = ""
+        text, sampling = "", life.ask.sequence.sampling
         for index, token in enumerate(one.tokens):
-            if token in self._vocabulary.eog and not life.ask.sequence.sampling.ignore_eos:
+            if token in self._vocabulary.eog and (not sampling.ignore_eos or sampling.grammar is not None):
+                return one.tokens[: index + 1], text, True
+            if token in sampling.stop_token_ids:
                 return one.tokens[: index + 1], text, True
             text += life.text.push(self._vocabulary.piece(token))
             if life.text.stopped is not None:
@@ -292,7 +301,7 @@ class Engine:
         if life.ask.pin and isinstance(short := self.batcher.pin(slot, now), Short):
             tokens = short.blocks * self.batcher.ledger.block_tokens
             return Said(said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it"))
-        finish = Finish.LENGTH if life.stop == TIME else sequence.finish
+        finish = Finish.LENGTH if life.stop in (TIME, GRAMMAR) else sequence.finish
         told = timings(sequence, life, now)
         return Said(said.sequence_id, text, said.tokens, said.logprobs, finish, told, life.stop)
 

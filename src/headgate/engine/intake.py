@@ -1,13 +1,15 @@
 """From a parsed body to sequences: prompts become tokens, wishes become settings, limits are kept."""
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from headgate.engine import grammar
+from msgspec import json
+
 from headgate.engine.continued import said_before
 from headgate.engine.openai import (
     MOST_CHOICES,
@@ -19,6 +21,7 @@ from headgate.engine.openai import (
     stops_of,
 )
 from headgate.engine.recommended import OPENAI, Recommended
+from headgate.engine.structured import Rules, rules_of
 from headgate.engine.tokenizer import Message
 from headgate.engine.tools import Tools, tools_of
 from headgate.model.config import EngineConfig
@@ -29,6 +32,9 @@ from headgate.policy.lanes import classify
 
 MOST_IDS = 1_000_000
 """Token ids looked at in one prompt."""
+MOST_KWARGS_BYTES = 16_384
+RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"))
+"""Names in a chat template that a client's chat_template_kwargs may not give another meaning."""
 IN_ORDER = replace(LANES["slow"], ttft_target_s=86_400.0)
 """All alike, and with a deadline that neither passes nor ages: order of arrival decides."""
 
@@ -50,6 +56,7 @@ class Coder(Protocol):
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        **variables: Any,
     ) -> list[int]: ...
     def spelling(self, token: int) -> bytes: ...
     def piece(self, token: int) -> bytes: ...
@@ -67,6 +74,16 @@ class Intake:
     recommended: Recommended = OPENAI
     """How the model is sampled where a client does not say."""
 
+    def rules(self, body: ChatBody | TextBody) -> Rules | None:
+        """What form the output must have."""
+        tools = self.tools(body)
+        rules = rules_of(body)
+        if tools is None or tools.grammar is None:
+            return rules
+        if rules is not None:
+            raise InvalidRequest(f"an answer can't be both a demanded call and in a {rules.param}", param="tool_choice")
+        return Rules(tools.grammar, "tools")
+
     def sequences(self, body: ChatBody | TextBody, arrived: float) -> tuple[list[Sequence], tuple[str, ...]]:
         """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
         self.check_model(body.model)
@@ -76,11 +93,9 @@ class Intake:
         if not 1 <= body.n * len(prompts) <= MOST_CHOICES:
             raise InvalidRequest(f"n × prompts must be between 1 and {MOST_CHOICES}", param="n")
         seed = self.rng.getrandbits(63) if body.seed is None else body.seed
-        rules = grammar.response_grammar(body.response_format)
-        if tools is not None and tools.grammar is not None:
-            rules = tools.grammar
+        rules = self.rules(body)
         sequences = [
-            self._sequence(body, prompt, seed + choice, rules, arrived)
+            self._sequence(body, prompt, seed + choice, None if rules is None else rules.grammar, arrived)
             for prompt in prompts
             for choice in range(body.n)
         ]
@@ -136,7 +151,11 @@ class Intake:
                 raise InvalidRequest(
                     "it wants a last message of the assistant's, with content", param="continue_final_message"
                 )
-            return [self.tokenizer.encode_chat(body.messages, given_tools, continue_final_message=goes_on)]
+            return [
+                self.tokenizer.encode_chat(
+                    body.messages, given_tools, continue_final_message=goes_on, **self._variables(body)
+                )
+            ]
         given = body.prompt
         if isinstance(given, str):
             return [self._text(given)]
@@ -145,6 +164,29 @@ class Intake:
         if not given:
             raise InvalidRequest("prompt must not be empty", param="prompt")
         return [self._text(item) if isinstance(item, str) else self._ids(item) for item in given]
+
+    def _variables(self, body: ChatBody) -> dict[str, Any]:
+        """What the client tells the chat template."""
+        given = body.chat_template_kwargs
+        if taken := given.keys() & RESERVED:
+            name = min(taken)
+            raise InvalidRequest(
+                f"chat_template_kwargs.{name} is the engine's own; leave it out", param="chat_template_kwargs"
+            )
+        if (size := len(json.encode(given))) > MOST_KWARGS_BYTES:
+            raise InvalidRequest(
+                f"chat_template_kwargs has {size} bytes, at most {MOST_KWARGS_BYTES} are taken",
+                param="chat_template_kwargs",
+            )
+        effort = body.reasoning_effort
+        if effort and re.search(r"\breasoning_effort\b", self.tokenizer.template):
+            return {"reasoning_effort": effort, **given}
+        if effort not in (None, "", "none", "medium"):
+            raise InvalidRequest(
+                "reasoning_effort: this model's chat template has no place for it; leave it out",
+                param="reasoning_effort",
+            )
+        return given
 
     def _text(self, text: str) -> list[int]:
         tokens = self.tokenizer.encode(text, special=True, bos=True)

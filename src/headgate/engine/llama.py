@@ -148,6 +148,7 @@ class Library:
             self.c: Any = C.CDLL(str(path))
         except OSError as error:
             raise StartupError(f"llama.cpp can't be loaded ({error}); install libgomp1") from error
+        self.path = path
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.c, name)
             function.restype, function.argtypes = result, arguments

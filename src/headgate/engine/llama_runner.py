@@ -55,7 +55,7 @@ class LlamaRunner:
         if adapters:
             self._context.apply(adapters)
         # Built now, not with the first grammar: it takes a quarter of a second, in which no stream moves.
-        self._grammars = Grammars(self.tokenizer, model.c)
+        self.grammars = Grammars(self.tokenizer, model.c)
         self._clock = clock
         self._samplers: dict[int, Sampler] = {}
         self._blobs: dict[int, NDArray[np.uint8]] = {}
@@ -64,13 +64,14 @@ class LlamaRunner:
         """Raise InvalidRequest for a bad grammar, and for token ids that would make llama.cpp fail everyone."""
         self._check_ids(sequence.tokens, "prompt")
         self._check_ids(sequence.sampling.logit_bias, "logit_bias")
+        self._check_ids(sequence.sampling.stop_token_ids, "stop_token_ids")
         grammar = sequence.sampling.grammar
         self._samplers[sequence.id] = Sampler(
             sequence.sampling,
             sequence.tokens,
             sequence.prompt_len - sequence.continued,
             eog=self.tokenizer.eog,
-            constraint=None if grammar is None else self._grammars.compile(grammar),
+            constraint=None if grammar is None else self.grammars.compile(grammar),
         )
 
     def attend(self, sequence_id: int) -> None:
@@ -98,7 +99,7 @@ class LlamaRunner:
             sampler.close()
         self._samplers.clear()
         self._blobs.clear()
-        self._grammars.close()
+        self.grammars.close()
         self._context.close()
 
     # -- moves ----------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class LlamaRunner:
                 chances.append(chance(logits[index], token))
             if token != guess or token in self.tokenizer.eog:
                 break
-        return Sampled(row.sequence.id, tuple(tokens), tuple(told), tuple(chances))
+        return Sampled(row.sequence.id, tuple(tokens), tuple(told), tuple(chances), sampler.stuck)
 
     def _check_ids(self, ids: Collection[int], param: str) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:

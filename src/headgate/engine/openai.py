@@ -15,15 +15,16 @@ from headgate.model.sampling import Sampling, TokenLogprob
 MOST_CHOICES = 16
 MOST_STOPS = 16
 MOST_TOP_LOGPROBS = 20
+MOST_STOP_TOKENS = 128
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What chat and text completions have in common. Unknown fields are ignored, as every OpenAI server does."""
+    """What chat and text completions have in common. fields.py knows what else may be in a body."""
 
     model: str | None = None
     stream: bool = False
@@ -41,8 +42,22 @@ class Body(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
     response_format: dict[str, Any] | None = None
+    # Other servers' names for a form of the output, see structured.py.
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
     service_tier: str | None = None
+    user: str | None = None
     # Headgate's own; any client works without them.
     lane: str | None = None
     priority: int | None = None
@@ -68,6 +83,8 @@ class ChatBody(Body, kw_only=True):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool = False
     """vLLM's name for it: the last message is the assistant's own and not at its end; the answer goes on from there."""
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
 
 
 class TextBody(Body, kw_only=True):
@@ -87,12 +104,15 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
     """Better a clear no than an answer that ignores half of the question."""
-    if isinstance(body, TextBody):
+    if isinstance(body, ChatBody):
+        if body.top_logprobs and not body.logprobs:
+            raise InvalidRequest("top_logprobs wants logprobs to be true", param="top_logprobs")
+    else:
         if body.echo:
             raise InvalidRequest("echo is not supported by the embedded engine", param="echo")
         if body.suffix:
             raise InvalidRequest("suffix is not supported by the embedded engine", param="suffix")
-        if body.best_of is not None and body.best_of != body.n:
+        if body.best_of and body.best_of != body.n:
             raise InvalidRequest("best_of is not supported by the embedded engine; use n", param="best_of")
 
 
@@ -117,6 +137,8 @@ def sampling_of(
         logit_bias=_logit_bias(body.logit_bias or {}),
         top_logprobs=_top_logprobs(body),
         ignore_eos=body.ignore_eos,
+        min_tokens=_min_tokens(body),
+        stop_token_ids=_stop_token_ids(body.stop_token_ids),
         confident_end=body.runaway != "off" and not body.ignore_eos,
         grammar=grammar,
     )
@@ -137,6 +159,21 @@ def _within(name: str, value: float | None, default: float, low: float, high: fl
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name)
     return value
+
+
+def _min_tokens(body: ChatBody | TextBody) -> int:
+    most = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    most = body.max_tokens if most is None else most
+    if body.min_tokens < 0 or (most is not None and body.min_tokens > most):
+        limit = "" if most is None else f" and at most max_tokens, {most}"
+        raise InvalidRequest(f"min_tokens must be at least 0{limit}, got {body.min_tokens}", param="min_tokens")
+    return body.min_tokens
+
+
+def _stop_token_ids(given: list[int]) -> frozenset[int]:
+    if len(given) > MOST_STOP_TOKENS:
+        raise InvalidRequest(f"at most {MOST_STOP_TOKENS} stop_token_ids, got {len(given)}", param="stop_token_ids")
+    return frozenset(given)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

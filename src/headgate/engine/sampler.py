@@ -35,6 +35,9 @@ class Constraint(Protocol):
     def mask(self) -> NDArray[np.bool_]: ...
     def accept(self, token: int) -> None: ...
     def close(self) -> None: ...
+    @property
+    def stuck(self) -> bool:
+        """It can't be followed any further."""
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
@@ -59,16 +62,20 @@ class Sampler:
         self.constraint = constraint
         self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(sampling.logit_bias.values(), np.float32)
-        # Under a grammar the end is the only token left at some point; then it must not be banned.
-        self._banned = np.array(sorted(eog) if sampling.ignore_eos and constraint is None else (), np.int64)
+        self._first = prompt_len
+        ends = frozenset(eog)
+        self._banned = np.array(sorted(ends) if sampling.ignore_eos else (), np.int64)
+        early = ends | sampling.stop_token_ids if sampling.min_tokens else ()
+        self._banned_early = np.array(sorted(early), np.int64)
+        """Until there are `min_tokens`."""
         self._penalties = _Penalties(sampling, tokens, prompt_len) if _penalises(sampling) else None
         self.greedy = sampling.temperature < _COLD
-        self._ends = frozenset(eog) if sampling.confident_end and not self.greedy else frozenset()
+        self._ends = ends if sampling.confident_end and not self.greedy else frozenset()
         self.plain = (
             self.greedy
             and constraint is None
             and self._penalties is None
-            and not (self._banned.size or self._bias.size)
+            and not (self._banned.size or self._banned_early.size or self._bias.size)
         )
         """Plain greedy: the drawn token is simply the row's argmax."""
         self.attends = False
@@ -79,13 +86,16 @@ class Sampler:
 
     def draw(self, logits: Logits, position: int) -> int:
         """Draw the token at `position` of the sequence and take it as the next one."""
-        scores = logits if self.plain else self._adjusted(logits)
+        scores = logits if self.plain else self._adjusted(logits, position)
         token = self._pick(scores, position, 0)
         if self.constraint is not None and not self.constraint.allows(token):
             # Rejection first, as in llama.cpp: most draws are legal, and checking one token is far
             # cheaper than masking all. The second draw has a number of its own: reusing the first,
             # which fell on a forbidden token, would bias it.
-            scores = np.where(self.constraint.mask(), scores, np.float32(-np.inf))
+            allowed = self.constraint.mask()
+            scores = np.where(allowed, scores, np.float32(-np.inf))
+            if scores.max() == -np.inf:  # only an end may follow that is not wanted yet: it comes all the same
+                scores = np.where(allowed, logits, np.float32(-np.inf))
             token = self._pick(scores, position, 1)
         self.take(token)
         return token
@@ -101,7 +111,11 @@ class Sampler:
         if self.constraint is not None:
             self.constraint.close()
 
-    def _adjusted(self, logits: Logits) -> Logits:
+    @property
+    def stuck(self) -> bool:
+        return self.constraint is not None and self.constraint.stuck
+
+    def _adjusted(self, logits: Logits, position: int) -> Logits:
         scores = logits.copy()
         if self._bias.size:
             scores[self._bias_ids] += self._bias
@@ -109,6 +123,8 @@ class Sampler:
             self._penalties.apply(scores)
         if self._banned.size:
             scores[self._banned] = -np.inf
+        if self._banned_early.size and position - self._first < self.sampling.min_tokens:
+            scores[self._banned_early] = -np.inf
         return scores
 
     def _pick(self, scores: Logits, position: int, attempt: int) -> int:

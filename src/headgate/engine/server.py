@@ -6,17 +6,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from headgate.engine.answer import Answer, Wishes
 from headgate.engine.bound import Bounds
+from headgate.engine.compiling import Compiling
 from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.fields import told
+from headgate.engine.grammar import Compiled, Grammars
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.recommended import OPENAI
 from headgate.engine.status import Emulation, EngineCollector, Figures, page
+from headgate.engine.structured import Rules
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
@@ -47,11 +52,13 @@ LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
+    body: ChatBody | TextBody
     sequences: list[Sequence]
     stops: tuple[str, ...]
     calls: bool
     """Whether calls of functions are looked for in what it says."""
     tokenize_ms: float
+    rules: Rules | None = None
 
 
 @dataclass(slots=True)
@@ -102,12 +109,18 @@ class EngineServer:
         self._spoken: asyncio.Future[None] | None = None
         """Waits for the next such token; None: no check is under way."""
         self._checking: asyncio.Task[str] | None = None
+        self.compiling: Compiling | None = None
+        """None: the runner follows no grammars."""
 
     # -- life -----------------------------------------------------------------------------------------
 
     def sink(self, said: list[Said]) -> None:
         """Called on the engine's thread, once per step: one wake-up of the loop for all sequences."""
         self._loop.call_soon_threadsafe(self._dispatch, said)
+
+    def compile_aside(self, grammars: Grammars, library: Path) -> None:
+        """From any thread."""
+        self.compiling = Compiling(grammars, library, self._loop.call_soon_threadsafe)
 
     def adopt(self, engine: Engine, intake: Intake) -> None:
         self._engine, self._intake = engine, intake
@@ -172,12 +185,11 @@ class EngineServer:
             self._fail(exchange, error)
             return
         if len(exchange.body) <= TOKENIZE_INLINE:
-            self._begin(exchange, *self._prepare(intake, exchange, kind))
+            self._begin(exchange, self._prepare(intake, exchange, kind))
             return
 
         def in_thread() -> None:
-            body, prepared = self._prepare(intake, exchange, kind)
-            self._loop.call_soon_threadsafe(self._prepared, exchange, body, prepared)
+            self._loop.call_soon_threadsafe(self._prepared, exchange, self._prepare(intake, exchange, kind))
 
         if self._preparing >= MOST_PREPARING:
             self._fail(exchange, QueueFull(f"{self._preparing} requests are being tokenized already"))
@@ -185,38 +197,49 @@ class EngineServer:
         self._preparing += 1
         self._tokenizing.submit(in_thread)
 
-    def _prepared(self, exchange: Exchange, body: ChatBody | TextBody | None, prepared: Prepared | ServeError) -> None:
+    def _prepared(self, exchange: Exchange, prepared: Prepared | ServeError) -> None:
         self._preparing -= 1
-        self._begin(exchange, body, prepared)
+        self._begin(exchange, prepared)
 
     def _prepare(
         self, intake: Intake, exchange: Exchange, kind: type[ChatBody] | type[TextBody]
-    ) -> tuple[ChatBody | TextBody | None, Prepared | ServeError]:
-        """What is asked, and what to do about it. None: it was not understood."""
-        body: ChatBody | TextBody | None = None
+    ) -> Prepared | ServeError:
         try:
-            body = json.decode(exchange.body, kind, LIMITS)
+            body: ChatBody | TextBody = json.convert(told(json.parse(exchange.body, LIMITS), kind is ChatBody), kind)
             began = self._clock()
             sequences, stops = intake.sequences(body, exchange.received_at)
-            tools = intake.tools(body)
+            tools, rules = intake.tools(body), intake.rules(body)
         except ServeError as error:
-            return body, error
+            return error
         except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
             log.exception("a request could not be prepared")
-            return body, EngineFailed("internal error")
-        return body, Prepared(sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3)
+            return EngineFailed("internal error")
+        return Prepared(body, sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3, rules)
 
-    def _begin(self, exchange: Exchange, body: ChatBody | TextBody | None, prepared: Prepared | ServeError) -> None:
-        engine, intake = self._engine, self._intake
+    def _begin(self, exchange: Exchange, prepared: Prepared | ServeError) -> None:
         if exchange.done:  # the client left while its prompt was tokenized
             self.figures.requests.labels(Outcome.CANCELLED.value).inc()
-            return
-        if isinstance(prepared, ServeError):
+        elif isinstance(prepared, ServeError):
             self._fail(exchange, prepared)
-            return
+        elif prepared.rules is None or self.compiling is None:
+            self._submit(exchange, prepared)
+        else:
+            grammar, param = prepared.rules
+
+            def compiled(found: Compiled | ServeError) -> None:
+                if exchange.done:
+                    self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+                elif isinstance(found, ServeError):
+                    self._fail(exchange, found)
+                else:
+                    self._submit(exchange, prepared, found)
+
+            self.compiling.compile(grammar, param, _client(exchange, prepared.body), compiled)
+
+    def _submit(self, exchange: Exchange, prepared: Prepared, compiled: Compiled | None = None) -> None:
+        engine, intake, body = self._engine, self._intake, prepared.body
         assert engine is not None
         assert intake is not None
-        assert body is not None
         kind: Literal["chat", "text"] = "chat" if isinstance(body, ChatBody) else "text"
         name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
         emulated = None if self.emulation is None else self.emulation.fingerprint
@@ -226,8 +249,8 @@ class EngineServer:
         wishes = Wishes(
             stream=body.stream,
             n=body.n,
-            usage=options.include_usage,
-            usage_always=options.continuous_usage_stats,
+            usage=bool(options.include_usage),
+            usage_always=bool(options.continuous_usage_stats),
             timings="x-headgate-timings" in exchange.headers,
             calls=prepared.calls,
         )
@@ -237,7 +260,7 @@ class EngineServer:
         for sequence in prepared.sequences:
             self._listeners[sequence.id] = answer.hear
             self._watched[sequence.id] = _Watched(sequence)
-            engine.submit(Ask(sequence, prepared.stops, bounds=bounds))
+            engine.submit(Ask(sequence, prepared.stops, bounds=bounds, compiled=compiled))
 
     def _dispatch(self, said: list[Said]) -> None:
         for one in said:
@@ -411,3 +434,10 @@ class EngineServer:
         recommended = OPENAI if self._intake is None else self._intake.recommended
         body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation, recommended)
         exchange.respond(200, body, "text/html; charset=utf-8")
+
+
+def _client(exchange: Exchange, body: ChatBody | TextBody) -> str:
+    """Whose grammars take turns with others': as well as this can be told."""
+    headers = exchange.headers
+    named = (body.cache_salt, body.user, headers.get("authorization"), headers.get("x-forwarded-for"))
+    return next(filter(None, named), "")

@@ -8,15 +8,20 @@ class TextStream:
     """One sequence's output as text. Whatever the borders between tokens, what comes out is the text up
     to the stop string that is complete first (of several complete at once, the longest)."""
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), free: int = 0) -> None:
+        """`free`: tokens at the beginning in which no stop string is looked for."""
         self.stopped: str | None = None
         """The stop string that was hit. It is not part of the text, and nothing comes after it."""
         self._stops = [stop for stop in stops if stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self._free = free
 
     def push(self, piece: bytes) -> str:
         """Take a token's bytes; return the text that may be sent. Invalid bytes become U+FFFD."""
+        if self._free > 0:
+            self._free -= 1
+            return self._decoder.decode(piece)
         return self._advance(self._decoder.decode(piece))
 
     def finish(self) -> str:

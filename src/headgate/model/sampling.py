@@ -22,6 +22,11 @@ class Sampling:
     top_logprobs: int | None = None
     """None: no logprobs at all. 0: of the drawn token only. n: also of the n most likely."""
     ignore_eos: bool = False
+    """Go on where the model would end; under a grammar, until that is complete and nothing can follow."""
+    min_tokens: int = 0
+    """Tokens before which neither an end nor a stop string counts."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """More tokens that end it; they are not part of the text."""
     confident_end: bool = False
     """End where the model itself is nearly sure that this is the end, whatever is drawn."""
     grammar: str | None = None
@@ -40,7 +45,7 @@ class Sampled:
     """What a step gave one sequence: one token, or several when drafted tokens were accepted. Nobody changes it."""
 
     # No dataclass, for the same reason as step.Row.
-    __slots__ = ("chances", "logprobs", "sequence_id", "tokens")
+    __slots__ = ("chances", "logprobs", "sequence_id", "stuck", "tokens")
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class Sampled:
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...] = (),
         chances: tuple[float, ...] = (),
+        stuck: bool = False,
     ) -> None:
         self.sequence_id = sequence_id
         self.tokens = tokens
@@ -55,3 +61,5 @@ class Sampled:
         """One for each token where the sequence asked for logprobs, else empty."""
         self.chances = chances
         """How likely each token was, while the engine wants to know, else empty."""
+        self.stuck = stuck
+        """Its grammar can't be followed any further, or costs too much to: the answer ends here, unfinished."""

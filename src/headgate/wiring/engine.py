@@ -149,6 +149,8 @@ async def _run_engine(
         server.drain()
         await http.drain(listen.drain_s)
     finally:
+        if server.compiling is not None:
+            await loop.run_in_executor(None, server.compiling.close)
         await loop.run_in_executor(None, engine.stop)
 
 
@@ -162,6 +164,7 @@ async def _warm(server: EngineServer, config: EngineConfig) -> None:
 
 def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
     # Imported here: loading llama.cpp's library takes longer than everything `--help` needs.
+    from headgate.engine.llama import library
     from headgate.engine.llama_runner import LlamaRunner
 
     path, note = _faster(server, config, progress, clock) if config.bundled else (config.model, "")
@@ -177,6 +180,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
             loras=config.loras,
             chat_template=_chat_template(config.chat_template),
         )
+    server.compile_aside(runner.grammars, library().path)
     server.record_phase("weights", loaded - began)
     server.record_phase("KV", clock() - loaded)
     batcher = batcher_for(
