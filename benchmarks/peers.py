@@ -281,14 +281,14 @@ class Client:
         exchange = await self._open(method, path, body)
         return await exchange.finished(), exchange.body()
 
-    async def start(self, prompt: list[int], tokens: int) -> Exchange:
-        """A greedy streaming completion of exactly `tokens` tokens."""
-        body = {"model": await self.model(), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    async def start(self, prompt: list[int], tokens: int, **sampling: float) -> Exchange:
+        """A streaming completion of exactly `tokens` tokens, greedy unless `sampling` says otherwise."""
+        body = {"model": await self.model(), "prompt": prompt, "max_tokens": tokens, "temperature": 0, **sampling}
         options = {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         return await self._open("POST", "/v1/completions", body | options, (len(prompt), tokens))
 
-    async def complete(self, prompt: list[int], tokens: int) -> Stream:
-        return await (await self.start(prompt, tokens)).stream()
+    async def complete(self, prompt: list[int], tokens: int, **sampling: float) -> Stream:
+        return await (await self.start(prompt, tokens, **sampling)).stream()
 
     async def model(self) -> str:
         if not self._model:

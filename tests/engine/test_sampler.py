@@ -1,5 +1,7 @@
 import math
 from collections import Counter
+from collections.abc import Callable
+from time import thread_time
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headgate.engine.sampler import Logits, Sampler, _kept, choose, logprobs, uniform
+from headgate.engine.sampler import Logits, Sampler, _kept, _passed, choose, logprobs, uniform
 from headgate.model.errors import EngineFailed
 from headgate.model.sampling import Sampling
 
@@ -72,6 +74,52 @@ def test_equal_steps_of_the_share_visit_tokens_in_proportion() -> None:
     steps = 200_000
     drawn = np.bincount([choose(weights, 0, 1.0, (step + 0.5) / steps) for step in range(0, steps, 10)], minlength=300)
     assert np.abs(drawn / drawn.sum() - weights / weights.sum()).max() < 2e-4
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 256, 513, 5000, 5120]), u=st.floats(0, 1))
+def test_blocks_find_the_token_that_adding_up_one_by_one_finds(seed: int, size: int, u: float) -> None:
+    weights = np.maximum(random_weights(seed, size, 1.0, 0.0), np.float32(1e-3))
+    mass = np.cumsum(weights, dtype=np.float64)
+    target = u * float(mass[-1])
+    assert _passed(weights, target) == min(int(np.searchsorted(mass, target, side="right")), size - 1)
+
+
+@pytest.mark.parametrize("more", [{"top_k": 40}, {"top_p": 0.9}, {"top_k": 200, "top_p": 0.95, "min_p": 0.001}])
+def test_draws_of_a_large_vocabulary_follow_the_distribution_of_a_plain_reference(more: dict[str, float]) -> None:
+    settings_ = Sampling(seed=3, temperature=0.8, **more)  # type: ignore[arg-type]
+    logits = np.random.default_rng(1).normal(0, 2.5, 8000).astype(np.float32)
+    wanted = np.exp((logits.astype(np.float64) - logits.max()) / 0.8)
+    wanted[wanted < settings_.min_p] = 0
+    order = np.argsort(-wanted, kind="stable")[: settings_.top_k or None]
+    mass = np.cumsum(wanted[order])
+    order = order[: int(np.searchsorted(mass, settings_.top_p * mass[-1])) + 1] if settings_.top_p < 1 else order
+    wanted[np.setdiff1d(np.arange(wanted.size), order)] = 0
+    one, count = sampler(settings_), 20_000
+    drawn = np.bincount([one.draw(logits, position) for position in range(count)], minlength=wanted.size)
+    expected = count * wanted / wanted.sum()
+    assert not drawn[expected == 0].any()
+    common = expected >= 5
+    square = float(((drawn - expected)[common] ** 2 / expected[common]).sum())
+    degrees = int(common.sum())
+    assert square < degrees + 5 * math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("more", [{"top_k": 40}, {"top_p": 0.95}, {"top_k": 40, "top_p": 0.95}])
+def test_a_draw_takes_a_fraction_of_what_sorting_the_vocabulary_takes(more: dict[str, float]) -> None:
+    logits = np.random.default_rng(0).normal(0, 2.2, 49_152).astype(np.float32)
+    logits[:20] += 10
+    one = sampler(Sampling(seed=1, temperature=0.8, **more))  # type: ignore[arg-type]
+
+    def least_s(work: Callable[[], object]) -> float:
+        took = []
+        for _ in range(30):
+            began = thread_time()
+            work()
+            took.append(thread_time() - began)
+        return min(took)
+
+    assert least_s(lambda: one.draw(logits, 0)) < 0.4 * least_s(lambda: np.sort(logits))
 
 
 def test_a_draw_depends_on_seed_and_position_only() -> None:
@@ -177,6 +225,8 @@ def test_broken_logits_are_the_engines_failure() -> None:
 class OnlyEven:
     """A constraint for the test: even tokens, and it remembers what was accepted."""
 
+    stuck = False
+
     def __init__(self) -> None:
         self.accepted: list[int] = []
         self.masked = 0
@@ -203,3 +253,36 @@ def test_a_constraint_masks_only_when_the_first_draw_was_forbidden_and_keeps_pro
     assert abs(drawn[0] / 4000 - 0.75) < 0.03
     assert 2000 < even.masked < 2800  # the 60 % that fell on odd tokens
     assert len(even.accepted) == 1 + 4000  # and the token that was there
+
+
+def test_no_end_comes_before_min_tokens_and_stop_tokens_count_as_ends() -> None:
+    eager = row(9, 8, 1, 0)
+    early = Sampler(Sampling(temperature=0, min_tokens=2, stop_token_ids=frozenset({1})), [5, 5], 2, eog=[0])
+    assert [early.draw(eager, position) for position in (2, 3, 4)] == [2, 2, 0]
+
+
+class Complete:
+    """A constraint that has nothing left but the end, 0."""
+
+    stuck = True
+
+    def allows(self, token: int) -> bool:
+        return token == 0
+
+    def mask(self) -> NDArray[np.bool_]:
+        return np.array([True, False, False, False])
+
+    def accept(self, token: int) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("settings_", [Sampling(ignore_eos=True), Sampling(min_tokens=9)])
+def test_a_grammar_that_is_complete_ends_also_where_no_end_is_wanted(settings_: Sampling) -> None:
+    one = Sampler(settings_, [], 0, eog=[0], constraint=Complete())
+    assert one.draw(row(1, 2, 3, 4), 0) == 0
+    assert one.stuck
+
+
+def test_with_a_grammar_ignore_eos_goes_on_as_long_as_anything_else_may_follow() -> None:
+    one = Sampler(Sampling(temperature=0, ignore_eos=True), [], 0, eog=[0], constraint=OnlyEven())
+    assert one.draw(row(9, 2, 1, 4), 0) == 2
