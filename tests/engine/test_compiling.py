@@ -92,6 +92,7 @@ def test_a_grammar_is_compiled_once_and_known_from_then_on(desk: Desk, grammars:
         pattern("^.*a.{200}b.{200}$"),
         grammar({"type": "object", "properties": {f"property_{n}": {"type": "string"} for n in range(1400)}}),
         grammar({"type": "string", "pattern": "((("}),
+        "start: " + '"a" ' * 40_000,
     ],
 )
 def test_what_costs_too_much_or_is_wrong_is_refused_soon_and_at_once_the_next_time(desk: Desk, text: str) -> None:
@@ -179,7 +180,6 @@ def test_a_grammar_held_on_its_way_to_the_engine_outlives_the_kept_ones(desk: De
 def test_following_a_grammar_has_a_budget_of_cpu_time(grammars: Grammars, tokenizer: Tokenizer) -> None:
     place = grammars.compile(pattern("^(.*a){50}$"))
     ends = set(tokenizer.eog)
-    assert not place.stuck
     place._left_s = -1.0  # as if it had been slow for long
     place.accept(tokenizer.encode('"')[0])
     assert place.stuck
@@ -189,3 +189,15 @@ def test_following_a_grammar_has_a_budget_of_cpu_time(grammars: Grammars, tokeni
 
 def test_the_bodies_of_this_file_are_as_large_as_a_schema_may_be() -> None:
     assert len(json.dumps(ENDLESS)) < 65_536
+
+
+def test_an_engine_that_ends_gives_up_what_is_being_tried_out(grammars: Grammars) -> None:
+    desk = Desk(grammars)
+    assert isinstance(desk.answer(grammar({"const": "before the end"})), Compiled)
+    desk.ask(grammar(ENDLESS | {"description": "at the end"}))
+    helper = desk.compiling._helper
+    began = time.perf_counter()
+    desk.compiling.close()
+    assert time.perf_counter() - began < 5
+    assert helper is not None
+    assert helper.returncode is not None

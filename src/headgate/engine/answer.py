@@ -29,6 +29,8 @@ class Wishes:
     timings: bool = False
     calls: bool = False
     """What it says may be calls of functions."""
+    one_call: bool = False
+    """Of them, only the first counts."""
 
 
 class Answer:
@@ -87,6 +89,8 @@ class Answer:
             if stream.calls and choice.finish == "stop":
                 choice.finish = "tool_calls"
         first = len(choice.calls)
+        if self._wishes.one_call:
+            found = found[: 1 - min(1, first)]
         for number, call in enumerate(found, first):
             function = {"name": call.name, "arguments": call.arguments}
             call_id = f"call_{self._exchange.request_id}_{said.sequence_id}_{number}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from headgate.engine.grammar import Compiled, Grammars
+from headgate.engine.grammar import MOST_GRAMMAR_BYTES, Compiled, Grammars
 from headgate.engine.trial import UNDECIDED, WALL_S, lower_priority, receive, send
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
 
@@ -56,6 +56,7 @@ class Compiling:
         """Of each client, what waits; the client at the front is next."""
         self._busy = False
         self._refusals: OrderedDict[bytes, str] = OrderedDict()
+        self._closing = False
         self._work: SimpleQueue[_Job | None] = SimpleQueue()
         self._helper: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._main, name="compile", daemon=True)
@@ -68,6 +69,9 @@ class Compiling:
         known = self._grammars.known(grammar)
         if known is not None:
             done(known)
+        elif len(grammar) > MOST_GRAMMAR_BYTES:
+            said = f"{param}: its grammar has {len(grammar)} characters, at most {MOST_GRAMMAR_BYTES} are taken"
+            done(InvalidRequest(said, param=param))
         elif (reason := self._refusals.get(_key(grammar))) is not None:
             self._refusals.move_to_end(_key(grammar))
             done(InvalidRequest(f"{param}: {reason}", param=param))
@@ -81,8 +85,12 @@ class Compiling:
             self._next()
 
     def close(self) -> None:
+        """Whatever is being tried out is given up."""
+        self._closing = True
         self._work.put(None)
-        self._thread.join(2 * WALL_S)
+        if (helper := self._helper) is not None:
+            helper.kill()
+        self._thread.join(WALL_S)
 
     def _next(self) -> None:
         if self._busy or not self._turns:
@@ -128,7 +136,8 @@ class Compiling:
             send(helper.stdin, grammar.encode("utf-8", "replace"))
             verdict = receive(helper.stdout).decode("utf-8", "replace")
         except (OSError, EOFError):
-            log.exception("the process that tries grammars out has failed")
+            if not self._closing:
+                log.exception("the process that tries grammars out has failed")
             self._end()
             return EngineFailed("grammars can't be compiled now; send the request again")
         if verdict.startswith(UNDECIDED):

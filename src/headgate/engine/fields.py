@@ -117,7 +117,8 @@ ONLY_OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {
 
 HINTS: Final = frozenset(
     {
-        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "request_id", "rid"),
+        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("request_id", "rid"),
         *("return_details", "safety_identifier", "spaces_between_special_tokens", "user"),
         # These only mean something beside a field above, which is refused.
         *("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),

@@ -23,7 +23,7 @@ _COLD = 1e-5
 _LIKELY = np.float32(1e-3)
 """Relative to the most likely token. Tokens above it are usually some dozens and carry nearly all mass."""
 _FLOORS = tuple(np.float32(floor) for floor in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 1e-45))
-"""Where the heaviest weights are looked for, first above a high floor, of which there are few; the last is the least that
+"""Where the heaviest weights are looked for: first above a high floor, where there are few; the last is the least that
 a weight can be and not 0. To compare all with one takes 5 µs, to sort all 1 000."""
 _SORTED = 1024
 """So many values are sorted rather than parted once more."""
@@ -188,8 +188,8 @@ def _passed(weights: Logits, target: float) -> int:
 
 
 def _kept(weights: Logits, top_k: int, top_p: float) -> NDArray[np.int64]:
-    """The ids that top_k and top_p leave. Values are sorted, never ids, which takes ten times as long; and of the values
-    only those among which the answer lies."""
+    """The ids that top_k and top_p leave. Values are sorted, never ids, which takes ten times as long; and only those
+    values among which the answer lies."""
     if 0 < top_k < weights.size:
         values = _heaviest(weights, top_k)
         total = float(values.sum(dtype=np.float64))
@@ -227,20 +227,19 @@ def _fewest(values: Logits, wanted: float) -> tuple[int, np.float32]:
     while values.size > _SORTED:
         pivot = np.partition(values[:: values.size // 63], 32)[32]
         heavy = values >= pivot
-        upper = values[heavy]
-        if upper.size == values.size:
-            upper = values[values > pivot]
+        if heavy.all():
             heavy = values > pivot
-            if not upper.size:
+            if not heavy.any():
                 break  # all weigh the same
+        upper = values[heavy]
         mass = above + float(upper.sum(dtype=np.float64))
         if mass >= wanted:
             values = upper
         else:
             above, count, values = mass, count + upper.size, values[~heavy]
     values = np.sort(values)[::-1]
-    mass = np.cumsum(values, dtype=np.float64)
-    at = min(int(np.searchsorted(mass, wanted - above)), values.size - 1)
+    sums = np.cumsum(values, dtype=np.float64)
+    at = min(int(np.searchsorted(sums, wanted - above)), values.size - 1)
     return count + at + 1, values[at]
 
 

@@ -253,6 +253,7 @@ class EngineServer:
             usage_always=bool(options.continuous_usage_stats),
             timings="x-headgate-timings" in exchange.headers,
             calls=prepared.calls,
+            one_call=isinstance(body, ChatBody) and body.parallel_tool_calls is False,
         )
         answer = Answer(exchange, dialect, prepared.sequences, wishes, prepared.tokenize_ms, self._abandon)
         limit_s = None if body.generation_limit_ms is None else max(0.0, body.generation_limit_ms / 1e3)

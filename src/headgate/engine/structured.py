@@ -31,10 +31,9 @@ class Rules(NamedTuple):
 
 def rules_of(body: Body) -> Rules | None:
     """The one form that the body asks for; None: any text. Raises InvalidRequest for what makes no sense."""
-    asked = [(param, kind, value) for param, kind, value in _asked(body) if value is not None and value is not False]
     found: list[Rules] = []
-    for param, kind, value in asked:
-        grammar = _MAKERS[kind](value, param)
+    for param, kind, value in _asked(body):
+        grammar = _MAKERS[kind](value, param) if value else None
         if grammar is not None:
             found.append(Rules(grammar, param))
     if len(found) > 1:
@@ -49,11 +48,11 @@ def _asked(body: Body) -> list[tuple[str, str, Any]]:
         ("response_format", "response_format", body.response_format),
         ("guided_json", "json", body.guided_json),
         ("guided_json_object", "json_object", body.guided_json_object),
-        ("guided_regex", "regex", body.guided_regex or None),
-        ("guided_choice", "choice", body.guided_choice or None),
-        ("guided_grammar", "grammar", body.guided_grammar or None),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        ("guided_grammar", "grammar", body.guided_grammar),
         ("json_schema", "json", body.json_schema),
-        ("regex", "regex", body.regex or None),
+        ("regex", "regex", body.regex),
     ]
     if (body.guided_decoding_backend or "") not in _BACKENDS:
         raise unsupported("guided_decoding_backend", "it is llguidance here: leave it out, or say guidance")
@@ -62,16 +61,14 @@ def _asked(body: Body) -> list[tuple[str, str, Any]]:
     for name, value in (body.structured_outputs or {}).items():
         param = f"structured_outputs.{name}"
         if name in _MAKERS and name != "response_format":
-            asked.append((param, name, value if value or name == "json" else None))
+            asked.append((param, name, value))
         elif name not in _SETTINGS and value:
             raise unsupported(param)
     return asked
 
 
-def _json(value: Any, param: str) -> str | None:
+def _json(value: Any, param: str) -> str:
     if isinstance(value, str):
-        if not value:
-            return None
         if len(value) > MAX_SCHEMA_BYTES:
             raise _wrong(param, f"the schema has {len(value)} characters, at most {MAX_SCHEMA_BYTES} are taken")
         try:
@@ -84,8 +81,8 @@ def _json(value: Any, param: str) -> str | None:
     return json_grammar(value, param)
 
 
-def _json_object(value: Any, param: str) -> str | None:
-    return json_grammar({"type": "object"}, param) if value else None
+def _json_object(value: Any, param: str) -> str:
+    return json_grammar({"type": "object"}, param)
 
 
 def _regex(value: Any, param: str) -> str:
