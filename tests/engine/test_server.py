@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -315,6 +316,31 @@ def test_a_client_that_leaves_frees_its_slot_at_once(url: str, stream: bool) -> 
     eventually(lambda: figure(url, "headgate_engine_sequences_running") == 0)
     assert figure(url, "headgate_engine_kv_blocks", state="owned") == 0
     assert figure(url, "headgate_engine_requests_total", outcome="cancelled") == before + 1
+
+
+def test_a_schema_that_never_compiles_stops_no_stream(client: OpenAI, url: str) -> None:
+    endless = {"type": "object", "patternProperties": {f"^k{n}[a-z]*$": {"type": "string"} for n in range(1200)}}
+    body = {
+        "prompt": "x",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": endless}},
+    }
+    answers: list[tuple[int, bytes]] = []
+    stream = client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=450, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    sender = threading.Thread(target=lambda: answers.append(ask(f"{url}/v1/completions", body)))
+    sender.start()
+    meanwhile = sum(not answers for _ in stream)
+    sender.join()
+    [(status, answer)] = answers
+    error = json.loads(answer)["error"]
+    assert (status, error["param"]) == (400, "response_format")
+    assert "0.5 s" in error["message"]
+    assert meanwhile >= 5
+    began = time.perf_counter()
+    assert ask(f"{url}/v1/completions", body)[0] == 400
+    assert time.perf_counter() - began < 0.4  # remembered
 
 
 def eventually(true: Any, within_s: float = 10.0) -> None:
