@@ -21,7 +21,7 @@ HOT = {
     " lanes limits members neighbours outlier output passage prefills prompt_size retry route runaway shape"
     " shared_limits speculate standing turns urgency",
     "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
-    "replica": "connection dialects http openai sse",
+    "replica": "call connection dialects http openai sse",
     "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay",
     "observe": "evidence exposition figures histogram little series windows",
     "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",

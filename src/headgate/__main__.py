@@ -145,6 +145,7 @@ DEFAULTS = EngineFlags()
 def serve(
     *,
     replica: Annotated[tuple[str, ...], Parameter(group=FLEET, negative="")] = (),
+    replica_key_file: Annotated[Path | None, Parameter(group=FLEET)] = None,
     config: Annotated[Path | None, Parameter(group=FLEET)] = None,
     engines: Annotated[int | None, positive, Parameter(group=FLEET)] = None,
     watch: Annotated[bool, Parameter(group=FLEET, negative="")] = False,
@@ -163,6 +164,8 @@ def serve(
     ----------
     replica
         A running engine, such as http://10.0.0.7:8000; may be given several times. Without any, Headgate runs its own.
+    replica_key_file
+        File with the API key that every --replica wants. It is sent to them, and shown to nobody.
     config
         YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml).
     engines
@@ -188,10 +191,14 @@ def serve(
     from headgate.model.fleet_config import FleetConfig
     from headgate.model.gateway_config import GatewayConfig
     from headgate.model.scale_config import ScaleConfig
+    from headgate.replica.credentials import Credentials
 
     chosen = config_file.load(config) if config is not None else GatewayConfig()
     if replica:
-        chosen = replace(chosen, replicas=tuple(config_file.replica_at(url) for url in replica), embedded=None)
+        found = tuple(replace(config_file.replica_at(url), api_key_file=replica_key_file) for url in replica)
+        chosen = replace(chosen, replicas=found, embedded=None)
+    elif replica_key_file is not None:
+        raise StartupError("--replica-key-file is for --replica; in a config each replica has its api_key_file")
     listen = replace(chosen.listen, host=host or chosen.listen.host, port=chosen.listen.port if port is None else port)
     if uds is not None:
         if host is not None or port is not None:
@@ -217,6 +224,8 @@ def serve(
             "engine options have no effect with --replica or --config: give them to that engine, or there"
         )
     config_file.check_exposure(chosen, insecure)
+    for one in chosen.replicas:
+        Credentials(one)  # says which file can't be used, before anything starts
     if check:
         print(config_file.describe(chosen))
         return

@@ -122,7 +122,9 @@ def _count(number: int, noun: str) -> str:
 
 def _called(replica: Replica) -> Replica:
     """With an id, and its address in one spelling."""
-    url = replica.url if replica.url.startswith("unix:") else replica.url.rstrip("/")
+    url = replica.url
+    if not url.startswith("unix:"):  # what clients call a base URL ends in /v1
+        url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     return replace(replica, url=url, id=replica.id or replica_id(url))
 
 

@@ -79,6 +79,9 @@ class Gate:
     def on_end(self, summary: Summary) -> None:
         self.ended.put_nowait(summary)
 
+    def on_broken(self, flaw: Exception) -> None:
+        raise flaw
+
 
 class Scene:
     def __init__(self, gate: Gate, served: Served, replica: Engine) -> None:

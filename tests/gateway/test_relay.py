@@ -84,10 +84,13 @@ async def test_an_engine_can_not_inject_events() -> None:
     async with scene() as on:
         client, talk = await on.asking()
         talk.send(
-            STREAM + chunk(b"data: a\ndata: event: x\ndata:\ndata: data: b\n\nevent: evil\nid: 3\n: c\n\n") + DONE + END
+            STREAM
+            + chunk(b'data: {\ndata: "event":"x",\ndata:\ndata: "data":1}\n\nevent: evil\nid: 3\n: c\n\n')
+            + DONE
+            + END
         )
         answer = await client.answer()
-        assert answer.body == b"data: a\ndata: event: x\ndata: \ndata: data: b\n\ndata: [DONE]\n\n"
+        assert answer.body == b'data: {\ndata: "event":"x",\ndata: \ndata: "data":1}\n\ndata: [DONE]\n\n'
         await on.gate.ended.get()
 
 
@@ -145,7 +148,6 @@ async def test_usage_is_noted_and_passed_on_only_if_asked_for(wanted: bool) -> N
         b'{"choices":[{"delta":{"content":"x"}}],"usage": null}',
         b'{"choices":[{"delta":{"content":"\\"usage\\""}}]}',
         b'{"choices":[{"delta":{"content":"x"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}',
-        b'{"usage": not JSON}',
         b'{"choices":[],"usage":"strange"}',
     ],
 )

@@ -154,6 +154,9 @@ class Heard:
         assert not self.over.is_set()
         self.late += 1
 
+    def on_broken(self, flaw: Exception) -> None:
+        raise flaw
+
 
 HEAD = request_head("/v1/x", "test")
 

@@ -245,6 +245,9 @@ class Shot:
     def on_late(self) -> None:
         self._break_off("failed", "no end within the time allowed")
 
+    def on_broken(self, flaw: Exception) -> None:
+        self._break_off("failed", f"an answer that could not be read: {type(flaw).__name__}")
+
     # ------------------------------------------------------------------------------------------------------------
 
     def cut_off(self, why: str) -> None:

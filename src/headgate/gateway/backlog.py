@@ -48,13 +48,16 @@ class Backlog:
         spool: bool,
         clock: Clock,
         give_up: Callable[[], None],
+        on_broken: Callable[[Exception], None],
     ) -> None:
+        """`on_broken`: is told what was raised where nobody else would hear of it."""
         self._exchange = exchange
         self._call = call
         self._limits = limits
         self._spool = spool
         self._clock = clock
         self._give_up = give_up
+        self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
         self._events = 0
@@ -64,7 +67,7 @@ class Backlog:
         """How long the client was behind, up to now."""
         self.resumed_at = 0.0
         """When the replica was last read again."""
-        exchange.on_writable = self._catch_up
+        exchange.on_writable = self._on_writable
 
     @property
     def pausing(self) -> bool:
@@ -110,7 +113,19 @@ class Backlog:
             self.resumed_at = self._clock()
             self._call.resume()
 
+    def _on_writable(self) -> None:
+        try:
+            self._catch_up()
+        except Exception as flaw:
+            self._on_broken(flaw)
+
     def _on_look(self) -> None:
+        try:
+            self._look_now()
+        except Exception as flaw:
+            self._on_broken(flaw)
+
+    def _look_now(self) -> None:
         assert self.behind_since is not None
         left_s = self.behind_since + self._limits.grace_s - self._clock()
         if not self._exchange.unsent:

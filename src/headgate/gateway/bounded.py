@@ -77,6 +77,10 @@ def told_whole(body: dict[str, Any]) -> bool:
     return False
 
 
+MOST_CHOICES: Final = 4096
+"""An engine that numbers further is not followed."""
+
+
 class Several:
     """Between a replica and the Relay of a stream with several choices: notes which have ended. A Listener."""
 
@@ -113,13 +117,16 @@ class Several:
     def on_late(self) -> None:
         self._relay.on_late()
 
+    def on_broken(self, flaw: Exception) -> None:
+        self._relay.on_broken(flaw)
+
 
 def ended_in(event: bytes) -> frozenset[int]:
     """The choices that an event says the end of."""
     try:
         choices = msgspec.json.decode(event)["choices"]
         ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
-        return frozenset([index for index in ended if isinstance(index, int)])
+        return frozenset([index for index in ended if isinstance(index, int) and 0 <= index < MOST_CHOICES])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return NONE_ENDED
 
@@ -163,3 +170,6 @@ class Bounded:
 
     def on_late(self) -> None:
         self._relay.on_late()
+
+    def on_broken(self, flaw: Exception) -> None:
+        self._relay.on_broken(flaw)

@@ -46,6 +46,8 @@ _encode = msgspec.json.Encoder().encode
 ASIDE_BYTES: Final = LONG_BYTES
 """A longer body is understood in a thread of its own."""
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+WANTED: Final = {"/v1/embeddings": "data", RESPONSES: "output"}
+"""What an answer has to have, other than choices."""
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
 CANCELLED: Final = Outcome.CANCELLED
@@ -53,6 +55,8 @@ MOST_REPLICAS: Final = 16
 """That one stream may be begun and gone on with by."""
 MOST_FRUITLESS: Final = 2
 """Of them, those in a row that add nothing to it: it may be what kills them."""
+AFTER_FLAW_S: Final = 0.1
+"""Until the dispatcher, which raised, is asked again who is next."""
 NO_TAGS: dict[str, str] = {}
 PASSED_ON: Final = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
@@ -123,7 +127,10 @@ class Ticket:
 
     def gone(self) -> None:
         """The client left while it waited here; once it is placed, its Relay notices."""
-        self._gateway.ended(self, Outcome.CANCELLED, None)
+        try:
+            self._gateway.ended(self, Outcome.CANCELLED, None)
+        except Exception as flaw:
+            self._gateway.broke(self, flaw)
 
     def note(self, attempt: Attempt) -> None:
         """It failed."""
@@ -154,6 +161,9 @@ class Ticket:
 
     def on_end(self, summary: Summary) -> None:
         self._gateway.ended(self, summary.outcome, summary)
+
+    def on_broken(self, flaw: Exception) -> None:
+        self._gateway.broke(self, flaw)
 
 
 class Gateway:
@@ -209,6 +219,8 @@ class Gateway:
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
             self.turn_away(exchange, error)
+        except Exception as flaw:
+            self.turn_away(exchange, _ours(exchange.request_id, flaw))
         else:
             self._enter(exchange, accepted)
 
@@ -218,10 +230,8 @@ class Gateway:
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
             self._loop.call_soon_threadsafe(self.turn_away, exchange, error)
-        except Exception as error:
-            log.exception("request %s: could not be understood", exchange.request_id)
-            failed = EngineFailed(f"internal error: {type(error).__name__}")
-            self._loop.call_soon_threadsafe(self.turn_away, exchange, failed)
+        except Exception as flaw:
+            self._loop.call_soon_threadsafe(self.turn_away, exchange, _ours(exchange.request_id, flaw))
         else:
             self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
 
@@ -255,26 +265,40 @@ class Gateway:
             exchange.request_id = self._another_id(request.id)
             accepted.request = request = request.but(id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted, now)
-        if self.contexts is not None:
-            ticket.hop = self.contexts.of(exchange.headers)
-        if self.keep_prompt is not None:
-            self.keep_prompt(request.id, accepted.body)
         if not self.tickets:
             self.idle.clear()
         self.tickets[request.id] = ticket
         self.account.open()
         exchange.on_gone = ticket.gone
-        if self.hold is None or not self.hold(request):
-            self.hear(Arrived(request), now)
+        try:
+            if self.contexts is not None or self.keep_prompt is not None:
+                self._show(ticket)
+            if self.hold is None or not self.hold(request):
+                self.hear(Arrived(request), now)
+        except Exception as flaw:
+            self.broke(ticket, flaw)
         chosen = accepted.chosen
         if chosen is not None and chosen.shadow is not None and self.shadows is not None and request.choices == 1:
             self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
+
+    def _show(self, ticket: Ticket) -> None:
+        """To those who only watch: what they can't do is no reason not to serve it."""
+        try:
+            if self.contexts is not None:
+                ticket.hop = self.contexts.of(ticket.exchange.headers)
+            if self.keep_prompt is not None:
+                self.keep_prompt(ticket.accepted.request.id, ticket.accepted.body)
+        except Exception:
+            log.exception("request %s: it is served, and neither traced nor kept", ticket.accepted.request.id)
 
     def let_in(self, request: Request) -> None:
         """One that was held; its client may have left meanwhile."""
         ticket = self.tickets.get(request.id)
         if ticket is not None and ticket.accepted.request is request:
-            self.hear(Arrived(request))
+            try:
+                self.hear(Arrived(request))
+            except Exception as flaw:
+                self.broke(ticket, flaw)
 
     def _another_id(self, taken: str) -> str:
         """For a client that uses an id again while its first use goes on."""
@@ -286,13 +310,36 @@ class Gateway:
     def hear(self, event: Event, now: float | None = None) -> None:
         if now is None:
             now = self._clock()
-        commands = self.dispatcher.on(event, now)
+        flawed: Exception | None = None
+        try:
+            commands = self.dispatcher.on(event, now)
+        except Exception as flaw:
+            flawed, commands = flaw, self.dispatcher.unfinished
         if self.events is not None:
-            self.events(event, now, commands)
+            self._log(event, now, commands)
         for command in commands:
-            self._carry_out(command, now)
+            try:
+                self._carry_out(command, now)
+            except Exception as flaw:
+                ticket = self.tickets.get(command.request_id)
+                if ticket is not None:
+                    self.broke(ticket, flaw)
+        if flawed is not None:
+            # Whoever it would have let in next must not wait for another event.
+            self._timer_at = min(self._timer_at, now)
+            self._loop.call_later(AFTER_FLAW_S, self._tick)
+            raise flawed
         if self.dispatcher.wake_at < self._timer_at:
             self._set_timer(now)
+
+    def _log(self, event: Event, now: float, commands: list[Command]) -> None:
+        """A log with a hole in it can't be replayed: what can't be written down is its end."""
+        assert self.events is not None
+        try:
+            self.events(event, now, commands)
+        except Exception:
+            self.events = None
+            log.exception("the log of events ends here: this one could not be written")
 
     def _carry_out(self, command: Command, now: float) -> None:
         ticket = self.tickets.get(command.request_id)
@@ -357,6 +404,7 @@ class Gateway:
             self._clock,
             generation_s(lane, own),
             () if allowance is None or not allowance.why else (("x-headgate-max-tokens", allowance.why),),
+            WANTED.get(accepted.path, "choices"),
         )
         if request.stream and request.choices == 1 and can_go_on(accepted.path, accepted.body):
             relay.said = bytearray()
@@ -457,10 +505,9 @@ class Gateway:
         relay.go_on(_ask(ticket, place, self._head(ticket, place), ticket.accepted.written(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
-        usage = summary.usage if summary is not None else None
-        if usage is not None and outcome is COMPLETED:
-            self.acceptor.learn(ticket.accepted, usage[0], usage[1])
-        elif usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
+        """It is recorded and let go of first, and learned from last."""
+        told = usage = summary.usage if summary is not None else None
+        if usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
             # It left before usage was told: what was made so far counts all the same, or leaving early would be free.
             left = outcome is CANCELLED and not ticket.accepted.request.stream and not summary.events
             usage = (ticket.accepted.request.prompt_tokens, self._computed(ticket) if left else summary.events)
@@ -472,9 +519,28 @@ class Gateway:
         if ticket.rival is not None:
             ticket.rival.over(outcome)
         self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
+        self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
         if summary is not None and (outcome is CANCELLED or summary.stop) and ticket.replica is not None:
             self.abort(ticket, ticket.replica.id)
-        self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
+        if told is not None and outcome is COMPLETED:
+            self.acceptor.learn(ticket.accepted, told[0], told[1])
+
+    def broke(self, ticket: Ticket, flaw: Exception) -> None:
+        """Something raised where this request was served, and nobody knows how far it had come: whatever is still held
+        for it is let go of, each by itself, and its client is told. No replica is blamed: it may be any request's
+        fault, and most likely is our own."""
+        request, exchange = ticket.accepted.request, ticket.exchange
+        error = _ours(request.id, flaw)
+        relay, here = ticket.relay, self.tickets.get(request.id) is ticket
+        if relay is not None:
+            _safely(relay.abandon)
+        exchange.on_gone = exchange.on_writable = None
+        if here:
+            status = 200 if exchange.started else STATUS[error.outcome]
+            _safely(lambda: self._close(ticket, error.outcome, None, None, error, self._clock(), status))
+        _safely(lambda: self.hear(Ended(request.id, CANCELLED, None)))
+        if not _safely(lambda: exchange.fail(error)):
+            _safely(exchange.abort)
 
     def _computed(self, ticket: Ticket) -> int:
         """Output tokens of an answer in one piece that nobody waits for any more, as far as can be guessed."""
@@ -503,13 +569,11 @@ class Gateway:
         usage: tuple[int, int] | None,
         error: ServeError | None,
         now: float,
+        status: int | None = None,
     ) -> None:
-        """The one place where records are made. `summary` is None if no relay of it has answered: it was waiting."""
+        """The one place where records are made. `summary` is None if no relay of it has answered: it was waiting.
+        `status`: what the client has got, where the outcome does not say."""
         request, replica = ticket.accepted.request, ticket.replica
-        del self.tickets[request.id]
-        ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
-        if not self.tickets:
-            self.idle.set()
         arrived = request.arrived
         prompt, output = usage or (request.prompt_tokens, 0)
         queue_s, first_s, stream_s, end_s = ticket.queue_s, 0.0, 0.0, 0.0
@@ -549,7 +613,7 @@ class Gateway:
                 stream=request.stream,
                 operation=OPERATIONS.get(ticket.accepted.path, "chat"),
                 outcome=outcome,
-                status=STATUS[outcome] if summary is None else summary.status,
+                status=status or STATUS[outcome] if summary is None else summary.status,
                 message="" if error is None else error.message,
                 task="" if allowance is None else allowance.task,
                 cap=(allowance.tokens or 0) if allowance is not None and allowance.why else 0,
@@ -583,6 +647,10 @@ class Gateway:
                 parent="" if ticket.hop is None else ticket.hop.parent_id,
             )
         )
+        del self.tickets[request.id]
+        ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
+        if not self.tickets:
+            self.idle.set()
 
     async def finish(self, grace_s: float) -> None:
         """Let what is under way end by itself for so long; tell the rest."""
@@ -591,11 +659,14 @@ class Gateway:
                 await self.idle.wait()
         for ticket in tuple(self.tickets.values()):
             error = ReplicaFailed("the gateway is shutting down")
-            if ticket.relay is not None:
-                ticket.relay.fail(error)
-            else:
-                ticket.exchange.fail(error)
-                self.ended(ticket, Outcome.CANCELLED, None)
+            try:
+                if ticket.relay is not None:
+                    ticket.relay.fail(error)
+                else:
+                    ticket.exchange.fail(error)
+                    self.ended(ticket, Outcome.CANCELLED, None)
+            except Exception as flaw:
+                self.broke(ticket, flaw)
 
     # -- replicas ----------------------------------------------------------------------------------------
 
@@ -635,9 +706,28 @@ class Gateway:
         """A later alarm only lets the timer go off early: it looks, and sets itself again."""
         self._timer, self._timer_at = None, inf
         if self.dispatcher.wake_at <= self._clock():
-            self.hear(Tick())
+            try:
+                self.hear(Tick())
+            except Exception:
+                log.exception("time could not be told to pass; it is told again in %g s", AFTER_FLAW_S)
         elif self.dispatcher.wake_at < inf:
             self._set_timer(self._clock())
+
+
+def _ours(request_id: str, flaw: Exception) -> ServeError:
+    """What a client is told of something that was raised here."""
+    log.error("request %s: it broke", request_id, exc_info=flaw)
+    return EngineFailed(f"internal error: {type(flaw).__name__}")
+
+
+def _safely(do: Callable[[], None]) -> bool:
+    """Whether it could be done."""
+    try:
+        do()
+    except Exception:
+        log.exception("it could not be let go of")
+        return False
+    return True
 
 
 def _ask(ticket: Ticket, place: Place, head: bytes, body: bytes, listener: Listener) -> Call:

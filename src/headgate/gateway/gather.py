@@ -44,6 +44,11 @@ class Whole:
             _grow(self._choices.setdefault(choice.get("index", 0), {}), choice)
             self.events += 1
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether the replica has said why it ended."""
+        return any(isinstance(choice.get("finish_reason"), str) for choice in self._choices.values())
+
     def body(self, stop: str, finish: str, prompt_tokens: int) -> bytes:
         """`stop` and `finish`: for choices that the replica has not ended; empty if it has ended all."""
         head = dict(self._head)
@@ -162,27 +167,31 @@ class Gather:
     def on_done(self) -> None:
         if not self._streams:
             self._relay.on_done()
-        elif self._said_done:
+        elif self._said_done and self._whole.has_finished:
             self._answer("", "")
         else:
-            self._give_up(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
+            missing = "a finish_reason" if self._said_done else "[DONE]"
+            self._give_up(ReplicaFailed(f"the replica broke off: its stream ended without {missing}"))
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         if self._said_done:
-            self._answer("", "")
+            self.on_done()
         else:
             self._relay.on_failed(error, sent)
 
     def on_late(self) -> None:
         call = self._call
         if self._said_done:
-            self._answer("", "")
+            self.on_done()
         elif self._ends_at is not None and self._clock() >= self._ends_at:
             self._answer(TIME, "length")
         else:
             self._relay.on_late()
             if call is not None and self._ends_at is not None:
                 call.late_at = min(call.late_at, self._ends_at)
+
+    def on_broken(self, flaw: Exception) -> None:
+        self._relay.on_broken(flaw)
 
     def _answer(self, stop: str, finish: str) -> None:
         relay, self._call = self._relay, None

@@ -28,7 +28,7 @@ from headgate.model.record import Attempt, Hedged, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
 from headgate.replica.http import Call
-from headgate.replica.openai import FULL, room_in_s
+from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s
 
 MOST_KEPT: Final = 1024 * 1024
 """Bytes of an answer in one piece that are kept while the other replica may still be first."""
@@ -192,10 +192,10 @@ class Rival:
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
         if self._leads:
             self._reader.on_head(status, headers, is_stream)
-        elif status >= 300:
+        elif status != 200:
             self._refuse(status, headers)
         elif is_stream != self._streams and not isinstance(self._reader, Gather):
-            self._fail(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"), False)
+            self._fail(ReplicaFailed(f"the replica answered with {named(headers)}"), False)
         else:
             self._head = (status, headers, is_stream)
 
@@ -215,6 +215,9 @@ class Rival:
             if events[0].startswith(_ERROR):
                 self._fail(ReplicaFailed("the replica sent an error"), False)
                 return
+            if not is_event(events[0]):
+                self._fail(ReplicaFailed("the replica sent an event that is no JSON object"), False)
+                return
             if not self._streams or not any(speaks(event) for event in events):
                 self._keep(events)  # whose turn it is, is no token: nobody is first with that
                 return
@@ -225,6 +228,10 @@ class Rival:
 
     def on_body(self, body: bytes) -> None:
         if not self._leads:
+            flaw = flaw_in(body, "")
+            if flaw:
+                self._fail(ReplicaAnswered(f"the replica {flaw}"), False)
+                return
             self._lead()
         self._reader.on_body(body)
 
@@ -248,6 +255,10 @@ class Rival:
         """The relay says when; before it leads, nobody does."""
         if self._leads:
             self._reader.on_late()
+
+    def on_broken(self, flaw: Exception) -> None:
+        """Whichever of the two is the one: the request's own state can't be trusted any more."""
+        self._relay.on_broken(flaw)
 
     def _keep(self, events: list[bytes]) -> None:
         self._kept += events

@@ -30,8 +30,19 @@ from headgate.model.lane import WhenSlow
 from headgate.model.outcome import Outcome
 from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
-from headgate.replica.openai import FULL, error_body, quoted, read_error, read_usage, room_in_s
-from headgate.replica.shape import Usage
+from headgate.replica.openai import (
+    FULL,
+    error_body,
+    flaw_in,
+    has_finish,
+    is_event,
+    named,
+    quoted,
+    read_error,
+    read_usage,
+    room_in_s,
+)
+from headgate.replica.shape import NOTHING, Chunk, Usage, decode_chunk
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
@@ -40,8 +51,8 @@ __all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
 DONE: Final = b"[DONE]"
 COMPLETED: Final = Outcome.COMPLETED
 NONE_ENDED: Final[frozenset[int]] = frozenset()
-_NOT_A_TOKEN = (DONE, b'{"error"')
-"""How events begin that are not just passed on. Neither are those that report usage."""
+_NO_ERROR: Final = (b"", b"null")
+"""How the field is written of an event that has none."""
 _CLIENT_FAULTS: dict[int, Outcome] = {
     400: Outcome.INVALID,
     404: Outcome.UNKNOWN_MODEL,
@@ -150,6 +161,10 @@ class Owner(Protocol):
     def on_end(self, summary: Summary) -> None:
         """The exchange has been answered, or the client has left."""
 
+    def on_broken(self, flaw: Exception) -> None:
+        """Something raised this while its answer was relayed, in whatever state: nobody knows what of the above has
+        been called. `Relay.abandon` lets go of the replica."""
+
 
 class Rival(Protocol):
     """The same request at another replica, while neither has answered."""
@@ -166,6 +181,7 @@ class Relay:
 
     __slots__ = (
         "_backlog",
+        "_before",
         "_body",
         "_call",
         "_clock",
@@ -189,6 +205,7 @@ class Relay:
         "_thought",
         "_unheard",
         "_usage",
+        "_wanted",
         "_wants_usage",
         "ended",
         "events",
@@ -212,9 +229,11 @@ class Relay:
         clock: Clock,
         generation_s: float = inf,
         headers: Headers = (),
+        wanted: str = "",
     ) -> None:
         """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage. `generation_s`:
-        how long a stream may go on after its first event. `headers`: more for the answer's head."""
+        how long a stream may go on after its first event. `headers`: more for the answer's head. `wanted`: the list
+        without which it is no answer (choices, data, output); empty: any object is one."""
         self._exchange = exchange
         self._owner = owner
         self._limits = limits
@@ -224,6 +243,7 @@ class Relay:
         self._clock = clock
         self._generation_s = generation_s
         self._headers = headers
+        self._wanted = wanted
         self._first = b""
         """The first event, for as long as this stream may have to be ended in the replica's place."""
         self.stop = ""
@@ -234,7 +254,9 @@ class Relay:
         """The text that was passed on, as JSON spells it, each piece ended by a line break, which JSON never has; None:
         it is not kept, and nobody can go on after it."""
         self._last = b""
-        """The last event that was passed on, where that is kept."""
+        """The last event that was passed on."""
+        self._before = b""
+        """The one before it."""
         self._continuation: Continuation | None = None
         """Set when what is heard now goes on with what another replica began."""
         self._thought = False
@@ -318,8 +340,10 @@ class Relay:
         if status >= 300:
             self._room_in_s = room_in_s(headers) if status in FULL else None
             return
-        if is_stream != self._stream:
-            self._break_off(ReplicaFailed(f"the replica answered with {headers.get('content-type', 'no type')}"))
+        if status != 200:
+            self._break_off(ReplicaAnswered(f"the replica answered {status}, which is no answer"))
+        elif is_stream != self._stream:
+            self._break_off(ReplicaFailed(f"the replica answered with {named(headers)}"))
         elif is_stream and not self._exchange.started:
             self._exchange.stream(self._headers)
 
@@ -341,13 +365,19 @@ class Relay:
         tokens: list[bytes] = []
         call = self._call
         for data in events:
-            # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond.
-            if data.find(b'"usage"') < 0 and not data.startswith(_NOT_A_TOKEN):
+            # As cheap as to look for the words `usage` and `error` in it, and nothing that is no JSON gets past it.
+            try:
+                if not data.isascii():
+                    data.decode()
+                chunk = decode_chunk(data)
+            except (ValueError, RecursionError):
+                chunk = None
+            if chunk is not None and chunk.usage is chunk.error is chunk.response:  # NOTHING, all of them
                 tokens.append(data)
                 continue
             self._pass_on(tokens)
             tokens.clear()
-            if self._take(data):
+            if self._take(data, chunk):
                 tokens.append(data)
             elif self.over or self._said_done or self._call is not call:
                 break
@@ -374,6 +404,10 @@ class Relay:
         elif self._stream:
             self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
         else:
+            flaw = flaw_in(self._body, self._wanted)
+            if flaw:
+                self._break_off(ReplicaAnswered(f"the replica {flaw}"))
+                return
             self._note_usage(self._body)
             self.first_at = self.last_at = self._clock()
             self._settle()
@@ -401,6 +435,9 @@ class Relay:
         elif self._call is not None:
             self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s, left_s)
 
+    def on_broken(self, flaw: Exception) -> None:
+        self._owner.on_broken(flaw)
+
     def _pass_on(self, tokens: list[bytes]) -> None:
         if tokens:
             spoken = len(tokens)
@@ -416,6 +453,8 @@ class Relay:
                 self._first = tokens[0]
                 if self._call is not None:
                     self._call.late_at = min(self._call.late_at, self._heard_at + self._generation_s)
+            self._before = self._last if len(tokens) == 1 else tokens[-2]
+            self._last = tokens[-1]
             self._exchange.events(tokens)
             self.events += spoken
             if self.said is not None:
@@ -440,15 +479,17 @@ class Relay:
                 self._thought = self._thought or thinks(data)
                 said += content_of(data)
             said += b"\n"
-        self._last = tokens[-1]
         if len(said) > MOST_KEPT:
             self.said = None
 
     # -- what the replica said -----------------------------------------------------------------------------
 
-    def _take(self, data: bytes) -> bool:
+    def _take(self, data: bytes, chunk: Chunk | None) -> bool:
         """Look at an event that may not be a token. Whether it is to be passed on."""
         if data == DONE:
+            if not self._has_finished():
+                self._break_off(ReplicaFailed("the replica broke off: its stream ended without a finish_reason"))
+                return False
             self._said_done = True
             if self._held:
                 self._exchange.events(self._held)
@@ -456,14 +497,28 @@ class Relay:
             if self._call is not None:
                 self._call.late_at = self._heard_at + _AFTER_DONE_S
             return False
-        if data.startswith(_NOT_A_TOKEN):
+        if chunk is None:
+            if not data or is_event(data):
+                return bool(data)  # nothing in it, as some say to keep a connection alive
+            self._break_off(ReplicaFailed("the replica sent an event that is no JSON object"))
+            return False
+        if bytes(chunk.error) not in _NO_ERROR:
             error = read_error(data)
             if self._exchange.started:
                 self._break_off(ReplicaAnswered(error.message))
             else:
                 self._judge_refusal(error.status or 500, data)
             return False
-        return b'"usage":null' in data or not self._note_usage(data) or self._wants_usage
+        if bytes(chunk.usage) in _NO_ERROR and chunk.response is NOTHING:
+            return True
+        return not self._note_usage(data) or self._wants_usage
+
+    def _has_finished(self) -> bool:
+        """Whether the replica has said why its stream ends. Behind that, engines say what it took, and hardly more."""
+        if self._wanted != "choices" or self.stop:
+            return True
+        held = self._held
+        return any(has_finish(event) for event in (held[-2:] or (self._last, self._before)))
 
     def _note_usage(self, data: bytes) -> bool:
         """Whether `data` is there for its usage only."""
@@ -541,6 +596,7 @@ class Relay:
     def _complete(self) -> None:
         """Only the end itself is missing: write it in the replica's place."""
         self._continuation = None
+        self._wanted = ""  # it has said why it ends, or what it took
         usage, done = self._owner.closing(self._first, "", "", self.events)[-2:]
         self.on_events([usage, done] if self._usage is None else [done])
         if not self.over:
@@ -549,14 +605,23 @@ class Relay:
     # -- what the client does ----------------------------------------------------------------------------------
 
     def _on_gone(self) -> None:
-        self._settle()
-        self._end(Outcome.CANCELLED)
+        try:
+            self._settle()
+            self._end(Outcome.CANCELLED)
+        except Exception as flaw:
+            self._owner.on_broken(flaw)
 
     def _judge_backlog(self, events: int, now: float) -> None:
         if self._backlog is None:
             assert self._call is not None
             self._backlog = Backlog(
-                self._exchange, self._call, self._limits, self._spool, self._clock, self._give_up_client
+                self._exchange,
+                self._call,
+                self._limits,
+                self._spool,
+                self._clock,
+                self._give_up_client,
+                self.on_broken,
             )
         self._backlog.judge(events, now)
 
@@ -577,6 +642,18 @@ class Relay:
             self._call.cancel()
         if self.rival is not None:
             self.rival.cancel()
+
+    def abandon(self) -> None:
+        """Be over without a word to anybody, in whatever state it is."""
+        self.over = True
+        backlog, call, rival = self._backlog, self._call, self.rival
+        self._backlog = self._call = self.rival = None
+        if backlog is not None:
+            backlog.close()
+        if call is not None:
+            call.cancel()
+        if rival is not None:
+            rival.cancel()
 
     def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
         usage, call, backlog = self._usage, self._call, self._backlog

@@ -14,6 +14,7 @@ from headgate.gateway.response_voice import DONE, Said, read_said
 from headgate.model.errors import ReplicaFailed
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
+from headgate.replica.openai import is_event
 
 BEFORE: Final = frozenset(
     {
@@ -59,6 +60,12 @@ class ResponseReader:
             if self._ended:
                 break  # some say [DONE] after all
             said = _read(data)
+            if said is None:
+                self._pass_on(ready)
+                self._ended = True
+                if not self._relay.over:
+                    self._relay.on_events([data])  # which is no JSON, and its end
+                return
             if said.type in FAILS or data.startswith(b'{"error"'):
                 self._pass_on(ready)
                 self._ended = True
@@ -102,12 +109,18 @@ class ResponseReader:
     def on_late(self) -> None:
         self._relay.on_late()
 
+    def on_broken(self, flaw: Exception) -> None:
+        self._relay.on_broken(flaw)
 
-def _read(data: bytes) -> Said:
+
+def _read(data: bytes) -> Said | None:
+    """None: it is no JSON object."""
     try:
+        if not data.isascii():
+            data.decode()
         return read_said(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Said()
+        return Said() if data == DONE or is_event(data) else None
 
 
 def _error(said: Said, data: bytes) -> bytes:

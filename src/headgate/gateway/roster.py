@@ -37,8 +37,6 @@ class Roster:
         self.catalog = gateway.acceptor.names = Catalog(gateway.hear)
         self.watches: dict[ReplicaId, Watch] = {}
         self.urls: dict[ReplicaId, str] = {}
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails if somebody who watches does: nobody would notice any more what becomes of that replica."""
         self.fleet: FleetView | None = None
         """None: nobody starts and stops replicas here."""
         self._gateway = gateway
@@ -61,8 +59,7 @@ class Roster:
         if parked:
             self._gateway.hear(ReplicaParked(replica.id, True))
         self._gateway.hear(ReplicaJoined(replica))
-        task = self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
-        task.add_done_callback(self._on_done)
+        self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
         return watch
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
@@ -107,8 +104,3 @@ class Roster:
         await asyncio.gather(*tasks, return_exceptions=True)
         for watch in self.watches.values():
             watch.pool.close()
-        self.broken.cancel()
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and not self.broken.done():
-            self.broken.set_exception(error)

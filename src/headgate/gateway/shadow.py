@@ -6,6 +6,7 @@ and no more; further requests are simply not copied.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -19,7 +20,9 @@ from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.fleet import Fleet
 from headgate.policy.verdict import Sample
 from headgate.replica.http import Call, Pool, request_head
-from headgate.replica.openai import read_usage
+from headgate.replica.openai import flaw_in, read_usage
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 256 * 1024
 """A longer request is not copied: writing it again would hold up everybody's tokens."""
@@ -100,8 +103,11 @@ class Shadows:
 
         copy = Copy(self._clock, bool(body.get("stream")), over)
         asked = {**body, "model": place.replica.served_as or model}
-        copy.call = pool.send(request_head(path, pool.host), _encode(asked), copy)
-        copy.call.late_at = self._clock() + PATIENCE_S
+        try:
+            copy.call = pool.send(request_head(path, pool.host), _encode(asked), copy)
+            copy.call.late_at = self._clock() + PATIENCE_S
+        except Exception as flaw:
+            copy.on_broken(flaw)
 
     def _replica(self, model: str) -> Load | None:
         usable = [
@@ -119,6 +125,7 @@ class Copy:
         "_clock",
         "_events",
         "_first_at",
+        "_flawed",
         "_last_at",
         "_over",
         "_sent_at",
@@ -138,6 +145,8 @@ class Copy:
         self._events = 0
         self._tokens: int | None = None
         self._status = 0
+        self._flawed = False
+        """Its answer is none."""
         self.call: Call | None = None
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
@@ -157,16 +166,21 @@ class Copy:
                 self._read(event)
 
     def on_body(self, body: bytes) -> None:
+        self._flawed = self._stream or bool(flaw_in(body, ""))
         self._first_at = self._last_at = self._clock()
         self._read(body)
 
     def on_done(self) -> None:
-        self._end(failed=not 200 <= self._status < 300 or self._first_at is None)
+        self._end(failed=self._status != 200 or self._first_at is None or self._flawed)
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         self._end(failed=True)
 
     def on_late(self) -> None:
+        self._end(failed=True)
+
+    def on_broken(self, flaw: Exception) -> None:
+        log.error("a copy for a shadowed version broke", exc_info=flaw)
         self._end(failed=True)
 
     def _read(self, data: bytes) -> None:

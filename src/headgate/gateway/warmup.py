@@ -20,13 +20,15 @@ from headgate.model.gateway_config import ClassifyConfig
 from headgate.model.replica import Replica
 from headgate.model.warm_config import AdapterConfig, WarmConfig
 from headgate.replica.dialects import Dialect
-from headgate.replica.http import Once, Pool, request_head
-from headgate.replica.openai import FULL, read_error
+from headgate.replica.http import OWN_BYTES, Once, Pool, request_head
+from headgate.replica.openai import FULL, flaw_in, quoted, read_error
 
 PURPOSE: Final = ("x-headgate-purpose", "warm-up")
 """A header, so that whoever looks at an engine's log can tell."""
 SHORT_TOKENS: Final = 16
 BUSY: Final = (408, *FULL)
+DENIED: Final = (401, 403)
+"""It wants a key, or another one."""
 BUSY_PAUSE_S: Final = 0.5
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SENTENCE: Final = "The quick brown fox jumps over the lazy dog. "
@@ -51,8 +53,11 @@ class Step:
 
     @property
     def broke(self) -> bool:
-        """The replica failed at it; 4xx and 501 are about the question, and being busy is about others."""
-        return self.status == 0 or (self.status >= 500 and self.status not in (*BUSY, 501))
+        """The replica failed at it; 4xx and 501 are about the question, and being busy is about others. That it wants
+        another key is about all questions."""
+        if self.status in DENIED or (self.status < 400 and self.status != 200):
+            return True
+        return self.status >= 500 and self.status not in (*BUSY, 501)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class Warmup:
             steps.append(first)
             full = first.status in FULL
             if first.broke or first.status in BUSY:
-                why = f"no first token: {first.note}"
+                why = first.note if first.status in DENIED else f"no first token: {first.note}"
                 return Warmed(full, why, self._clock() - began, tuple(steps), full=full)
         loaded = await self._adapters(target)
         steps += loaded
@@ -221,7 +226,9 @@ class Warmup:
         except ReplicaFailed as error:
             note = error.message
         else:
-            note = "" if status == 200 else f"it answered {status}: {read_error(answer).message}"[:300]
+            note = "" if status == 200 else _said(pool, path, status, answer)
+            if status == 200 and path in (CHAT, TEXT) and (why := flaw_in(answer, "choices")):
+                status, note = 0, why
         return Step(what, tokens, self._clock() - began, status, note)
 
 
@@ -229,6 +236,7 @@ async def _once(pool: Pool, path: str, body: bytes, timeout_s: float) -> tuple[i
     """Like Pool.ask, with a word about what it is for."""
     probe = Once(asyncio.get_running_loop().create_future())
     call = pool.send(request_head(path, pool.host, (PURPOSE,)), body, probe)
+    call.most_bytes = OWN_BYTES
     try:
         async with asyncio.timeout(timeout_s):
             return await probe.answer
@@ -236,6 +244,13 @@ async def _once(pool: Pool, path: str, body: bytes, timeout_s: float) -> tuple[i
         raise ReplicaStalled(f"{path} did not answer within {timeout_s:.3g} s") from None
     finally:
         call.cancel()
+
+
+def _said(pool: Pool, path: str, status: int, answer: bytes) -> str:
+    """In words, on one line."""
+    if status in DENIED:
+        return pool.denied(path, status)
+    return f"it answered {status}: {quoted(read_error(answer))}"[:300]
 
 
 def _user(text: str) -> list[dict[str, str]]:

@@ -9,8 +9,9 @@ is well, and what its warm-up can't do counts as a failed probe.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, Protocol
@@ -24,11 +25,11 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.policy.health import Standing, State
-from headgate.replica.detect import Card, Cards, detect
+from headgate.replica.detect import Card, detect, read_cards
 from headgate.replica.dialects import PLAIN, Dialect, dialect_of
-from headgate.replica.gauges import read_gauges
+from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import Pool
-from headgate.replica.openai import FULL, read_error
+from headgate.replica.openai import FULL, flaw_in, read_error
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,11 @@ SCRAPE_EVERY_S = 1.0
 
 WELL = (200, 429)
 """What a health check is answered with. 429 is said by a proxy that counts requests: the replica is behind it."""
+
+DENIED = (401, 403)
+"""It wants a key, or another one."""
+MOST_WHY = 300
+"""Characters of what went wrong that are kept for people."""
 
 OUT = (State.EJECTED, State.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]
@@ -108,6 +114,8 @@ class Watch:
     _rest: int = 0
     """Looks until the next."""
     _looked_deep_at: float = -inf
+    _denied: str = ""
+    """Why it would not list its models, if it wants another key."""
     _given: bool = field(init=False)
     """Its kind was configured."""
 
@@ -117,6 +125,31 @@ class Watch:
 
     async def run(self) -> None:
         """It is in use when it has answered and is warm; from then on the dispatcher judges what is seen of it."""
+        await self._until_done(self._take_into_use)
+        self.joined.set()
+        async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
+            group.create_task(self._until_done(self._keep_looking))
+            group.create_task(self._until_done(self._keep_looking_deep))
+            group.create_task(self._until_done(self._keep_asking_load))
+            group.create_task(self._until_done(self._keep_alive))
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Whatever an engine says that nobody has thought of is this one replica's failure, and no reason to look no
+        more: nobody would notice any longer what becomes of it."""
+        while True:
+            try:
+                await work()
+                return
+            except Exception as flaw:
+                log.exception("replica %s: looking after it raised; it counts as failed", self.replica.id)
+                self.why = f"it could not be looked at: {flaw!r}"[:MOST_WHY]
+                if not self.joined.is_set():
+                    self.phase = "failed"
+            with contextlib.suppress(Exception):
+                self.tell(Probed(self.replica.id, ok=False))
+            await asyncio.sleep(self.interval_s)
+
+    async def _take_into_use(self) -> None:
         pause_s, warm_pause_s = FIRST_PAUSE_S, self.interval_s
         while True:
             while not await self.look(ready=True):
@@ -124,23 +157,15 @@ class Watch:
                 pause_s = min(self.interval_s, pause_s * 1.5)
             await self._meet()
             if (await self.warm()).ok:
-                break
+                return
             await asyncio.sleep(warm_pause_s)
             warm_pause_s = min(LONGEST_PAUSE_S, 2 * warm_pause_s)
-        self.joined.set()
-        async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
-            group.create_task(self._keep_looking())
-            group.create_task(self._keep_looking_deep())
-            group.create_task(self._keep_asking_load())
-            group.create_task(self._keep_alive())
 
     async def warm(self, *, asked: bool = False) -> Warmed:
         """Now, and tell the dispatcher how it went. One at a time. `asked`: somebody wants it, needed or not."""
         async with self._warming:
             if not asked and not self.warmup.has_work(self.dialect):
-                self.phase = "ready"
-                self.tell(Probed(self.replica.id, ok=True))
-                return Warmed(True, "", 0.0)
+                return self._unwarmed()
             if not self.joined.is_set():
                 self.phase = "warming"
                 self.say(f"warming {self.replica.url} ({self.dialect.name})")
@@ -155,6 +180,26 @@ class Watch:
             self.load = self.load | self._own
             self.tell(Probed(self.replica.id, warmed.ok, deep=not warmed.full))
             return warmed
+
+    def _unwarmed(self) -> Warmed:
+        """There is nothing to ask it: whether it takes our key, its list of models has said."""
+        if self._denied:
+            log.warning("replica %s: %s", self.replica.id, self._denied)
+        self.phase, self.why = "failed" if self._denied else "ready", self._denied
+        self.tell(Probed(self.replica.id, ok=not self._denied))
+        return Warmed(not self._denied, self._denied, 0.0)
+
+    def _note_denial(self, path: str, status: int) -> bool:
+        """Whether it wants a key that it was not given, or another one. Said in words, once."""
+        if status not in DENIED:
+            return False
+        words = self.pool.denied(path, status)
+        if words != self.why:
+            log.warning("replica %s: %s", self.replica.id, words)
+        self.why = words
+        if not self.joined.is_set():
+            self.phase = "failed"
+        return True
 
     # -- again and again -------------------------------------------------------------------------------------
 
@@ -231,25 +276,33 @@ class Watch:
                 if status == 429 or (status == 503 and read_error(said).code == Outcome.QUEUE_FULL.value):
                     return None
                 if status != 404:
+                    self._note_denial(self.dialect.deep, status)
                     return status == 200
             model = self.replica.served_as or self.replica.model or (self.models[0] if self.models else "")
             body: dict[str, Any] = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
             if self.replica.priority and self.dialect.priority is not None:
                 body["priority"] = self.dialect.priority(LOWEST_PRIORITY)
-            status, _ = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
+            status, said = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return False
+        if self._note_denial("/v1/completions", status):
+            return False
+        if status == 200:
+            return not flaw_in(said, "choices")
         # Another 4xx is about our question: not every model takes this one.
-        return None if status in FULL else status < 500
+        return None if status in FULL else 400 <= status < 500
 
     async def look(self, *, ready: bool = False) -> bool:
         """Is it well? `ready`: could it be used as well, which some say only at a price."""
         try:
             if self.dialect.live is not None and not ready:
-                return (await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S))[0] in WELL
+                status, _ = await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S)
+                self._note_denial(self.dialect.live, status)
+                return status in WELL
             if self._path:
                 status, _ = await self.pool.get(self._path, READY_TIMEOUT_S if self.dialect.live else PROBE_TIMEOUT_S)
                 if status != 404:
+                    self._note_denial(self._path, status)
                     return status in WELL
             return await self._look_for_path()
         except (ReplicaFailed, TimeoutError, OSError):
@@ -262,6 +315,7 @@ class Watch:
             status, _ = await self.pool.get(path, PROBE_TIMEOUT_S)
             if status != 404:
                 self._path = path
+                self._note_denial(path, status)
                 break
         return status in WELL
 
@@ -282,16 +336,17 @@ class Watch:
     def _hear(self, cards: list[Card]) -> None:
         if cards:  # if not, what it said before still holds; whether it is well is asked elsewhere
             self.models = [card.id for card in cards]
-            self._context = next((c.max_model_len for c in cards if isinstance(c.max_model_len, int)), None)
+            self._context = next((length for card in cards if (length := card.context) is not None), None)
             adapters = frozenset(card.id for card in cards if card.is_adapter)
             self.owner.said(self.replica.id, self.models, adapters)
 
     async def _cards(self) -> list[Card]:
         try:
             status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
-            return msgspec.json.decode(body, type=Cards).data if status == 200 else []
-        except (ReplicaFailed, TimeoutError, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (ReplicaFailed, TimeoutError, OSError):
             return []
+        self._denied = self.pool.denied("/v1/models", status) if status in DENIED else ""
+        return read_cards(body) if status == 200 else []
 
     async def _ask_load(self) -> None:
         if self.dialect.metrics is None:
@@ -300,5 +355,5 @@ class Watch:
             status, body = await self.pool.get(self.dialect.metrics, PROBE_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             status, body = 0, b""
-        said = read_gauges(self.replica.kind, body.decode("utf-8", "replace")) if status == 200 else {}
+        said = read_gauges(self.replica.kind, text_of_gauges(body)) if status == 200 else {}
         self.load = said | self._own

@@ -1,5 +1,6 @@
 """What may the values of nouns be that policies and simulator use too, and whose own hints say nothing of it?"""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from headgate.model.cluster_config import KubernetesConfig, RayConfig
@@ -10,6 +11,7 @@ from headgate.model.hints import (
     Count,
     CountOrZero,
     DnsName,
+    HeaderValue,
     HttpUrl,
     Kind,
     Name,
@@ -88,6 +90,9 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "weight": Weight,
         "lanes": frozenset[Name],
         "tags": dict[Name, Text],
+        "api_key_file": Path | None,
+        "headers": dict[Name, HeaderValue],
+        "ca": Path | None,
     },
     SharedConfig: {"redis": RedisUrl, "prefix": Name},
     HedgeConfig: {

@@ -6,7 +6,10 @@ from difflib import get_close_matches
 from headgate.model.fleet_config import contradictions as fleet_contradictions
 from headgate.model.gateway_config import ANONYMOUS, GatewayConfig, Tenant
 from headgate.model.models_config import contradictions as model_contradictions
-from headgate.model.replica import ReplicaId
+from headgate.model.replica import Replica, ReplicaId
+
+OUR_HEADERS = frozenset(("host", "connection", "content-length", "content-type", "transfer-encoding", "x-request-id"))
+"""Of what a replica is sent, those that the gateway writes itself."""
 
 
 def replica_id(url: str) -> ReplicaId:
@@ -33,6 +36,7 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         first = seen.setdefault(replica.id, index)
         if first != index:
             yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
+        yield from _odd_access(f"replicas[{index}]", replica)
     if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
         yield "embedded", "expected nothing while replicas are given: they serve instead of it"
     reserved = sum(lane.reserve for lane in config.lanes)
@@ -47,6 +51,19 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         yield "limits.bodies_bytes", "expected no less than limits.body_bytes"
     if config.relay.spool_bytes < config.relay.bytes:
         yield "relay.spool_bytes", "expected no less than relay.bytes"
+
+
+def _odd_access(path: str, replica: Replica) -> Iterator[tuple[str, str]]:
+    names = [name.lower() for name in replica.headers]
+    for name in names:
+        if name in OUR_HEADERS:
+            yield f"{path}.headers", f"{name} is written with every request; leave it out"
+        elif names.count(name) > 1:
+            yield f"{path}.headers", f"{name} is given twice"
+        elif name == "authorization" and replica.api_key_file is not None:
+            yield f"{path}.headers", "authorization is what api_key_file is for; give one of the two"
+    if replica.ca is not None and not replica.url.startswith("https:"):
+        yield f"{path}.ca", f"expected an https address, got {replica.url}"
 
 
 def _served(config: GatewayConfig) -> frozenset[str] | None:

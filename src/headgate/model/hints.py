@@ -42,7 +42,12 @@ def _is_replica_url(url: str) -> bool:
         sane = parts.port != 0 and bool(parts.hostname)
     except ValueError:
         return False
-    return sane and "@" not in parts.netloc and parts.path in ("", "/") and "?" not in url and "#" not in url
+    whole = re.fullmatch(r"/*(v1)?/*", parts.path) is not None and "?" not in url and "#" not in url
+    return sane and whole and "@" not in parts.netloc
+
+
+def _is_header_value(value: str) -> bool:
+    return re.fullmatch(r"[ -~]{1,4096}", value) is not None and value == value.strip()
 
 
 def _is_http_url(url: str) -> bool:
@@ -86,10 +91,13 @@ Prompt = Annotated[str, matching(r"[^\x00\ud800-\udfff]+", "that is not empty")]
 DnsName = Annotated[str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "of lowercase letters, digits and '-'")]
 Host = Annotated[str, matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
 ReplicaName = Annotated[str, matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
-ReplicaUrl = Annotated[str, Check("such as http://host:8000, without a path, or unix:/run/x.sock", _is_replica_url)]
+ReplicaUrl = Annotated[
+    str, Check("such as http://host:8000, with no path but /v1, or unix:/run/x.sock", _is_replica_url)
+]
 HttpUrl = Annotated[str, Check("such as http://127.0.0.1:4318, without a user and password", _is_http_url)]
 WebOrigin = Annotated[str, Check('such as https://app.example.com, without a path, or "*"', _is_web_origin)]
 RedisUrl = Annotated[str, Check("such as redis://host:6379/0, rediss://… or unix:///path", _is_redis_url, True)]
+HeaderValue = Annotated[str, Check("of 1 to 4096 printable ASCII characters", _is_header_value, True)]
 KeyHash = Annotated[
     str, Check("of 64 lowercase hex digits, the SHA-256 of a key that is not empty", _is_key_hash, True)
 ]

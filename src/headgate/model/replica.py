@@ -1,7 +1,8 @@
 """One place that can serve, and what is known of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 ReplicaId = str
 
@@ -32,6 +33,19 @@ class Replica:
     """Lanes it serves; empty: all."""
     tags: dict[str, str] = field(default_factory=dict)
     """quantization, gpu_type, version, …: labels on its figures."""
+    api_key_file: Path | None = None
+    """A file with the key that its engine wants, sent as `Authorization: Bearer …`; None: it wants none."""
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    """Further headers for everything that it is asked. They may be secret, and are never shown."""
+    ca: Path | None = None
+    """PEM file with whoever signed its certificate; None: whom the system trusts."""
+
+    @property
+    def public(self) -> "Replica":
+        """Without what only its connections need to know: for whatever is written down."""
+        if self.api_key_file is None and self.ca is None and not self.headers:
+            return self
+        return replace(self, api_key_file=None, headers={}, ca=None)
 
     @property
     def names(self) -> frozenset[str]:

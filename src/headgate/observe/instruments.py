@@ -5,8 +5,10 @@ handed to everybody who wants them.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from headgate.gateway.gateway import Gateway
@@ -41,6 +43,9 @@ AT_ONCE = 500
 ALARMS_EVERY = 4
 """Of the above: promises are judged once a second."""
 SEND_GRACE_S = 2.0
+SAY_EVERY_S = 60.0
+
+log = logging.getLogger(__name__)
 
 Consumer = Callable[[Sequence[Record], float], None]
 
@@ -60,6 +65,9 @@ class Instruments:
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._turns = 0
+        self.flaws = 0
+        """How often somebody who takes records raised."""
+        self._say_again_at = -inf
         self.rollouts: Callable[[], list[dict[str, Any]]] = list
         """What there is to show of versions."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
@@ -144,7 +152,18 @@ class Instruments:
     def _hand_on(self, records: list[Record]) -> None:
         now = self._clock()
         for consumer in self._consumers:
-            consumer(records, now)
+            try:
+                consumer(records, now)
+            except Exception:  # the others get theirs, and nobody's request has to do with it
+                self._puzzled("records could not be taken")
+
+    def _puzzled(self, what: str) -> None:
+        """Within `except`. Said in full once a minute at most: whatever it is, it may be so with every record."""
+        now = self._clock()
+        self.flaws += 1
+        if now >= self._say_again_at:
+            self._say_again_at = now + SAY_EVERY_S
+            log.exception("%s (%d so far)", what, self.flaws)
 
     async def close(self) -> None:
         if self._timer is not None:
@@ -169,7 +188,13 @@ class Instruments:
         self._catch_up_in_turns(loop)
         if not self._on:
             return
-        now, dispatcher = self._clock(), self._gateway.dispatcher
+        try:
+            self._sample(self._clock())
+        except Exception:
+            self._puzzled("figures could not be sampled, or promises not be judged")
+
+    def _sample(self, now: float) -> None:
+        dispatcher = self._gateway.dispatcher
         for lane in dispatcher.lanes:
             self.figures.sample(lane, dispatcher.waiting(lane) + dispatcher.running(lane), now)
         self._turns += 1

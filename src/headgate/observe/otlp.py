@@ -257,6 +257,9 @@ class _Waiting:
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         self._settle(Reply(0, why=error.message.removeprefix("the replica ")))
 
+    def on_broken(self, flaw: Exception) -> None:
+        self._settle(Reply(0, why=f"its answer could not be read: {flaw!r}"))
+
     def on_late(self) -> None:
         pass
 

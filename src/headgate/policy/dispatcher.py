@@ -96,6 +96,8 @@ class Dispatcher:
         """None: nothing is sent twice."""
         self.passages: dict[str, Passage] = {}
         self.pools: dict[str | None, Pool] = {}
+        self.unfinished: list[Command] = []
+        """What the last event led to, so far."""
         self.wake_at = inf
         self._routing = routing
         self._rng = rng
@@ -108,8 +110,10 @@ class Dispatcher:
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
 
     def on(self, event: Event, now: float) -> list[Command]:
-        # Not a match: where this is compiled, its patterns look every field up by name.
+        """If it raises, what was decided until then is in `unfinished`: room has been taken for it."""
         commands: list[Command] = []
+        self.unfinished = commands
+        # Not a match: where this is compiled, its patterns look every field up by name.
         if self._prefills.wake_at <= now and self._prefills.pass_time(now):
             self._pump_all(now, commands)
         if isinstance(event, Arrived):
@@ -299,12 +303,12 @@ class Dispatcher:
         else:
             if self.hedger is not None:
                 self._end_hedge(passage, self.hedger, outcome, now)
-            self._watch(passage, load, outcome, usage, now)
-            self._release(passage, load, state)
-            state.pool.ended(request.tenant, now - passage.sent_at, now)
-        if passage.grant is not None:
-            spent = sum(usage) if usage is not None else request.prompt_tokens if passage.first_token_at else 0
-            self.limits.settle(passage.grant, spent, now)
+            try:
+                self._watch(passage, load, outcome, usage, now)
+            finally:  # whatever becomes of what it says of its replica, its room is free
+                self._let_go(passage, load, usage, now)
+        if load is None and passage.grant is not None:
+            self._settle(passage, passage.grant, usage, now)
         if usage is not None:
             prompt, output = usage
             state.queue.charge(
@@ -314,6 +318,17 @@ class Dispatcher:
             self._take_back(passage)
         if load is not None:
             self._pump_all(now, commands)  # all: replicas that serve any model are shared between pools
+
+    def _let_go(self, passage: Passage, load: Load, usage: tuple[int, int] | None, now: float) -> None:
+        """Of its room at a replica, and of what was reserved of its tenant's limits."""
+        self._release(passage, load, passage.state)
+        passage.state.pool.ended(passage.request.tenant, now - passage.sent_at, now)
+        if passage.grant is not None:
+            self._settle(passage, passage.grant, usage, now)
+
+    def _settle(self, passage: Passage, grant: Grant, usage: tuple[int, int] | None, now: float) -> None:
+        prompt = passage.request.prompt_tokens if passage.first_token_at else 0
+        self.limits.settle(grant, prompt if usage is None else sum(usage), now)
 
     def _watch(self, passage: Passage, load: Load, outcome: Outcome, usage: tuple[int, int] | None, now: float) -> None:
         """What this passage says about its replica: its health, and how much it can take at once."""

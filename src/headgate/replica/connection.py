@@ -5,17 +5,18 @@ may then do as it likes, also cancel, and its mistakes are not taken for malform
 """
 
 import asyncio
-import math
 import socket
-from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
+from headgate.replica.call import Call, Listener, PoolLimits, give_up
 from headgate.replica.sse import EventSplitter
 from headgate.wire.outbox import Outbox
+
+__all__ = ["Call", "Connection", "Listener", "PoolLimits"]
 
 _READ: Final = {
     written: name.lower()
@@ -23,125 +24,12 @@ _READ: Final = {
     for written in (name.encode(), name.lower().encode())
 }
 """Header names as they usually come, and as they are kept."""
+MOST_HEADERS: Final = 512
+"""Lines of headers before an answer's body."""
+INTERIM_LINES: Final = 16
+"""What an answer counts for that only says that the answer is still to come."""
 _JOINED: Final = 16 * 1024
 """Bytes of a body that are copied behind their head: one buffer is written faster than three, up to a point."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLimits:
-    max_idle: int = 64
-    """Connections kept for the next request; any more are closed when their answer is complete."""
-    idle_timeout_s: float = 4.0
-    """A connection unused for this long is closed. Less than the 5 s after which uvicorn, and so vLLM, closes its end:
-    a request written to a connection that is being closed has to be sent again."""
-    connect_timeout_s: float = 2.0
-    """From the first SYN to a connection, TLS included."""
-    stale_s: float = 1.0
-    """A reused connection that is lost this soon after a request was written, without a byte of an answer, was closed
-    by a replica that has not read the request: it is sent once more, on a fresh one. Lost later, the replica died."""
-    header_bytes: int = 64 * 1024
-    """Status line and headers of an answer; also bounds trailers and chunk extensions. Judged after each read."""
-    body_bytes: int = 32 * 1024 * 1024
-    """A body that is not a stream; more is a failure of the replica."""
-    event_bytes: int = 1024 * 1024
-    """One event of a stream; more is a failure of the replica."""
-    look_every_s: float = 0.25
-    """How often connections are looked at for being late or idle too long: one timer for all, none for each call."""
-
-
-class Listener(Protocol):
-    """Who asked. Told in this order; after on_done, on_failed or `Call.cancel` there is silence.
-
-    on_head ─┬─ a stream: on_events, any number ─┬→ on_done
-             └─ else: on_body, once ─────────────┘
-    at any time, also before on_head ─────────────→ on_failed
-    once the call's `late_at` has come, and until it is set anew: on_late
-    """
-
-    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
-        """`is_stream`: a 2xx of text/event-stream. Header names are in lower case."""
-
-    def on_events(self, events: list[bytes]) -> None:
-        """The payloads of the events that one read completed, at least one."""
-
-    def on_body(self, body: bytes) -> None:
-        """The whole body of an answer that is not a stream."""
-
-    def on_done(self) -> None:
-        """The answer is a complete HTTP message. Whether a stream said all it had to say, the listener knows."""
-
-    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
-        """Not reached, cut off, or not HTTP. `sent`: the request was written to a live connection."""
-
-    def on_late(self) -> None:
-        """`late_at` has come, up to `look_every_s` ago."""
-
-
-class Call:
-    """One request to one replica. Only its pool and connection write it, but for `late_at`."""
-
-    __slots__ = (
-        "body",
-        "connecting",
-        "connection",
-        "first_byte_at",
-        "head",
-        "late_at",
-        "listener",
-        "once",
-        "retried",
-        "sends",
-        "sent_at",
-    )
-
-    def __init__(self, head: bytes, body: bytes, listener: Listener) -> None:
-        self.head = head
-        self.body = body
-        self.listener: Listener | None = listener
-        """None when it is over."""
-        self.connection: Connection | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        self.retried = False
-        self.once = False
-        """It has failed elsewhere, and may be what breaks connections: it is not sent again on a fresh one."""
-        self.sends = 0
-        """How often it was written: twice, if it was to a connection that was just being closed."""
-        self.sent_at: float | None = None
-        """When the request was written; the last time, if it was written twice."""
-        self.first_byte_at: float | None = None
-        self.late_at = math.inf
-        """When to call `on_late`, on the pool's clock; the listener's to write."""
-
-    def cancel(self) -> None:
-        """Close the connection, which is how engines notice, and tell the listener nothing more."""
-        connection, connecting = self.connection, self.connecting
-        self.end()
-        if connecting is not None:
-            connecting.cancel()
-        if connection is not None:
-            connection.drop()
-
-    def pause(self) -> None:
-        """Stop reading from the replica. What has been read is still told."""
-        if self.connection is not None:
-            self.connection.pause()
-
-    def resume(self) -> None:
-        if self.connection is not None:
-            self.connection.resume()
-
-    # -- called by the pool and the connection -------------------------------------------------------
-
-    def end(self) -> Listener | None:
-        """It is over. Whom to tell, unless it was over before."""
-        listener, self.listener = self.listener, None
-        self.connection = self.connecting = None
-        return listener
-
-    def fail(self, error: ReplicaFailed) -> None:
-        listener = self.end()
-        if listener is not None:
-            listener.on_failed(error, self.sent_at is not None)
 
 
 class Home(Protocol):
@@ -174,6 +62,7 @@ class Connection(asyncio.Protocol):
         "_headers",
         "_home",
         "_keep_alive",
+        "_lines",
         "_parser",
         "_paused",
         "_splitter",
@@ -210,7 +99,7 @@ class Connection(asyncio.Protocol):
         """For a stream's events; else the body is collected whole."""
         self._chunks: list[bytes] = []
         self._body: list[bytes] = []
-        self._body_bytes = self._unaccounted = 0
+        self._body_bytes = self._unaccounted = self._lines = 0
         call.sent_at = self._home.clock()
         call.sends += 1
         length = b"content-length: %d\r\n\r\n" % len(call.body)
@@ -229,8 +118,11 @@ class Connection(asyncio.Protocol):
         """Is it late, or has it been idle for too long?"""
         call = self._call
         if call is not None:
-            if call.late_at <= now and call.listener is not None:
-                call.listener.on_late()
+            if call.late_at <= now and (listener := call.listener) is not None:
+                try:
+                    listener.on_late()
+                except Exception as flaw:
+                    self._give_up(call, listener, flaw)
         elif self.idle_since is not None and now - self.idle_since >= self._home.limits.idle_timeout_s:
             self.transport.close()
 
@@ -304,6 +196,9 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._status:
             return  # a trailer
+        self._lines += 1
+        if self._lines > MOST_HEADERS:
+            raise ValueError("more headers than any answer has")  # the only way to make llhttp stop
         key = _READ.get(name) or name.decode("latin-1").lower()
         text = value.decode("latin-1")
         self._headers[key] = f"{self._headers[key]}, {text}" if key in self._headers else text
@@ -313,6 +208,9 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status < 200:  # 100 Continue and its like: the answer is still to come
             self._headers = {}
+            self._lines += INTERIM_LINES
+            if self._lines > MOST_HEADERS:
+                raise ValueError("no answer after so many that are only announced")
         else:
             self._status = status
 
@@ -330,8 +228,20 @@ class Connection(asyncio.Protocol):
     def _tell(self, call: Call, error: ReplicaFailed | None) -> None:
         """All that is new, as long as the call is not cancelled meanwhile."""
         listener = call.listener
-        if listener is None:
-            return
+        if listener is not None:
+            try:
+                self._tell_all(call, listener, error)
+            except Exception as flaw:
+                self._give_up(call, listener, flaw)
+
+    def _give_up(self, call: Call, listener: Listener, flaw: Exception) -> None:
+        """It raised. If the call was complete, the connection may be another's by now."""
+        if self._call is call:
+            self.drop()
+        call.end()
+        give_up(listener, flaw)
+
+    def _tell_all(self, call: Call, listener: Listener, error: ReplicaFailed | None) -> None:
         if self._status and not self._told_head:
             self._told_head = True
             error = self._judge_head() or error
@@ -369,7 +279,9 @@ class Connection(asyncio.Protocol):
     def _collect(self, data: bytes) -> ReplicaFailed | None:
         self._body.append(data)
         self._body_bytes += len(data)
-        if self._body_bytes > (limit := self._home.limits.body_bytes):
+        call = self._call
+        limit = (0 if call is None else call.most_bytes) or self._home.limits.body_bytes
+        if self._body_bytes > limit:
             return ReplicaFailed(f"the replica sent a body of more than {limit} bytes")
         return None
 

@@ -16,6 +16,13 @@ from headgate.replica.dialects import DIALECTS
 MOST_BYTES: Final = 1 << 20
 """Of an answer that is looked into."""
 
+MOST_CARDS: Final = 1024
+"""Models that one replica may list; more are not read."""
+LONGEST_NAME: Final = 512
+"""Characters of a model's name; a longer one is left out."""
+MOST_CONTEXT: Final = 1_000_000_000
+"""Tokens; more is nonsense."""
+
 Get = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 
@@ -29,12 +36,27 @@ class Card(msgspec.Struct):
     max_model_len: Any = None
 
     @property
+    def context(self) -> int | None:
+        """The longest sequence that it takes; None: it does not say, or nothing that makes sense."""
+        length = self.max_model_len
+        return length if type(length) is int and 0 < length <= MOST_CONTEXT else None
+
+    @property
     def is_adapter(self) -> bool:
         return isinstance(self.parent, str) and self.parent != self.id
 
 
 class Cards(msgspec.Struct):
     data: list[Card]
+
+
+def read_cards(body: bytes) -> list[Card]:
+    """What a list of models says; nothing, where it is none."""
+    try:
+        cards = msgspec.json.decode(body, type=Cards).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [card for card in cards[:MOST_CARDS] if 0 < len(card.id) <= LONGEST_NAME]
 
 
 async def detect(cards: list[Card], get: Get) -> str:

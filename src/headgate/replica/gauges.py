@@ -7,11 +7,16 @@ until each has been parsed.
 
 import re
 from collections.abc import Iterator
+from math import isfinite
 
 MOST_BYTES = 4 << 20
 """A longer text is not read to its end."""
 MOST_SAMPLES = 256
 """Of one name."""
+MOST_LOOKS = 4 * MOST_SAMPLES
+"""At lines in which the name stands."""
+LONGEST_LINE = 4096
+"""Characters of a line that are looked at."""
 
 Names = dict[str, tuple[str, ...]]
 """Our name for it → the names it has had, the newest first. A label in braces has to match."""
@@ -73,6 +78,10 @@ _PART = re.compile(r'(?:^|,)priority="[^"]')
 """SGLang with priorities: the total has an empty one, and a part of it for each priority stands beside it."""
 
 
+def text_of_gauges(body: bytes) -> str:
+    return body[:MOST_BYTES].decode("utf-8", "replace")
+
+
 def read_gauges(kind: str | None, text: str) -> dict[str, float]:
     """What is there of the gauges of this kind; several samples of one (by model, by engine) are added up."""
     found: dict[str, float] = {}
@@ -93,11 +102,12 @@ def read_gauges(kind: str | None, text: str) -> dict[str, float]:
 
 def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
     """Labels and value of each line that is about this name and no longer one."""
-    at, seen = text.find(name), 0
-    while at >= 0 and seen < MOST_SAMPLES:
+    at, seen, looks = text.find(name), 0, 0
+    while at >= 0 and seen < MOST_SAMPLES and looks < MOST_LOOKS:
+        looks += 1
         end = text.find("\n", at)
         end = len(text) if end < 0 else end
-        rest = text[at + len(name) : end]
+        rest = text[at + len(name) : min(end, at + LONGEST_LINE)]
         if (at == 0 or text[at - 1] == "\n") and rest[:1] in ("{", " "):
             labels, _, value = rest.partition(" # ")[0].rpartition("}")
             number = _number(value.split())
@@ -108,9 +118,9 @@ def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
 
 
 def _number(words: list[str]) -> float | None:
-    """None: it is none, or not yet: some say NaN before the first request."""
+    """None: it is none, or not yet: some say NaN before the first request. Nor is what is without end."""
     try:
         value = float(words[0]) if words else float("nan")
     except ValueError:
         return None
-    return value if value == value else None
+    return value if isfinite(value) else None

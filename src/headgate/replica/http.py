@@ -9,11 +9,17 @@ from collections import deque
 from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
-from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached
-from headgate.replica.connection import Call, Connection, Listener, PoolLimits
+from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached, StartupError
+from headgate.replica.call import Call, Listener, PoolLimits
+from headgate.replica.connection import Connection
+from headgate.replica.credentials import Credentials
 from headgate.wire.outbox import Outbox
 
-__all__ = ["Call", "Listener", "Once", "Pool", "PoolLimits", "request_head"]
+__all__ = ["OWN_BYTES", "Call", "Listener", "Once", "Pool", "PoolLimits", "request_head"]
+
+
+OWN_BYTES = 4 * 1024 * 1024
+"""Of an answer to a question of our own; more is a failure of the replica."""
 
 
 def request_head(
@@ -37,12 +43,23 @@ class Pool:
     """The connections to one replica. Built and used within one running loop."""
 
     def __init__(
-        self, url: str, *, clock: Clock, limits: PoolLimits | None = None, tls: ssl.SSLContext | None = None
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        limits: PoolLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.url = url
         self.clock = clock
         self.limits = limits or PoolLimits()
         self.host, self._address = _parse(url)
+        self._credentials = credentials
+        self.lines = b"" if credentials is None else credentials.lines
+        """What it wants with everything that it is asked."""
+        if credentials is not None:
+            tls = tls or credentials.tls
         self._tls = (tls or ssl.create_default_context()) if url.startswith("https:") else None
         self._loop = asyncio.get_running_loop()
         self.outbox = Outbox(self._loop)
@@ -69,7 +86,7 @@ class Pool:
 
     def send(self, head: bytes, body: bytes, listener: Listener) -> Call:
         """Ask; `head` is from `request_head`. The listener hears nothing before this has returned."""
-        call = Call(head, body, listener)
+        call = Call(head + self.lines if self.lines else head, body, listener)
         while self._idle:
             connection = self._idle.pop()
             connection.idle_since = None
@@ -87,6 +104,7 @@ class Pool:
         """The same for any method: for questions of our own, not for clients' requests."""
         probe = Once(self._loop.create_future())
         call = self.send(request_head(path, self.host, method=method), body, probe)
+        call.most_bytes = OWN_BYTES
         try:
             async with asyncio.timeout(timeout_s):
                 return await probe.answer
@@ -94,6 +112,23 @@ class Pool:
             raise ReplicaStalled(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
         finally:
             call.cancel()
+
+    def read_key_again(self) -> None:
+        """It may have been replaced. Raises StartupError, and the old one stays."""
+        if self._credentials is not None:
+            self._credentials.read_again()
+            self.lines = self._credentials.lines
+
+    def denied(self, path: str, status: int) -> str:
+        """What to tell people of an answer of 401 or 403. The key is read again, should it have been replaced."""
+        said = f"it answered {status} to {path}"
+        if not self.lines:
+            return f"{said}: it wants a key, and none is configured; give it one with replicas[].api_key_file"
+        try:
+            self.read_key_again()
+        except StartupError as error:
+            return f"{said}, and its key can't be read again: {error}"
+        return f"{said}: it does not take the key that it was given; look at replicas[].api_key_file and headers"
 
     def retire(self) -> None:
         """Let calls under way end, and keep nothing after them."""
@@ -159,7 +194,7 @@ class Pool:
         except asyncio.CancelledError:
             self._give_up(connection)
             call.fail(ReplicaUnreached("the replica is no longer asked"))  # unless that is who cancelled
-        except (OSError, UnicodeError) as error:
+        except Exception as error:
             self._give_up(connection)
             why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
             # Of one that was written before nobody knows whether it was read, nor whether it is what broke the replica.
@@ -212,6 +247,10 @@ class Once:
 
     def on_late(self) -> None:
         pass
+
+    def on_broken(self, flaw: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ReplicaFailed(f"its answer could not be read: {flaw!r}"))
 
 
 def _parse(url: str) -> tuple[str, str | tuple[str, int]]:

@@ -3,6 +3,7 @@
 Only what asks for it is decoded: one event of a stream, and bodies that are passed on anyway.
 """
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -11,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from headgate.model.record import EngineTimings
-from headgate.replica.shape import Usage, decode_answer, decode_timings
+from headgate.replica.shape import Usage, decode_answer, decode_parts, decode_timings
 
 MOST_MESSAGE = 4096
 """Characters of an engine's error message that are passed on."""
@@ -43,6 +44,51 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= (cached or 0) <= MOST_TOKENS):
         return None, False
     return Usage(prompt, output, cached or 0, timings), answer.choices == []
+
+
+def flaw_in(body: bytes, wanted: str) -> str:
+    """What keeps a whole answer from being one, to end a sentence that begins with the replica; empty: nothing does.
+    `wanted`: the list that it must have (choices, data, output); empty: any object is an answer."""
+    try:
+        if not body.isascii():
+            body.decode()
+        parts = decode_parts(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "answered with nothing" if not body.strip() else "answered with something that is no JSON object"
+    if not wanted or bytes(getattr(parts, wanted))[:1] == b"[":
+        return ""
+    if bytes(parts.error) not in (b"", b"null"):
+        return f"answered 200 with an error: {quoted(read_error(body))}"
+    return f"answered without {wanted}"
+
+
+def is_event(data: bytes) -> bool:
+    """Whether it is a JSON object, as each event of a stream is. Half of a character beyond 16 bits, as some engines
+    write it, is allowed, although msgspec does not take it."""
+    try:
+        found = json.loads(data.decode(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict)
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def has_finish(event: bytes) -> bool:
+    """Whether it says why one of its choices ends."""
+    try:
+        choices = json.loads(event)["choices"]
+        return any(isinstance(choice.get("finish_reason"), str) for choice in choices)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def named(headers: dict[str, str]) -> str:
+    """The kind of content that a head announces, for a message of our own."""
+    said = "".join(char for char in headers.get("content-type", "")[:80] if char.isprintable())
+    return said or "no type"
 
 
 def _timings(raw: msgspec.Raw) -> EngineTimings | None:
@@ -81,7 +127,7 @@ def read_error(data: bytes) -> EngineError:
         type=_or_none(found.get("type")) or "invalid_request_error",
         param=_or_none(found.get("param")),
         code=_or_none(code),
-        status=code if isinstance(code, int) else None,
+        status=code if type(code) is int and 300 <= code <= 599 else None,
     )
 
 
@@ -124,7 +170,13 @@ def error_body(error: EngineError) -> bytes:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    """Of whatever an engine has for a message."""
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (ValueError, OverflowError, RecursionError, TypeError):
+        return "the replica's reason can't be read"
 
 
 def _or_none(value: Any) -> str | None:

@@ -43,5 +43,29 @@ class Answer(msgspec.Struct):
     """What an event of /v1/responses is about."""
 
 
+NOTHING = msgspec.Raw()
+"""Of a field that is not there."""
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One event of a stream: JSON throughout, as nothing else could be decoded, of which only these are ever looked
+    into. They are as they are written; NOTHING where they are not there."""
+
+    usage: msgspec.Raw = NOTHING
+    error: msgspec.Raw = NOTHING
+    response: msgspec.Raw = NOTHING
+
+
+class Parts(msgspec.Struct):
+    """Of a whole answer: what a client needs of it, as it is written."""
+
+    choices: msgspec.Raw = NOTHING
+    data: msgspec.Raw = NOTHING
+    output: msgspec.Raw = NOTHING
+    error: msgspec.Raw = NOTHING
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_parts = msgspec.json.Decoder(Parts).decode
 decode_timings = msgspec.json.Decoder(EngineTimings).decode
 decode_answer = msgspec.json.Decoder(Answer).decode

@@ -144,6 +144,8 @@ def line(entry: Entry) -> bytes:
     answered = [(NAMES[type(command)], command) for command in commands]
     if isinstance(event, GatewayConfig):
         return _encode((now, RECONFIGURED, settings_of(event), answered)) + b"\n"
+    if isinstance(event, ReplicaJoined):
+        event = ReplicaJoined(event.replica.public)
     return _encode((now, NAMES[type(event)], event, answered)) + b"\n"
 
 

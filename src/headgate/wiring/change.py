@@ -27,6 +27,7 @@ from headgate.model.scale_config import ScaleConfig
 from headgate.observe.access import Access
 from headgate.policy.compose import capped, classifier, output_of, reconfigure
 from headgate.progress import Progress
+from headgate.replica.credentials import Credentials
 from headgate.sim.event_log import EventLog
 from headgate.wire.origin import Door
 
@@ -119,6 +120,9 @@ class Change:
         (replica,) = _section("replicas", [_object(text)]).replicas
         if replica.id in self._roster.watches:
             raise StartupError(f"replica {replica.id} is here already; give the new one another id")
+        if replica.api_key_file is not None or replica.ca is not None:
+            # Or whoever may change the gateway could have it read any file, and send it anywhere.
+            raise StartupError("api_key_file and ca are for the config file alone; a key may be given in headers here")
         self._roster.join(replica)
         return f"{replica.id} is watched, and used once it has answered"
 
@@ -182,6 +186,8 @@ class Change:
         taken = [name for name in after if name not in before and name in self._roster.watches]
         if taken:
             raise StartupError(f"replicas: {taken[0]} is here already; give the new one another id")
+        for replica in after.values():
+            Credentials(replica)  # what can't be used is found before anything has changed
         reconfigure(self._gateway.dispatcher, new)
         self._gateway.acceptor.reconfigure(classifier(new), identities(new), output_of(new))
         if self._events is not None:
@@ -199,6 +205,8 @@ class Change:
         for replica in after.values():
             if before.get(replica.id) != replica:
                 self._roster.join(replica)
+            elif (watch := self._roster.watches.get(replica.id)) is not None:
+                watch.pool.read_key_again()
 
 
 def identities(config: GatewayConfig) -> Identities:

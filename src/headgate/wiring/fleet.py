@@ -27,7 +27,7 @@ from headgate.observe.access import Access
 from headgate.observe.figures import Figures
 from headgate.observe.fleet_admin import FleetAdmin
 from headgate.policy.scale import FULL, Scaler
-from headgate.replica.gauges import read_gauges
+from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.wiring.change import Change
 
 VELOCITY_S = 30.0
@@ -108,7 +108,7 @@ class GatewayHands:
         watch, body = self._roster.watches.get(replica_id), await self._ask(replica_id, "/metrics")
         if watch is None or body is None:
             return {}
-        said = read_gauges(watch.replica.kind, body.decode("utf-8", "replace"))
+        said = read_gauges(watch.replica.kind, text_of_gauges(body))
         return {name: took for name, key in PHASES.items() if (took := said.get(f"cold_start_{key}_s")) is not None}
 
     async def _ask(self, replica_id: ReplicaId, path: str) -> bytes | None:

@@ -35,6 +35,7 @@ from headgate.observe.instruments import Instruments
 from headgate.observe.ledger import Holdings
 from headgate.policy.compose import classifier, dispatcher_for, output_of
 from headgate.progress import Progress
+from headgate.replica.credentials import Credentials
 from headgate.replica.http import Pool, PoolLimits
 from headgate.replica.local import keep_engine_running
 from headgate.sim.event_log import EventLog
@@ -97,7 +98,7 @@ async def _serve_gateway(
         limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
         roster = Roster(
             gateway,
-            lambda replica: Pool(replica.url, clock=clock, limits=limits),
+            lambda replica: Pool(replica.url, clock=clock, limits=limits, credentials=Credentials(replica)),
             config.health.probe_interval_s,
             config.health.deep_interval_s,
             Warmup(config.warm, config.classify, clock),
@@ -133,7 +134,7 @@ async def _serve_gateway(
             progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
         ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config), judge=judge, always=HEALTH)
         where = await _listen_gateway(http, config)
-        background: list[asyncio.Future[None]] = [roster.broken]
+        background: list[asyncio.Future[None]] = []
         embedded = config.embedded or EmbeddedConfig()
         socket_path = folder / "engine.sock"
         own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)

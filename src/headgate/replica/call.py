@@ -1,0 +1,158 @@
+"""One request to one replica, and who asked.
+
+A listener that raises is told so and given up: what an engine sends may fail the request that it was sent for, and
+nothing beyond it.
+"""
+
+import asyncio
+import logging
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from headgate.model.errors import ReplicaFailed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    max_idle: int = 64
+    """Connections kept for the next request; any more are closed when their answer is complete."""
+    idle_timeout_s: float = 4.0
+    """A connection unused for this long is closed. Less than the 5 s after which uvicorn, and so vLLM, closes its end:
+    a request written to a connection that is being closed has to be sent again."""
+    connect_timeout_s: float = 2.0
+    """From the first SYN to a connection, TLS included."""
+    stale_s: float = 1.0
+    """A reused connection that is lost this soon after a request was written, without a byte of an answer, was closed
+    by a replica that has not read the request: it is sent once more, on a fresh one. Lost later, the replica died."""
+    header_bytes: int = 64 * 1024
+    """Status line and headers of an answer; also bounds trailers and chunk extensions. Judged after each read."""
+    body_bytes: int = 32 * 1024 * 1024
+    """A body that is not a stream; more is a failure of the replica."""
+    event_bytes: int = 1024 * 1024
+    """One event of a stream; more is a failure of the replica."""
+    look_every_s: float = 0.25
+    """How often connections are looked at for being late or idle too long: one timer for all, none for each call."""
+
+
+class Listener(Protocol):
+    """Who asked. Told in this order; after on_done, on_failed or `Call.cancel` there is silence.
+
+    on_head ─┬─ a stream: on_events, any number ─┬→ on_done
+             └─ else: on_body, once ─────────────┘
+    at any time, also before on_head ─────────────→ on_failed
+    once the call's `late_at` has come, and until it is set anew: on_late
+    """
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        """`is_stream`: a 2xx of text/event-stream. Header names are in lower case."""
+
+    def on_events(self, events: list[bytes]) -> None:
+        """The payloads of the events that one read completed, at least one."""
+
+    def on_body(self, body: bytes) -> None:
+        """The whole body of an answer that is not a stream."""
+
+    def on_done(self) -> None:
+        """The answer is a complete HTTP message. Whether a stream said all it had to say, the listener knows."""
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        """Not reached, cut off, or not HTTP. `sent`: the request was written to a live connection."""
+
+    def on_late(self) -> None:
+        """`late_at` has come, up to `look_every_s` ago."""
+
+    def on_broken(self, flaw: Exception) -> None:
+        """One of the others raised this, in whatever state it was. The call is over, and nothing more is told: let go
+        of all that is held for it."""
+
+
+class Carrier(Protocol):
+    """The connection that carries a call."""
+
+    def drop(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Call:
+    """One request to one replica. Only its pool and connection write it, but for `late_at`."""
+
+    __slots__ = (
+        "body",
+        "connecting",
+        "connection",
+        "first_byte_at",
+        "head",
+        "late_at",
+        "listener",
+        "most_bytes",
+        "once",
+        "retried",
+        "sends",
+        "sent_at",
+    )
+
+    def __init__(self, head: bytes, body: bytes, listener: Listener) -> None:
+        self.head = head
+        self.body = body
+        self.listener: Listener | None = listener
+        """None when it is over."""
+        self.connection: Carrier | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.retried = False
+        self.once = False
+        """It has failed elsewhere, and may be what breaks connections: it is not sent again on a fresh one."""
+        self.sends = 0
+        """How often it was written: twice, if it was to a connection that was just being closed."""
+        self.sent_at: float | None = None
+        """When the request was written; the last time, if it was written twice."""
+        self.first_byte_at: float | None = None
+        self.most_bytes = 0
+        """Of a body that is not a stream; 0: as many as the pool allows."""
+        self.late_at = math.inf
+        """When to call `on_late`, on the pool's clock; the listener's to write."""
+
+    def cancel(self) -> None:
+        """Close the connection, which is how engines notice, and tell the listener nothing more."""
+        connection, connecting = self.connection, self.connecting
+        self.end()
+        if connecting is not None:
+            connecting.cancel()
+        if connection is not None:
+            connection.drop()
+
+    def pause(self) -> None:
+        """Stop reading from the replica. What has been read is still told."""
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.connection is not None:
+            self.connection.resume()
+
+    # -- called by the pool and the connection -------------------------------------------------------
+
+    def end(self) -> Listener | None:
+        """It is over. Whom to tell, unless it was over before."""
+        listener, self.listener = self.listener, None
+        self.connection = self.connecting = None
+        return listener
+
+    def fail(self, error: ReplicaFailed) -> None:
+        listener = self.end()
+        if listener is not None:
+            try:
+                listener.on_failed(error, self.sent_at is not None)
+            except Exception as flaw:
+                give_up(listener, flaw)
+
+
+def give_up(listener: Listener, flaw: Exception) -> None:
+    """Whoever listens has raised. That is one call's trouble: neither its connection's, nor any other call's."""
+    try:
+        listener.on_broken(flaw)
+    except Exception:
+        log.exception("a listener could not be given up after %r", flaw)
