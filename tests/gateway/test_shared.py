@@ -17,6 +17,7 @@ from typing import Any, ParamSpec
 import pytest
 import uvloop
 
+from headgate.gateway import shared_store
 from headgate.gateway.shared import HOLD_S, MOST_HELD, Sharing
 from headgate.gateway.shared_store import RedisStore, StoreGone
 from headgate.model.clock import monotonic
@@ -25,7 +26,7 @@ from headgate.model.event import Arrived, Command, Ended, Event, Refuse
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
 from headgate.policy.allowance import Ask
-from headgate.policy.limits import TenantLimits
+from headgate.policy.limits import OverLimit, TenantLimits
 from headgate.policy.shared_limits import SharedLimits
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually
@@ -343,3 +344,103 @@ def test_two_gateway_processes_keep_one_limit(redis: RedisServer, tmp_path: Path
             redis.kill()
             for asking_one in (ask_first, ask_second):  # each half, without Redis: one in two seconds
                 eventually(lambda asking_one=asking_one: asking_one() == 200)  # type: ignore[misc]
+
+
+# -- its clock -----------------------------------------------------------------------------------------------
+
+
+class Moved:
+    """Redis as it is, with a clock that can be set: by so many seconds more than it is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, redis: RedisServer) -> None:
+        from redis import Redis
+
+        self._redis = Redis.from_url(redis.url)
+        real = "local time = redis.call('TIME')\n"
+        told = f"{real}time[1] = tostring(tonumber(time[1]) + tonumber(redis.call('GET', 'moved') or '0'))\n"
+        for name in ("LEASE", "BEAT"):
+            script: str = getattr(shared_store, name)
+            assert script.count(real) == 1
+            monkeypatch.setattr(shared_store, name, script.replace(real, told))
+
+    def set(self, seconds: float) -> None:
+        """What is known until a moment that is past is forgotten, as Redis does it."""
+        self._redis.set("moved", seconds)
+        if seconds > 0:
+            self._redis.delete("{test}:tenant:t")
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+@needs_server
+@pytest.mark.parametrize("jumps", [(-600.0,), (600.0,), (600.0, 0.0), (-7200.0, 0.0), (0.4, -0.4)])
+@live
+async def test_its_clock_may_be_set_and_nobody_waits_minutes_or_gets_a_bucket_twice(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch, jumps: tuple[float, ...]
+) -> None:
+    moved = Moved(monkeypatch, redis)
+    async with sides(redis.url, {"t": REQUESTS}) as made:
+        await until(lambda: all(side.limits.gateways == 2 for side in made))
+        began = monotonic()
+        await overload(made, 1.0)
+        for seconds in jumps:
+            moved.set(seconds)
+            for _ in range(20):
+                await overload(made, 0.1)
+                assert all(side.limits.gateways == 2 for side in made), (
+                    "nobody is taken for dead, nor the dead for alive"
+                )
+                for side in made:
+                    said = side.limits.take("t", REQUESTS, 10, monotonic())
+                    if isinstance(said, OverLimit):
+                        assert said.retry_after_s < 2.0
+                    else:
+                        side.limits.give_back(said, monotonic())
+        allowed = 60 + 100 * (monotonic() - began)
+        # Forward: until the next beat, half a second, the buckets look full; what that gives is owed afterwards.
+        assert 0.85 * allowed < let_in(made) < 1.15 * allowed + 60 * len(jumps)
+    moved.close()
+
+
+@needs_server
+@live
+async def test_one_that_died_is_not_alive_because_the_clock_was_set_back(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Moved(monkeypatch, redis)
+    store, other = RedisStore(redis.url, "test"), RedisStore(redis.url, "test")
+    await other.beat("other", 1.0)
+    assert set((await store.beat("this", 1.0))[0]) == {"this", "other"}
+    moved.set(-600.0)
+    demands, unsure = await store.beat("this", 1.0)
+    assert (set(demands), unsure) == ({"this", "other"}, True)
+    moved.set(-600.0 + shared_store.ALIVE_S - 1.0)
+    assert set((await store.beat("this", 1.0))[0]) == {"this", "other"}
+    moved.set(-600.0 + shared_store.ALIVE_S + 1.0)
+    assert set((await store.beat("this", 1.0))[0]) == {"this"}
+    await store.close()
+    await other.close()
+    moved.close()
+
+
+@live
+async def test_a_store_that_says_something_else_counts_as_gone() -> None:
+    class Strange(Silent):
+        async def beat(self, gateway: str, demand: float | None) -> Any:
+            return None
+
+    made = dispatcher(tenants={"t": REQUESTS})
+    heard: list[Event] = []
+
+    def hear(event: Event) -> None:
+        heard.append(event)
+        made.on(event, monotonic())
+
+    sharing = Sharing("g", Strange(), made, hear, lambda asked: None, monotonic)  # type: ignore[arg-type]
+    running = asyncio.get_running_loop().create_task(sharing.run())
+    await asyncio.sleep(1.2)
+    assert not running.done()
+    assert not sharing.connected
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -156,8 +156,17 @@ class Sharing:
     async def _keep_beating(self) -> None:
         while not self._closing:
             await asyncio.sleep(BEAT_S)
-            await self._beat()
+            try:
+                await self._beat()
+            except Exception as flaw:
+                self._flawed(flaw)
             self._wake.set()
+
+    def _flawed(self, flaw: Exception) -> None:
+        """What the store said made no sense: it counts as gone, which ends no gateway."""
+        if not self._told:
+            log.error("shared limits: the store's answer could not be used", exc_info=flaw)
+        self._lost(StoreGone(f"{type(flaw).__name__}: {flaw}"))
 
     async def _beat(self) -> None:
         self._demand += 0.5 * (len(self._dispatcher.passages) - self._demand)
@@ -202,6 +211,8 @@ class Sharing:
                     await self._lease(asks[first : first + MOST_ASKS])
             except StoreGone as error:
                 self._lost(error)
+            except Exception as flaw:
+                self._flawed(flaw)
 
     async def _lease(self, asks: list[Ask]) -> None:
         if not asks:

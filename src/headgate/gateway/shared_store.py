@@ -4,16 +4,20 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.policy.allowance import Ask
 
 ANSWER_S: Final = 0.25
 """For any answer of the store; then it counts as gone."""
+SET_S: Final = 1.0
+"""A clock that has moved by so much more or less than ours was set."""
 ALIVE_S: Final = 3.0
 """A gateway that has not been heard of for so long is gone."""
 
 # A bucket is two moments at which it will be full again, as in policy/limits.py. A lease is a charge like any other: of
-# a gateway that dies with one, it wears off by itself. A bucket that is full is forgotten.
+# a gateway that dies with one, it wears off by itself. A bucket that is full is forgotten. The store's clock may be set
+# back: `seen` is when a bucket was last touched, and if that is still to come, its moments are moved back as far.
 LEASE: Final = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -21,12 +25,13 @@ local out = {}
 for i, key in ipairs(KEYS) do
   local a = (i - 1) * 9
   local burst = tonumber(ARGV[a + 1])
-  local had = redis.call('HMGET', key, 'requests', 'tokens')
+  local had = redis.call('HMGET', key, 'requests', 'tokens', 'seen')
+  local back = math.max(0, (tonumber(had[3] or '') or now) - now)
   local full, room, least, enough = {}, {}, {}, true
   for j = 1, 2 do
     local charge, floor = tonumber(ARGV[a + 1 + j]), tonumber(ARGV[a + 7 + j])
     least[j] = tonumber(ARGV[a + 3 + j])
-    local at = math.max(had[j] and tonumber(had[j]) or 0, now + floor)
+    local at = math.max((tonumber(had[j] or '') or 0) - back, now + floor)
     if charge > 0 then
       at = math.min(at + charge, math.max(at, now + 2 * burst))
     else
@@ -45,7 +50,8 @@ for i, key in ipairs(KEYS) do
   end
   local left = math.max(full[1], full[2]) - now
   if left > 0 then
-    redis.call('HSET', key, 'requests', string.format('%.6f', full[1]), 'tokens', string.format('%.6f', full[2]))
+    redis.call('HSET', key, 'requests', string.format('%.6f', full[1]), 'tokens', string.format('%.6f', full[2]),
+               'seen', string.format('%.6f', now))
     redis.call('PEXPIRE', key, math.ceil(left * 1000))
   else
     redis.call('DEL', key)
@@ -54,6 +60,8 @@ end
 return out
 """
 
+# Who is there is known until a moment that each puts off with every beat. If the clock was set meanwhile, which shows
+# in a last beat that is still to come or far too long ago, all those moments are moved along.
 BEAT: Final = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -61,14 +69,23 @@ if ARGV[2] == '' then
   redis.call('HDEL', KEYS[1], ARGV[1])
   return {}
 end
-local new = redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f %s', now + tonumber(ARGV[3]), ARGV[2]))
+local alive = tonumber(ARGV[3])
+local last = tonumber(redis.call('HGET', KEYS[1], ':clock') or '') or now
+local moved = 0
+if now < last - 0.5 or now > last + alive then moved = now - last end
+local new = redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f %s', now + alive - moved, ARGV[2]))
+redis.call('HSET', KEYS[1], ':clock', string.format('%.3f', now))
 redis.call('EXPIRE', KEYS[1], 60)
-local all, out = redis.call('HGETALL', KEYS[1]), {new}
+local all, out = redis.call('HGETALL', KEYS[1]), {new, string.format('%.3f', now)}
 for i = 1, #all, 2 do
   local until_, demand = string.match(all[i + 1], '^(%S+) (%S+)$')
-  if not until_ or tonumber(until_) <= now then
+  local ends = until_ and tonumber(until_) + moved
+  if all[i] == ':clock' then
+    ends = nil
+  elseif not ends or ends <= now then
     redis.call('HDEL', KEYS[1], all[i])
   else
+    if moved ~= 0 then redis.call('HSET', KEYS[1], all[i], string.format('%.3f %s', ends, demand)) end
     out[#out + 1] = all[i]
     out[#out + 1] = demand
   end
@@ -95,7 +112,8 @@ class Store(Protocol):
 
     async def lease(self, asks: list[Ask]) -> list[Lease]: ...
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
-        """Tell of oneself, or, with None, take leave. Gives everybody's demand, and whether oneself was new to it."""
+        """Tell of oneself, or, with None, take leave. Gives everybody's demand, and whether what it knows is worth
+        nothing: oneself was new to it, or its clock was set."""
         ...
 
     async def close(self) -> None: ...
@@ -124,6 +142,8 @@ class RedisStore:
             raise StartupError(f"shared.redis: {error}") from error
         # The braces keep all keys on one node of a cluster.
         self._prefix = "{" + prefix + "}"
+        self._ahead: float | None = None
+        """How far its clock was before ours, at the last beat."""
         self._failures = (RedisError, OSError, TimeoutError, ValueError)
 
     async def lease(self, asks: list[Ask]) -> list[Lease]:
@@ -137,8 +157,15 @@ class RedisStore:
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
         said = "" if demand is None else f"{demand:.3f}"
         told = await self._call(BEAT, [f"{self._prefix}:gateways"], [gateway, said, str(ALIVE_S)])
-        demands = {str(told[i]): float(told[i + 1]) for i in range(1, len(told) - 1, 2)}
-        return demands, bool(told and int(told[0]))
+        demands = {str(told[i]): float(told[i + 1]) for i in range(2, len(told) - 1, 2)}
+        return demands, bool(told) and (bool(int(told[0])) | self._was_set(float(told[1])))
+
+    def _was_set(self, told: float) -> bool:
+        """Whether the store's clock was set since the last beat, by our own. Its buckets have then filled up in no time,
+        if it went forward."""
+        ahead = told - monotonic()
+        before, self._ahead = self._ahead, ahead
+        return before is not None and abs(ahead - before) > SET_S
 
     async def close(self) -> None:
         await self._redis.aclose()
