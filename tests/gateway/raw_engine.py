@@ -7,6 +7,7 @@ that is a list of bytes is written for as long as somebody reads: its last piece
 import asyncio
 import contextlib
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 
@@ -50,8 +51,13 @@ class RawEngine:
         self.heads: list[bytes] = []
         """Of all that was asked."""
         self.port = 0
+        self.key = b""
+        """Without it everything below /v1 is answered 401, as vLLM does."""
+        self.tls: ssl.SSLContext | None = None
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -72,6 +78,8 @@ class RawEngine:
 
     def _answer(self, head: bytes, body: bytes) -> Answer:
         method, path = head.split(b" ")[:2]
+        if self.key and path.startswith(b"/v1") and b"\r\nauthorization: Bearer %b\r\n" % self.key not in head:
+            return whole(b'{"error":"Unauthorized"}', b"401 Unauthorized")
         if method == b"GET":
             default = {"/health": whole(b"{}"), "/v1/models": whole(MODELS)}
             where = path.decode()
@@ -83,21 +91,33 @@ class RawEngine:
 
     def run(self, started: threading.Event, stop: threading.Event) -> None:
         async def main() -> None:
-            server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
             self.port = server.sockets[0].getsockname()[1]
-            self.url = f"http://127.0.0.1:{self.port}"
+            self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
             started.set()
             await asyncio.to_thread(stop.wait)
             server.close()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            for writer in self._writers:
+                writer.transport.abort()
+            await asyncio.sleep(0.01)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
                 task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         asyncio.run(main())
 
 
 @contextlib.contextmanager
-def raw_engine(answers: dict[str, Answer], pages: dict[str, Answer] | None = None) -> Iterator[RawEngine]:
+def raw_engine(
+    answers: dict[str, Answer],
+    pages: dict[str, Answer] | None = None,
+    *,
+    key: bytes = b"",
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[RawEngine]:
     engine = RawEngine(answers, pages or {})
+    engine.key, engine.tls = key, tls
     started, stop = threading.Event(), threading.Event()
     thread = threading.Thread(target=engine.run, args=(started, stop), daemon=True)
     thread.start()

@@ -354,7 +354,8 @@ async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.Monke
             trap = Trap(monkeypatch, Copy, name)
             trap.armed = True
             shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
-            await until(lambda trap=trap: trap.sprung and not shadows.counts("x")["under_way"])
+            await until(lambda: not shadows.counts("x")["under_way"])
+            assert trap.sprung
         shadows.told = raises
         shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
         await until(lambda: not shadows.counts("x")["under_way"])

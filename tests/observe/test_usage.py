@@ -53,6 +53,17 @@ def test_what_failed_through_our_fault_or_was_refused_has_no_tokens_and_what_the
     assert (refused.model, refused.refused, refused.prompt_tokens) == ("", 1, 0)
 
 
+def test_an_answer_of_4xx_is_not_a_client_that_left() -> None:
+    s = Scene()
+    s.take(
+        record(s.wall, outcome=Outcome.INVALID),
+        record(s.wall, outcome=Outcome.UNKNOWN_MODEL),
+        record(s.wall, outcome=Outcome.SLOW_CLIENT),
+    )
+    (row,) = s.usage.rows(HOUR_S)
+    assert (row.requests, row.invalid, row.left) == (3, 2, 1)
+
+
 def test_made_up_models_are_one_other_and_nobody_known_is_not_counted() -> None:
     s = Scene(names=2)
     s.take(*(record(s.wall, model=f"m{number}") for number in range(5)), record(s.wall, tenant=""))

@@ -157,6 +157,7 @@ def test_what_was_said_of_first_tokens_is_not_said_again_of_the_whole() -> None:
     ("view", "severity", "figure"),
     [
         (View(replicas_up=3, replicas_out=("b",)), "warning", "replicas"),
+        (View(replicas_up=3, replicas_out=("b",), why_out="it wants a key"), "warning", "replicas"),
         (View(replicas_up=0, replicas_out=("a", "b")), "critical", "replicas"),
         (View(replicas_up=0), "critical", "replicas"),
         (View(utilisation=0.7), "warning", "utilisation"),

@@ -102,7 +102,7 @@ async def test_both_sides_send_without_delay() -> None:
     async with reaching() as (replica, pool):
         call, _ = ask(pool)
         await replica.asked()
-        assert call.connection is not None
+        assert isinstance(call.connection, Connection)
         peer = call.connection.transport.get_extra_info("socket")
         assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

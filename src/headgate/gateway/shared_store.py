@@ -161,8 +161,8 @@ class RedisStore:
         return demands, bool(told) and (bool(int(told[0])) | self._was_set(float(told[1])))
 
     def _was_set(self, told: float) -> bool:
-        """Whether the store's clock was set since the last beat, by our own. Its buckets have then filled up in no time,
-        if it went forward."""
+        """Whether the store's clock was set since the last beat, by our own. Buckets have then filled up in no time, if
+        it went forward."""
         ahead = told - monotonic()
         before, self._ahead = self._ahead, ahead
         return before is not None and abs(ahead - before) > SET_S

@@ -71,6 +71,8 @@ class Warmed:
     """Some were loaded, so that it now lists more models."""
     full: bool = False
     """It had no room, so that nothing is known of what it generates."""
+    denied: bool = False
+    """It wants a key, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Warmup:
             full = first.status in FULL
             if first.broke or first.status in BUSY:
                 why = first.note if first.status in DENIED else f"no first token: {first.note}"
-                return Warmed(full, why, self._clock() - began, tuple(steps), full=full)
+                denied = first.status in DENIED
+                return Warmed(full, why, self._clock() - began, tuple(steps), full=full, denied=denied)
         loaded = await self._adapters(target)
         steps += loaded
         steps += [await self._ask(target, *ask, self.config.timeout_s) for ask in self._system_prompts(target)]

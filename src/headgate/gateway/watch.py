@@ -43,6 +43,8 @@ FIRST_PAUSE_S = 0.05
 """A replica that is just starting is asked often, so that nobody waits longer than it takes."""
 LONGEST_PAUSE_S = 30.0
 """Between two warm-ups of one that fails."""
+DENIED_PAUSE_S = 2.0
+"""The same while it wants another key."""
 SCRAPE_EVERY_S = 1.0
 """At most: scraping more often has stalled engines."""
 
@@ -156,10 +158,12 @@ class Watch:
                 await asyncio.sleep(pause_s)
                 pause_s = min(self.interval_s, pause_s * 1.5)
             await self._meet()
-            if (await self.warm()).ok:
+            warmed = await self.warm()
+            if warmed.ok:
                 return
             await asyncio.sleep(warm_pause_s)
-            warm_pause_s = min(LONGEST_PAUSE_S, 2 * warm_pause_s)
+            # That it wants another key takes it no time to say, and people wait for it who have just replaced one.
+            warm_pause_s = min(DENIED_PAUSE_S if warmed.denied else LONGEST_PAUSE_S, 2 * warm_pause_s)
 
     async def warm(self, *, asked: bool = False) -> Warmed:
         """Now, and tell the dispatcher how it went. One at a time. `asked`: somebody wants it, needed or not."""
@@ -187,7 +191,7 @@ class Watch:
             log.warning("replica %s: %s", self.replica.id, self._denied)
         self.phase, self.why = "failed" if self._denied else "ready", self._denied
         self.tell(Probed(self.replica.id, ok=not self._denied))
-        return Warmed(not self._denied, self._denied, 0.0)
+        return Warmed(not self._denied, self._denied, 0.0, denied=bool(self._denied))
 
     def _note_denial(self, path: str, status: int) -> bool:
         """Whether it wants a key that it was not given, or another one. Said in words, once."""

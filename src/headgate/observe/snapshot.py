@@ -1,7 +1,7 @@
 """What is the gateway doing right now, in one piece? For the page's feed (gateway/live.py says what is in it)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from headgate import __version__
@@ -97,6 +97,9 @@ class Snapshot:
             sources = self._sources
             lag_s = sources.pulse.lag.quantile(0.99) or 0.0
             seen = view(sources.gateway.dispatcher, sources.figures, self._evidence, sources.observe, lag_s, now)
+            said = (sources.watches.get(replica_id) for replica_id in seen.replicas_out)
+            why = next((watch.why for watch in said if watch is not None and watch.why), "")
+            seen = replace(seen, why_out=why)
             self._found = (now, seen, findings(seen))
         return self._found[1:]
 

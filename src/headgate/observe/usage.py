@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.model.clock import Clock
 from headgate.model.labels import Cap
+from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe.access import Access
 from headgate.observe.admin import Query
@@ -23,6 +24,7 @@ from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 
 HOUR_S = 3600
+LEFT = (Outcome.CANCELLED, Outcome.SLOW_CLIENT)
 KEEP_HOURS = 31 * 24
 MOST_TENANTS = 10_000
 MOST_ROWS = 100_000
@@ -40,12 +42,14 @@ class Row:
     requests: int = 0
     completed: int = 0
     left: int = 0
-    """The client went, or had to change something."""
+    """The client went, or did not read."""
     refused: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    invalid: int = 0
+    """Answered 4xx: the client has to change something."""
 
 
 COLUMNS = tuple(one.name for one in fields(Row))
@@ -93,7 +97,9 @@ class Usage:
         kind = record.outcome.kind
         row.requests += 1
         row.completed += kind == "ok"
-        row.left += kind == "client"
+        went = record.outcome in LEFT
+        row.left += went
+        row.invalid += kind == "client" and not went
         row.refused += kind == "refused"
         row.failed += kind == "failed"
         if record.replica is not None and kind in ("ok", "client"):  # what failed through our fault is on us

@@ -84,6 +84,8 @@ class View:
     lanes: tuple[LaneView, ...] = ()
     replicas_up: int = 1
     replicas_out: tuple[str, ...] = ()
+    why_out: str = ""
+    """What is known of the first of them."""
     utilisation: float = 0.0
     utilisation_target: float = 0.65
     waiting_per_replica: float = 0.0
@@ -120,6 +122,8 @@ def _fleet(view: View) -> Iterator[Finding]:
         out: dict[str, float | str] = {"up": view.replicas_up, "out": len(view.replicas_out)}
         if view.replicas_out:
             out["which"] = ", ".join(view.replicas_out[:8])
+        if view.why_out:
+            out["why"] = view.why_out
         yield Finding(
             "warning" if view.replicas_up else "critical",
             "replicas",

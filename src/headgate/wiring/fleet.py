@@ -186,7 +186,11 @@ class FleetWiring:
 
 def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiring | None) -> FleetAdmin:
     def known() -> list[dict[str, Any]]:
-        return [{"id": replica_id, "url": url} for replica_id, url in roster.urls.items()]
+        watches = roster.watches
+        return [
+            {"id": name, "url": url, "phase": watches[name].phase, "why": watches[name].why}
+            for name, url in roster.urls.items()
+        ]
 
     def baseline(figures: dict[str, Any] | None) -> dict[str, Any] | None:
         if fleet is None:
