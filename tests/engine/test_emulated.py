@@ -28,6 +28,7 @@ from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Drop, Load, Row, Step, Trim
+from headgate.policy.output_length import OutputLength
 from headgate.policy.profile import PROFILES, Profile, StepCost
 from headgate.policy.shape import shape
 from headgate.wire.server import HttpServer
@@ -404,8 +405,7 @@ def test_under_memory_pressure_sequences_are_preempted_and_all_are_answered_in_f
         check_balance(engine.batcher)
 
     async def with_a_low_guess(engine: Engine, url: str, client: AsyncOpenAI) -> None:
-        for lane in ("fast", "slow"):
-            engine.batcher._output_guess[lane] = 8.0
+        engine.batcher._output = OutputLength(8, 8)
         await check(engine, url, client)
 
     served(with_a_low_guess, tight)

@@ -26,7 +26,7 @@ def counts(step: Step) -> dict[int, int]:
 
 def knows_the_machine(batch: Batcher) -> None:
     batch.step_time = StepTime((0.004, 0.007, 0.007, 0.0))
-    batch.step_time.spread = 0.0
+    batch.step_time._upper.value = 1.0
 
 
 def decoding(batch: Batcher, runner: ScriptedRunner, one: Sequence, now: float = 0.0) -> float:
@@ -195,11 +195,25 @@ def test_headroom_is_kept_on_predicted_output() -> None:
 
 
 def test_predicted_output_follows_what_a_lane_really_says() -> None:
-    batch, runner = batcher(BatchConfig(first_output_guess=100)), ScriptedRunner()
+    batch = batcher(BatchConfig(first_output_guess=100))
     for number in range(40):
-        batch.add(sequence(number, [number % 50] * 9, max_output=4))
-        drain(batch, runner)
-    assert batch._predicted_len(sequence(99, [1] * 10, max_output=100)) < 30
+        batch.add(sequence(number, [number % 50] * 9, max_output=100))
+        for _ in range(4):
+            step = plan(batch)
+            stopped = frozenset(row.sequence.id for row in step.rows if row.sequence.output_len == 3)
+            batch.done(step, [Sampled(row.sequence.id, (0,)) for row in step.rows], stopped, 0.0, 0.01)
+    assert batch._predicted_len(sequence(99, [1] * 10, max_output=100)) == 14
+
+
+def test_a_first_burst_is_admitted_on_what_it_may_say() -> None:
+    """On a guess of 128 tokens all of them were let in, outgrew the memory, and were swapped out in turn."""
+    batch, runner = batcher(slots=16, slot_tokens=512, blocks=256), ScriptedRunner(slots=16, slot_tokens=512)
+    for number in range(12):
+        batch.add(sequence(number, [number] * 20, max_output=400))
+    plan(batch)
+    assert len(batch.running) == 3  # 53 blocks each, of 204
+    drain(batch, runner)
+    assert (batch.counts.swaps, batch.counts.recomputes) == (0, 0)
 
 
 def test_when_memory_is_short_the_latest_deadline_is_swapped_out_and_comes_back() -> None:

@@ -126,6 +126,30 @@ def test_eviction_never_drops_the_blob_that_is_about_to_be_loaded() -> None:
     assert back.moves == (Trim(0, 0), Load(1, 0, 16))
 
 
+def test_the_next_oldest_host_copy_goes_where_the_oldest_is_about_to_be_loaded() -> None:
+    book = ledger(slots=1, host_blocks=8)
+    for owner, base in enumerate((0, 100, 200), start=1):
+        book.release(put(book, owner, [base + i for i in range(16)], float(owner)).slot, float(owner))
+    back = book.place(4, chain([*range(16), 7]), 17, 4.0)
+    assert isinstance(back, Placement)
+    assert back.moves == (Drop(2), Save(0, 3, 16), Trim(0, 0), Load(1, 0, 16))
+    book.release(0, 5.0)
+    placed = book.place(5, chain([300 + i for i in range(16)]), 16, 6.0)  # the first was used since
+    assert isinstance(placed, Placement)
+    assert Drop(1) not in placed.moves
+
+
+def test_no_more_is_copied_to_the_host_before_a_step_than_that_has_time_for() -> None:
+    book = ledger(slots=2)
+    for owner, base in enumerate((0, 100), start=1):
+        put(book, owner, [base + i for i in range(16)], float(owner))
+    for slot in (0, 1):
+        book.release(slot, 3.0 + slot)
+    book.save_up_to = 20
+    assert Save(0, 2, 16) in put(book, 3, [200 + i for i in range(16)], 5.0).moves
+    assert put(book, 4, [300 + i for i in range(16)], 6.0).moves == (Trim(1, 0),)
+
+
 def test_older_host_copies_make_room_for_newer_ones() -> None:
     book = ledger(slots=1, host_blocks=4)
     for owner, base in enumerate((0, 100, 200), start=1):

@@ -223,6 +223,17 @@ def test_long_prefills_are_two_for_each_replica_however_much_room_there_is() -> 
     assert placed(made.on(FirstToken(long[0].id), 0.1)) == [long[4].id]
 
 
+def test_long_prefills_of_less_urgent_lanes_hold_nobody_back() -> None:
+    """Beside two prompts of 100 000 tokens 11 of 13 requests of the slow lane were refused."""
+    made = dispatcher(64)
+    assert len(placed(send(made, *(request("long", tokens=100_000) for _ in range(3))))) == 2
+    slow = [request("slow", tokens=tokens) for tokens in (600, 8000, 700)]
+    assert placed(send(made, *slow)) == [one.id for one in slow[:2]]  # the third waits for its own lane's
+    fast = [request("fast", tokens=600) for _ in range(3)]
+    assert placed(send(made, *fast)) == [one.id for one in fast[:2]]
+    assert not placed(send(made, request("batch", tokens=600)))
+
+
 def test_low_lanes_send_no_more_prompts_than_replicas_are_busy_with() -> None:
     """Six prompts of batch in the slots of a small engine would be prefilled no sooner, and keep a chat waiting."""
     made = dispatcher(8)

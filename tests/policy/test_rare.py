@@ -112,7 +112,7 @@ def test_there_is_work_as_long_as_anybody_waits_or_runs() -> None:
 
 
 def test_a_sequence_whose_memory_is_not_there_after_all_goes_on_waiting() -> None:
-    config = BatchConfig(headroom=-1.0)
+    config = BatchConfig(headroom=-4.0)
     batch = Batcher(config, Ledger(slots=2, slot_tokens=80, blocks=8, host_blocks=0, block_tokens=10), StepTime())
     for number in (1, 2):
         batch.add(sequence(number, [number] * 60))

@@ -2,6 +2,7 @@
 
 import random
 
+from headgate.model.config import BatchConfig
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile, StepCost
 from headgate.sim.fleet import Delays, Failure, Fleet, Member
@@ -48,7 +49,8 @@ def simulated(
     config: GatewayConfig = CONFIG,
     failures: tuple[Failure, ...] = (),
     delays: Delays = NO_DELAYS,
+    batch: BatchConfig | None = None,
     **changes: object,
 ) -> Simulated:
-    member = Member(profile=machine(**changes), count=replicas)
+    member = Member(profile=machine(**changes), count=replicas, batch=batch)
     return run(config, arrivals, Fleet(members=(member,), failures=failures, delays=delays), seed, level)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headgate.model.config import BatchConfig
 from headgate.policy.batch import Batcher
 from headgate.policy.profile import Residuals, StepCost
 from headgate.policy.shape import Shape
@@ -67,10 +68,14 @@ def test_what_somebody_has_computed_before_is_not_computed_again() -> None:
     assert shorter < warm
 
 
+TOO_BOLD = BatchConfig(step_tokens=528, draft_batch=0, first_output_guess=1, headroom=0.0)
+"""Admits more than there is memory for."""
+
+
 def test_where_memory_is_short_somebody_is_swapped_out_and_all_end_well() -> None:
     arrivals = [Arrival(0.01 * number, 400, 300) for number in range(8)]
     roomy = simulated(arrivals)
-    tight = simulated(arrivals, kv_tokens=4096, host_tokens=8192)
+    tight = simulated(arrivals, kv_tokens=4096, host_tokens=8192, batch=TOO_BOLD)
     assert tight.results.ok.all()
     assert tight.results.output_tokens.tolist() == [300] * 8
     assert tight.results.max_gap_s.max() > 4 * roomy.results.max_gap_s.max()  # while it was swapped out it was silent
@@ -78,8 +83,9 @@ def test_where_memory_is_short_somebody_is_swapped_out_and_all_end_well() -> Non
 
 def test_swapping_takes_the_time_that_bytes_take() -> None:
     arrivals = [Arrival(0.01 * number, 400, 300) for number in range(8)]
-    quick = simulated(arrivals, kv_tokens=4096, host_tokens=8192, load_bytes_per_s=None, save_bytes_per_s=None)
-    slow = simulated(arrivals, kv_tokens=4096, host_tokens=8192, load_bytes_per_s=1e8, save_bytes_per_s=1e8)
+    tight = {"kv_tokens": 4096, "host_tokens": 8192, "batch": TOO_BOLD}
+    quick = simulated(arrivals, load_bytes_per_s=None, save_bytes_per_s=None, **tight)  # type: ignore[arg-type]
+    slow = simulated(arrivals, load_bytes_per_s=1e8, save_bytes_per_s=1e8, **tight)  # type: ignore[arg-type]
     assert slow.results.e2e_s.max() > quick.results.e2e_s.max() + 0.5
 
 

@@ -14,13 +14,19 @@ class BatchConfig:
     """Fewest prompt tokens in a step that has any, however tight the running streams: keeps a long prompt moving."""
     step_limit_s: float = 0.5
     """Longest step to aim for when nobody is decoding: an arrival can't be seen to before the step ends."""
+    save_limit_s: float = 0.2
+    """Longest that a step may be held up to keep copies of cached prefixes in host memory; less if a running stream was
+    promised less. Longer ones are dropped."""
     queue_limit: int = 1024
     """Most waiting sequences; beyond it an arrival is refused at once."""
     headroom: float = 0.2
-    """Share of KV memory kept free at admission, for sequences that talk longer than predicted."""
+    """Share of KV memory kept free at admission, for sequences that talk longer than predicted. A sequence may use
+    three quarters of it where less urgent ones hold memory, so that it does not wait for them."""
     starve_after_s: float = 60.0
-    """A sequence that has waited this long, or as long as its own promise if that is longer, goes before everything
-    younger, and nobody overtakes it into a slot."""
+    """A sequence that has waited this long, or as long as its own promise if that is longer, is the first to be given
+    a slot and memory, and has `aged_share` of each step until its prompt is prefilled."""
+    aged_share: float = 0.25
+    """Share of a step's prompt tokens for a prompt that its age has lifted past more urgent lanes."""
     ageing_s: float = 2.0
     """Waiting this long, or four times its own promise if that is longer, lifts a sequence by one priority."""
     most_yields: int = 2
@@ -28,15 +34,16 @@ class BatchConfig:
     long_prompt_tokens: int = 512
     """A prompt with more than this left to prefill is long."""
     long_prefills: int = 1
-    """Long prompts prefilled at a time: two at once would finish no sooner and delay both."""
+    """Long prompts of a lane prefilled at a time: two at once would finish no sooner and delay both. Those of less
+    urgent lanes do not count."""
     longest_shared: int | None = None
     """Sequences longer than this do not share a batch with shorter ones; None: any may."""
     draft_batch: int = 2
     """Speculative decoding only while at most this many sequences decode; 0 turns it off."""
     draft_rest: int = 64
     """Tokens between two tries while drafting does not pay, so that a change in the text is noticed."""
-    first_output_guess: int = 128
-    """Predicted output length of a lane that has not finished any sequence yet."""
+    first_output_guess: int | None = None
+    """Predicted output length while a lane's upper quantile is not known; None: as much as the sequence may say."""
 
 
 @dataclass(frozen=True, kw_only=True)

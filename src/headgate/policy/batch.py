@@ -1,12 +1,12 @@
 """Which sequences run next step, for how many tokens?
 
-Decodes go first, each step, all of them. What is left of the running streams' gap target is spent on prefill:
-the chunk is the largest whose predicted step still delivers every stream's next token in time. Whoever waits is
-ordered by `urgency`. Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
+Decodes go first, each step, all of them; `chunks` says what of each prompt. Waiting sequences are ordered by `urgency`.
+Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 
 from headgate.model.config import BatchConfig
@@ -15,13 +15,26 @@ from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Copy, Load, Move, Row, Save, Step, Trim
 from headgate.policy import speculate
 from headgate.policy.blocks import Ledger, Short, extend_chain
+from headgate.policy.chunks import Chunks
 from headgate.policy.estimate import StepShape, StepTime, shape_of
-from headgate.policy.urgency import ageing_bound_s, least_urgent, urgency
+from headgate.policy.output_length import Commitment, OutputLength
+from headgate.policy.urgency import aged, least_urgent, turn, urgency
 
 _slot = attrgetter("slot")
 
 OVERTAKERS = 16
-"""How far down the queue to look for somebody who fits when the first does not."""
+"""How far down a lane's queue to look for a sequence that fits when the first does not."""
+PASSING = 0.25
+"""Share of the headroom that a sequence leaves free where less urgent ones hold memory."""
+
+
+class Wait(Enum):
+    """Why a sequence is not admitted yet."""
+
+    MEMORY = "memory"
+    TURN = "turn"
+    """Of long prompts, or of a prefix that another one is computing."""
+    NEIGHBOUR = "neighbour"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,9 @@ class Batcher:
         self.running: dict[int, Sequence] = {}
         self._moves: list[Move] = []
         self._last_victim: int | None = None
-        self._output_guess: dict[str, float] = {}
+        self._output = OutputLength(config.first_output_guess, ledger.slots)
+        self._tightest_s = float("inf")
+        """Of the running streams' gap targets, as of the latest step."""
 
     # -- sequences come and go ------------------------------------------------------------------------
 
@@ -95,17 +110,27 @@ class Batcher:
 
     def plan(self, now: float) -> Step | None:
         """What to do next; None when there is nothing to do."""
+        # A prefix whose copy to host memory would hold up a stream for longer than it was promised is not kept.
+        each_s = self.step_time.moves.save.token_s
+        self.ledger.save_up_to = int(min(self._tightest_s, self.config.save_limit_s) / each_s) if each_s else None
         self._make_room_to_decode(now)
         self._make_way(now)
         admitted = self._admit(now)
         decodes: list[Sequence] = []
         prefilling: list[Sequence] = []
+        tightest_s = float("inf")
         for sequence in self.running.values():
             if sequence.decoding:
                 decodes.append(sequence)
+                if sequence.gap_target_s < tightest_s:
+                    tightest_s = sequence.gap_target_s
             else:
                 prefilling.append(sequence)
-        prefills = self._prefill_rows(decodes, prefilling, now) if prefilling else []
+        self._tightest_s = tightest_s
+        prefills: list[Row] = []
+        if prefilling:
+            moves_s = self.step_time.moves.seconds(self._moves) if self._moves else 0.0
+            prefills = Chunks(self.config, self.step_time, decodes, moves_s, now).rows(prefilling)
         steady = not prefills and not admitted
         if decodes and not prefills and len(decodes) <= self.config.draft_batch:
             rows = self._drafted(decodes)
@@ -132,8 +157,12 @@ class Batcher:
             drawn[one.sequence_id] = one.tokens
             if len(one.tokens) > times:
                 times = len(one.tokens)
-        if step.rows and not any(isinstance(move, Save | Load | Copy) for move in step.moves):
-            self.step_time.learn(shape_of(step), took_s / times if step.repeat > 1 else took_s)
+        if step.rows:
+            shape = shape_of(step)
+            if any(isinstance(move, Save | Load | Copy) for move in step.moves):
+                self.step_time.moves.learn(step.moves, took_s, self.step_time.predict(shape))
+            else:
+                self.step_time.learn(shape, took_s / times if step.repeat > 1 else took_s)
         self.counts.steps += 1
         booked: list[Sequence] = []
         size, generated = self.ledger.block_tokens, 0
@@ -209,9 +238,7 @@ class Batcher:
         if sequence.blob is not None:
             self._moves += self.ledger.drop(sequence.blob)
             sequence.blob = None
-        if finish is not Finish.CANCELLED:
-            guess = self._output_guess.get(sequence.lane, float(self.config.first_output_guess))
-            self._output_guess[sequence.lane] = guess + 0.1 * (sequence.output_len - guess)
+        self._output.end(sequence)
         self.counts.ended += 1
 
     # -- memory -------------------------------------------------------------------------------------------
@@ -255,6 +282,13 @@ class Batcher:
         if not self.waiting or self.ledger.free_slots:
             return
         first = min(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
+        if not self._made_way_for(first, now):
+            # An aged one that may not push anybody aside must not keep a higher lane from it.
+            highest = min(self.waiting.values(), key=lambda s: turn(s, now))
+            if highest.priority < first.priority:
+                self._made_way_for(highest, now)
+
+    def _made_way_for(self, first: Sequence, now: float) -> bool:
         level = urgency(first, now, self.config)[0]
         yielding = [
             s
@@ -265,14 +299,15 @@ class Batcher:
             and urgency(s, now, self.config)[0] > level
         ]
         if not yielding:
-            return
+            return False
         victim = max(yielding, key=least_urgent)
         del self.running[victim.id]
-        would_fit = self._fits(first, now)
+        would_fit = self._holds_back(first, self._committed(), now) is None
         self.running[victim.id] = victim
         if would_fit:  # otherwise it would go for nothing
             self.counts.yields += 1
             self._preempt(victim, now)
+        return would_fit
 
     # -- admission ----------------------------------------------------------------------------------------
 
@@ -282,43 +317,76 @@ class Batcher:
         if not free or not self.waiting:
             return False
         queue = sorted(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
+        committed = self._committed()
         before = len(self.running)
-        passed_over = 0
+        passed_over: dict[int, int] = {}
+        short: Sequence | None = None
+        """An aged one that waits for memory: what frees up is for it."""
         for sequence in queue:
-            if not free or passed_over > OVERTAKERS:
+            if not free:
                 break
-            if self._fits(sequence, now) and self._enter(sequence, now):
+            passed = passed_over.get(sequence.priority, 0)
+            if passed > OVERTAKERS or (short is not None and not self._may_pass(sequence, short)):
+                continue
+            why = self._holds_back(sequence, committed, now)
+            if why is None and not self._enter(sequence, now):
+                why = Wait.MEMORY
+            if why is None:
                 free -= 1
-            elif now - sequence.arrived >= ageing_bound_s(sequence, self.config):
-                break  # what frees up is for this one; overtaking it would be what starved it
-            else:
-                passed_over += 1
+                committed.add(sequence)
+                continue
+            passed_over[sequence.priority] = passed + 1
+            if why is Wait.MEMORY and short is None and aged(sequence, now, self.config):
+                short = sequence
         return len(self.running) > before
 
-    def _fits(self, sequence: Sequence, now: float) -> bool:
-        if not self.running:
-            return True
-        final = self.ledger.blocks_for(self._predicted_len(sequence))
-        if self._committed() + final > (1.0 - self.config.headroom) * self.ledger.blocks:
+    def _may_pass(self, sequence: Sequence, short: Sequence) -> bool:
+        """A higher lane may pass an aged one that waits for memory, as long as all that have passed it leave room for
+        it: when those before it have ended, it fits."""
+        if sequence.priority >= short.priority:
             return False
-        if self._to_prefill(sequence) > self.config.long_prompt_tokens:
-            long = sum(1 for s in self.running.values() if s.pending > self.config.long_prompt_tokens)
-            if long >= self.config.long_prefills:
-                return False
-        # Whoever has waited past its bound is taken as a neighbour whatever the others would like.
-        welcome = now - sequence.arrived >= ageing_bound_s(sequence, self.config) or self._neighbourly(sequence)
-        return welcome and not self._prefix_is_coming(sequence, now)
+        passed = self._committed(after=short.arrived)
+        passed.add(short)
+        return passed.with_(sequence) <= (1.0 - self.config.headroom) * self.ledger.blocks
 
-    def _committed(self) -> int:
-        """Blocks that those who run are predicted to need in the end."""
-        block_tokens, longest, blocks = self.ledger.block_tokens, self.ledger.longest, 0
-        guesses, first_guess = self._output_guess, float(self.config.first_output_guess)
-        for sequence in self.running.values():  # `_predicted_len` of each: this is asked of many at once
-            prompt = sequence.prompt_len
-            output = max(int(guesses.get(sequence.lane, first_guess)), len(sequence.tokens) - prompt + 1)
-            final = min(longest, prompt + min(sequence.max_output, output))
-            blocks += -(-final // block_tokens)
-        return blocks
+    def _holds_back(self, sequence: Sequence, committed: Commitment, now: float) -> Wait | None:
+        """Why it may not be admitted; None: it may, if there is a slot."""
+        if not self.running:
+            return None
+        headroom, blocks = self.config.headroom, self.ledger.blocks
+        if committed.with_(sequence, sequence.priority) > (1.0 - headroom) * blocks:
+            return Wait.MEMORY
+        # Less urgent ones may take only a part of the headroom from it.
+        if committed.with_(sequence) > (1.0 - PASSING * headroom) * blocks:
+            return Wait.MEMORY
+        old = aged(sequence, now, self.config)
+        long = self._to_prefill(sequence) > self.config.long_prompt_tokens
+        if long and self._long_before(sequence, old, now) >= self.config.long_prefills:
+            return Wait.TURN
+        # A sequence that has waited past its bound is taken as a neighbour whatever the others would like.
+        if not old and not self._neighbourly(sequence):
+            return Wait.NEIGHBOUR
+        return Wait.TURN if self._prefix_is_coming(sequence, now) else None
+
+    def _long_before(self, sequence: Sequence, old: bool, now: float) -> int:
+        """Long prompts under way that it has to wait for: those of its own lane, and of more urgent ones, but for an
+        aged one only aged ones of these."""
+        long, priority = self.config.long_prompt_tokens, sequence.priority
+        return sum(
+            1
+            for s in self.running.values()
+            if s.priority <= priority
+            and s.pending > long
+            and (s.priority == priority or not old or aged(s, now, self.config))
+        )
+
+    def _committed(self, after: float = float("-inf")) -> Commitment:
+        """What those who run are predicted to need in the end; of those that arrived after that time."""
+        made = Commitment(self._output, self.ledger.block_tokens, self.ledger.longest)
+        for sequence in self.running.values():
+            if sequence.arrived > after:
+                made.add(sequence)
+        return made
 
     def _to_prefill(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that would really have to be computed."""
@@ -327,9 +395,7 @@ class Batcher:
         return sequence.pending - self.ledger.match(sequence.chain) * self.ledger.block_tokens
 
     def _predicted_len(self, sequence: Sequence) -> int:
-        guess = self._output_guess.get(sequence.lane, float(self.config.first_output_guess))
-        output = min(sequence.max_output, max(int(guess), sequence.output_len + 1))
-        return min(self.ledger.longest, sequence.prompt_len + output)
+        return min(self.ledger.longest, sequence.prompt_len + self._output.of(sequence))
 
     def _neighbourly(self, sequence: Sequence) -> bool:
         """Nobody in a batch is longer than anyone else in it accepts. A sequence over the engine's own cap does not
@@ -346,7 +412,8 @@ class Batcher:
         return self._predicted_len(other) <= cap
 
     def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
-        """Somebody no less urgent is computing the very block this one needs next: wait and share it."""
+        """A sequence whose prompt goes before this one's is computing the very block this one needs next: wait and
+        share it."""
         known = self.ledger.match(sequence.chain)
         if known >= len(sequence.chain):
             return False
@@ -354,7 +421,7 @@ class Batcher:
         return any(
             other.computed < end <= other.prompt_len
             and other.chain[known] == sequence.chain[known]
-            and urgency(other, now, self.config) < urgency(sequence, now, self.config)
+            and turn(other, now) < turn(sequence, now)
             for other in self.running.values()
         )
 
@@ -371,6 +438,7 @@ class Batcher:
         sequence.slot, sequence.computed, sequence.blob = placed.slot, placed.length, None
         if sequence.admitted_at is None:
             sequence.admitted_at = now
+            self._output.start(sequence)
             sequence.cached = placed.length
             self.counts.cached += placed.length
         self.running[sequence.id] = sequence
@@ -382,38 +450,6 @@ class Batcher:
     def _decode_row(self, sequence: Sequence, draft: tuple[int, ...]) -> Row:
         assert sequence.slot is not None
         return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
-
-    def _prefill_rows(self, decodes: list[Sequence], prefilling: list[Sequence], now: float) -> list[Row]:
-        prefilling.sort(key=lambda s: urgency(s, now, self.config))
-        first = prefilling[0]
-        left = self._chunk(decodes, first.computed, now)
-        urgent = sum([sequence.pending for sequence in prefilling if sequence.priority == first.priority])
-        if urgent > left and decodes:
-            left = max(left, min(urgent, self._chunk(decodes, first.computed, now, beside=True)))
-        rows = []
-        for sequence in prefilling:
-            count = min(left, sequence.pending)
-            if count > 0 and sequence.slot is not None:
-                rows.append(Row(sequence, sequence.slot, sequence.computed, count, count == sequence.pending))
-                left -= count
-        return rows
-
-    def _chunk(self, decodes: list[Sequence], start: int, now: float, *, beside: bool = False) -> int:
-        """The most prompt tokens this step may hold so that every running stream's next token is in time. `beside`: the
-        limit of a step is for them alone. Otherwise many streams, each with time left, would take all of it, and the
-        most urgent prompt would go on by the least there is."""
-        config, step_time = self.config, self.step_time
-        context = sum(sequence.computed + 1 for sequence in decodes)
-        caution = 1.0 + 2.0 * step_time.spread
-        slack = config.step_limit_s
-        if beside:
-            slack += caution * step_time.predict(StepShape(0, len(decodes), context))
-        for sequence in decodes:
-            assert sequence.last_token_at is not None
-            slack = min(slack, sequence.last_token_at + sequence.gap_target_s - now)
-        most = min(config.chunk_limit, config.step_tokens - len(decodes))
-        fitting = step_time.largest_prefill(slack / caution, len(decodes), context, start, most)
-        return max(fitting, min(config.chunk_floor, most))
 
     def _drafted(self, decodes: list[Sequence]) -> list[Row]:
         """Rows with drafts where they are expected to pay, and now and then to find out."""

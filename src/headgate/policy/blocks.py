@@ -70,12 +70,16 @@ class _Place:
 
 class Ledger:
     def __init__(self, *, slots: int, slot_tokens: int, blocks: int, host_blocks: int, block_tokens: int = 16) -> None:
+        self.slots = slots
         self.slot_tokens = slot_tokens
         self.block_tokens = block_tokens
         self.blocks = blocks
         self.host_blocks = host_blocks
         self.save_from = 128
         """Shorter cached prefixes are not worth a host copy: saving costs about as much as computing them."""
+        self.save_up_to: int | None = None
+        """Tokens of cached prefixes that may be copied to host memory before the next step; None: any number. More
+        would hold that step up for too long."""
         self.owned_blocks = 0
         self.cached_blocks = 0
         self.host_used = 0
@@ -296,14 +300,21 @@ class Ledger:
         moves: list[Move] = []
         if place.length:
             self.evictions += 1
-        if place.length >= self.save_from and self._holders.only_one(place.chain[-1]):
+        if self._worth_saving(place):
             room = self._host_room(self.blocks_for(place.length), spare)
             if not isinstance(room, Short):
+                if self.save_up_to is not None:
+                    self.save_up_to -= place.length
                 moves = [
                     *room,
                     Save(slot, self._new_blob(place, owner=None, now=place.used_at), place.length),
                 ]
         return moves + self.forget(slot)
+
+    def _worth_saving(self, place: _Place) -> bool:
+        if place.length < self.save_from or (self.save_up_to is not None and place.length > self.save_up_to):
+            return False
+        return self._holders.only_one(place.chain[-1])
 
     def _make_room(self, slot: int, length: int) -> list[Move] | Short:
         """Reserve blocks for an owned slot, evicting cached prefixes, least recently used first."""

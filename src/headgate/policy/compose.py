@@ -15,6 +15,7 @@ from headgate.policy.health import Health, HealthConfig
 from headgate.policy.hedge import Hedger
 from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
+from headgate.policy.move_time import MoveTime
 from headgate.policy.output import Output
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import RouteConfig
@@ -52,8 +53,10 @@ def batcher_for(
     kv_tokens: int | None = None,
     host_tokens: int | None = None,
     batch: BatchConfig | None = None,
+    move_token_s: float = 0.0,
 ) -> Batcher:
-    """`kv_tokens` None: all that the slots hold. `host_tokens` None: half of that."""
+    """`kv_tokens` None: all that the slots hold. `host_tokens` None: half of that. `move_token_s`: what moving the KV
+    of a token is taken to need before any is moved."""
     physical = slots * slot_tokens
     ledger = Ledger(
         slots=slots,
@@ -62,7 +65,8 @@ def batcher_for(
         host_blocks=(physical // 2 if host_tokens is None else host_tokens) // BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
     )
-    return Batcher(batch or BatchConfig(), ledger, StepTime())
+    moves = MoveTime(move_token_s, move_token_s, move_token_s)
+    return Batcher(batch or BatchConfig(), ledger, StepTime(moves=moves))
 
 
 def classifier(config: GatewayConfig) -> Classifier:

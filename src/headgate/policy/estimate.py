@@ -7,13 +7,26 @@ Coefficients are never negative, and fitted on relative error, so that a 10 ms d
 what is known about prefill, which is asked for at exactly the moment the hour ends.
 """
 
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Final
+
 from headgate.model.step import Step
+from headgate.policy.move_time import MoveTime
 
 MOST_NAMES = 256
 """Models and lanes remembered: both come from clients, so there must be an end to them."""
 
 MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
+
+RATIOS: Final = 64
+"""Steps with prefill whose ratios real/predicted are remembered."""
+UPPER: Final = 0.95
+"""Of those ratios, the quantile that a step's length is chosen by: so many steps are in time."""
+FIRST_CAUTION: Final = 1.2
+"""Before any ratio is known."""
+MOST_CAUTION: Final = 3.0
 
 
 class StepShape:
@@ -66,14 +79,42 @@ class _Memory:
             self.targets[i] = self.targets[i] * keep + part * seconds
 
 
+class Upper:
+    """The upper quantile of the latest ratios real/predicted."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+        self.value = FIRST_CAUTION
+
+    def add(self, ratio: float) -> None:
+        self._latest.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._latest) > RATIOS:
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+        found = self._sorted[int(UPPER * len(self._sorted))]
+        if len(self._sorted) < RATIOS // 4:  # too few to trust in all of them being in time
+            found = max(found, FIRST_CAUTION)
+        self.value = min(MOST_CAUTION, max(1.0, found))
+
+
 class StepTime:
-    def __init__(self, prior: tuple[float, float, float, float] = (0.005, 0.005, 0.005, 0.00001)) -> None:
+    def __init__(
+        self,
+        prior: tuple[float, float, float, float] = (0.005, 0.005, 0.005, 0.00001),
+        moves: MoveTime | None = None,
+    ) -> None:
         self.coefficients = list(prior)
         self._prior = prior
         self._mixed, self._decode = _Memory(), _Memory()
-        self.spread = 0.1
-        """Smoothed |error| relative to the prediction: how far to trust it."""
+        self.moves = moves or MoveTime()
         self.observed = 0
+        self._upper = Upper()
+
+    @property
+    def caution(self) -> float:
+        """How many times as long as predicted a step with prefill may take: the upper quantile of what was seen."""
+        return self._upper.value
 
     def predict(self, shape: StepShape) -> float:
         fixed, prefill, decode, context = self.coefficients
@@ -82,8 +123,8 @@ class StepTime:
     def learn(self, shape: StepShape, seconds: float) -> None:
         expected = self.predict(shape)
         error = abs(seconds - expected) / expected
-        if self.observed:  # the first step tells of the prior, not of the fit
-            self.spread += 0.05 * (min(error, 1.0) - self.spread)
+        if self.observed and shape.prefill:  # the first step tells of the prior, not of the fit
+            self._upper.add(seconds / expected)
         self.observed += 1
         # A step several times slower than expected is somebody else's doing (a neighbour on the machine, a
         # page fault); it may move the fit, but not by its full square.
@@ -93,13 +134,16 @@ class StepTime:
         if self.observed < 32 or self.observed % 8 == 0:
             self._solve()
 
-    def largest_prefill(self, within_s: float, decodes: int, context: int, start: int, most: int) -> int:
-        """The most prompt tokens, after `start` cached ones, that a step with these decodes fits in `within_s`."""
+    def largest_prefill(
+        self, within_s: float, decodes: int, context: int, start: int, most: int, beside: int = 0
+    ) -> int:
+        """The most prompt tokens, after `start` cached ones, that a step with these decodes, and `beside` prompt tokens
+        of others, fits in `within_s`."""
         fixed, prefill, decode, per_context = self.coefficients
 
         def step_s(tokens: int) -> float:  # `predict`, without a shape for every try
             pairs = context + tokens * (start + tokens)
-            return fixed + prefill * tokens + decode * decodes + per_context * pairs / 1000.0
+            return fixed + prefill * (beside + tokens) + decode * decodes + per_context * pairs / 1000.0
 
         if step_s(most) <= within_s:
             return max(0, most)

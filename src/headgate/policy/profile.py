@@ -18,6 +18,7 @@ from headgate.model.config import BatchConfig
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
+from headgate.policy.move_time import MoveTime
 from headgate.policy.shape import Shape
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
@@ -190,6 +191,7 @@ class Profile:
             step_tokens=self.step_tokens,
             chunk_limit=self.chunk_limit,
             step_limit_s=usual.step_limit_s * dilation,
+            save_limit_s=usual.save_limit_s * dilation,
             starve_after_s=usual.starve_after_s * dilation,
             ageing_s=usual.ageing_s * dilation,
             draft_batch=0,  # there is no text in which a draft could be right
@@ -203,7 +205,12 @@ class Profile:
             host_blocks=self.host_tokens // self.block_tokens,
             block_tokens=self.block_tokens,
         )
-        return Batcher(config, ledger, StepTime(self._prior(dilation)))
+        moves = MoveTime(
+            self._bytes_s(1, self.save_bytes_per_s) * dilation,
+            self._bytes_s(1, self.load_bytes_per_s) * dilation,
+            self._bytes_s(1, self.copy_bytes_per_s) * dilation,
+        )
+        return Batcher(config, ledger, StepTime(self._prior(dilation), moves))
 
     def _prior(self, dilation: float) -> tuple[float, float, float, float]:
         """Where the Batcher's own estimate starts. It has one context term for prefill and decode; that of prefill is

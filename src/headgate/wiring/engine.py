@@ -37,6 +37,9 @@ from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 if TYPE_CHECKING:
     from headgate.engine.llama import Model
 
+MOVED_BYTES_PER_S = 1e9
+"""KV that llama.cpp saves or restores in a second, before any is measured: what two cores did with SmolLM2's."""
+
 Load = Callable[[EngineServer], tuple[Engine, Intake]]
 
 
@@ -189,6 +192,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
         kv_tokens=config.kv_tokens,
         host_tokens=config.host_tokens,
         batch=config.batch,
+        move_token_s=runner.bytes_per_token / MOVED_BYTES_PER_S,
     )
     engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
     rng = random.Random(os.urandom(16))

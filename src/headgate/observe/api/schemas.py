@@ -113,7 +113,7 @@ SCHEMAS: dict[str, Schema] = {
         created=COUNT,
         model=TEXT,
         choices=array(obj("", index=COUNT, message=ANY_OBJECT, finish_reason=of(["string", "null"]),
-                          headgate_stop=of("string", "`repetition`, `time` or `grammar`: ended here, with what there was."))),
+                          headgate_stop=of("string", "`repetition`, `time` or `grammar`: why it was ended early."))),
         usage=USAGE,
     ),
     "CompletionRequest": obj(

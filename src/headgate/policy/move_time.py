@@ -1,0 +1,65 @@
+"""What do moves of KV add to a step? Seconds for each token, learned from steps that have moves.
+
+A step with moves says that they took at least what it took longer than predicted, and at most all of it. What is known
+is kept between the two, and drifts back to where it began: one step that something else held up must not keep prefixes
+from being saved for good.
+"""
+
+from typing import Final
+
+from headgate.model.step import Copy, Load, Move, Save
+
+TELLING: Final = 256
+"""Tokens from which on a step tells how long moves take: the step's own time varies more than fewer add."""
+DRIFT: Final = 0.02
+
+
+class Pace:
+    """Seconds for each token of one kind of move."""
+
+    def __init__(self, prior_s: float) -> None:
+        self._prior_s = prior_s
+        self.token_s = prior_s
+
+    def learn(self, least_s: float, most_s: float) -> None:
+        self.token_s = min(most_s, max(least_s, self.token_s + DRIFT * (self._prior_s - self.token_s)))
+
+
+class MoveTime:
+    def __init__(self, save_s: float = 0.0, load_s: float = 0.0, copy_s: float = 0.0) -> None:
+        """Seconds for each token before anything is learned."""
+        self.save = Pace(save_s)
+        self.load = Pace(load_s)
+        self.copy = Pace(copy_s)
+
+    def seconds(self, moves: list[Move]) -> float:
+        seconds = 0.0
+        for move in moves:
+            if isinstance(move, Save):
+                seconds += self.save.token_s * move.length
+            elif isinstance(move, Load):
+                seconds += self.load.token_s * move.length
+            elif isinstance(move, Copy):
+                seconds += self.copy.token_s * move.length
+        return seconds
+
+    def learn(self, moves: tuple[Move, ...], took_s: float, without_s: float) -> None:
+        """A step with these moves took so long, and was predicted to take so long without."""
+        saved = loaded = copied = 0
+        for move in moves:
+            if isinstance(move, Save):
+                saved += move.length
+            elif isinstance(move, Load):
+                loaded += move.length
+            elif isinstance(move, Copy):
+                copied += move.length
+        tokens = saved + loaded + copied
+        if tokens < TELLING:
+            return
+        least_s, most_s = max(0.0, took_s - without_s) / tokens, took_s / tokens
+        if 2 * saved > tokens:  # it tells of the kind that most were
+            self.save.learn(least_s, most_s)
+        elif 2 * loaded > tokens:
+            self.load.learn(least_s, most_s)
+        elif 2 * copied > tokens:
+            self.copy.learn(least_s, most_s)
