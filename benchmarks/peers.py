@@ -135,7 +135,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _ready(server: Server, port: int, process: asyncio.subprocess.Process) -> "Client":
-    client = Client(port)
+    client = Client(port, process.pid)
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline:
         if process.returncode is not None:
@@ -273,7 +273,9 @@ class Exchange(asyncio.Protocol):
 
 
 class Client:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
+        self.pid = pid
+        """The server's process."""
         self._port = port
         self._model = ""
 

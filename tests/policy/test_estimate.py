@@ -69,3 +69,20 @@ def test_no_coefficient_is_ever_negative() -> None:
     for _ in range(500):
         model.learn(a_shape(rng), rng.uniform(0.001, 1.0))
         assert all(value >= 0 for value in model.coefficients)
+
+
+def test_caution_is_what_one_step_in_twenty_takes_longer_than_predicted() -> None:
+    rng, model = random.Random(5), StepTime(TRUE)
+    assert model.caution == 1.2  # nothing is known yet
+    for _ in range(300):
+        shape = a_shape(rng)
+        model.learn(shape, seconds(shape) * (1.6 if rng.random() < 0.1 else 1.0))
+    assert 1.4 < model.caution < 1.7
+    for _ in range(300):
+        shape = a_shape(rng)
+        model.learn(shape, seconds(shape) * rng.uniform(0.99, 1.01))
+    assert model.caution < 1.1
+    for _ in range(100):
+        shape = a_shape(rng)
+        model.learn(shape, 9.0 * model.predict(shape))
+    assert model.caution == 3.0

@@ -20,10 +20,14 @@ MOST_NAMES = 256
 MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
 
-RATIOS: Final = 64
+RATIOS: Final = 128
 """Steps with prefill whose ratios real/predicted are remembered."""
 UPPER: Final = 0.95
 """Of those ratios, the quantile that a step's length is chosen by: so many steps are in time."""
+TAIL: Final = 0.985
+"""Of nearly all, none is late by more than half, even in a stretch of bad luck. Not of all: one step that something
+else held up would make every chunk small for the next hundred."""
+TAIL_LATE: Final = 1.4
 FIRST_CAUTION: Final = 1.2
 """Before any ratio is known."""
 MOST_CAUTION: Final = 3.0
@@ -92,8 +96,9 @@ class Upper:
         insort(self._sorted, ratio)
         if len(self._latest) > RATIOS:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
-        found = self._sorted[int(UPPER * len(self._sorted))]
-        if len(self._sorted) < RATIOS // 4:  # too few to trust in all of them being in time
+        count = len(self._sorted)
+        found = max(self._sorted[int(UPPER * count)], self._sorted[int(TAIL * count)] / TAIL_LATE)
+        if count < RATIOS // 8:  # too few to trust in all of them being in time
             found = max(found, FIRST_CAUTION)
         self.value = min(MOST_CAUTION, max(1.0, found))
 
