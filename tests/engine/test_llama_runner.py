@@ -353,6 +353,11 @@ def test_more_memory_than_there_is_is_refused_with_the_numbers(model: Model, mon
     monkeypatch.setattr("headgate.engine.llama_runner.available_bytes", lambda: 2**29)
     with pytest.raises(StartupError, match=r"0\.5 GiB.*lower --slots"):
         LlamaRunner(model, slots=8, slot_tokens=4096, threads=1)
+    monkeypatch.setattr("headgate.engine.llama_runner.available_bytes", lambda: 2**30)
+    LlamaRunner(model, slots=2, slot_tokens=512, threads=1).shutdown()
+    # Swapped KV is allocated when it is needed: without this check a burst would end the engine, not its start.
+    with pytest.raises(StartupError, match=r"100000 tokens of swapped and cached KV.*1\.0 GiB.*or --host-tokens"):
+        LlamaRunner(model, slots=2, slot_tokens=512, threads=1, host_tokens=100_000)
 
 
 def test_available_memory_is_the_smaller_of_the_machines_and_the_groups(tmp_path: Path) -> None:

@@ -35,11 +35,14 @@ class LlamaRunner:
         slots: int,
         slot_tokens: int,
         threads: int,
+        host_tokens: int = 0,
         max_batch_tokens: int | None = None,
         loras: Sequence_[Path] = (),
         chat_template: str | None = None,
         clock: Clock = monotonic,
     ) -> None:
+        """`host_tokens`: KV that may be swapped out or kept as prefixes beside the slots. It is allocated as it is
+        needed, so that only this check can say at the start that there is no room for it."""
         self.slots = slots
         self.slot_tokens = slot_tokens
         self.bytes_per_token = round(model.kv_values_per_token * Q8_0_BYTES)
@@ -48,7 +51,7 @@ class LlamaRunner:
         """Seconds spent inside llama.cpp so far."""
         # llama.cpp rounds each slot up; asked for less, it would give every slot less.
         n_ctx = slots * (-(-slot_tokens // _SLOT_ROUNDING) * _SLOT_ROUNDING)
-        self._check(model, n_ctx)
+        self._check(model, n_ctx, host_tokens)
         self.tokenizer = Tokenizer(model, template=chat_template)
         adapters = [model.adapter(path) for path in loras]
         self._context = Context(model, slots=slots, n_ctx=n_ctx, batch_tokens=self.max_batch_tokens, threads=threads)
@@ -189,7 +192,7 @@ class LlamaRunner:
         if ids and not 0 <= min(ids) <= max(ids) < self.tokenizer.n_vocab:
             raise InvalidRequest(f"{param}: token ids go from 0 to {self.tokenizer.n_vocab - 1}", param=param)
 
-    def _check(self, model: Model, n_ctx: int) -> None:
+    def _check(self, model: Model, n_ctx: int, host_tokens: int) -> None:
         if not 0 < self.slots <= MAX_SLOTS or self.slot_tokens < 1:
             raise StartupError(f"slots must be 1 to {MAX_SLOTS} and hold a token, not {self.slots}")
         if self.slot_tokens > model.n_ctx_train:
@@ -199,13 +202,14 @@ class LlamaRunner:
             )
         if not model.trimmable:
             raise StartupError(f"{model.path} is not a decoder-only transformer, which this engine needs")
-        kv, free = n_ctx * self.bytes_per_token, available_bytes()
+        kv, host, free = n_ctx * self.bytes_per_token, host_tokens * self.bytes_per_token, available_bytes()
         # Weights that llama.cpp repacked are in our own memory already; mapped ones still have to come.
-        need = kv + _COMPUTE_BYTES + max(0, model.size - _own_bytes())
+        need = kv + host + _COMPUTE_BYTES + max(0, model.size - _own_bytes())
         if need > free:
             raise StartupError(
-                f"{self.slots} slots of {self.slot_tokens} tokens need {need / 2**30:.1f} GiB with the weights, "
-                f"but {free / 2**30:.1f} GiB are available; lower --slots or --context"
+                f"{self.slots} slots of {self.slot_tokens} tokens need {need / 2**30:.1f} GiB with the weights and "
+                f"{host / 2**30:.1f} GiB for {host_tokens} tokens of swapped and cached KV, "
+                f"but {free / 2**30:.1f} GiB are available; lower --slots, --context or --host-tokens"
             )
 
 

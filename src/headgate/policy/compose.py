@@ -62,11 +62,16 @@ def batcher_for(
         slots=slots,
         slot_tokens=slot_tokens,
         blocks=(physical if kv_tokens is None else kv_tokens) // BLOCK_TOKENS,
-        host_blocks=(physical // 2 if host_tokens is None else host_tokens) // BLOCK_TOKENS,
+        host_blocks=host_tokens_of(slots, slot_tokens, host_tokens) // BLOCK_TOKENS,
         block_tokens=BLOCK_TOKENS,
     )
     moves = MoveTime(move_token_s, move_token_s, move_token_s)
     return Batcher(batch or BatchConfig(), ledger, StepTime(moves=moves))
+
+
+def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int:
+    """Host memory for swapped and cached KV: as asked for, or half of what the slots hold."""
+    return slots * slot_tokens // 2 if host_tokens is None else host_tokens
 
 
 def classifier(config: GatewayConfig) -> Classifier:

@@ -27,7 +27,7 @@ from headgate.engine.step_log import StepLog, header_of
 from headgate.model.clock import Clock, monotonic
 from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import ServeError, StartupError
-from headgate.policy.compose import batcher_for
+from headgate.policy.compose import batcher_for, host_tokens_of
 from headgate.policy.profile import Profile
 from headgate.progress import Progress
 from headgate.wire.origin import Door
@@ -180,6 +180,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
             slots=config.slots,
             slot_tokens=config.context,
             threads=config.threads,
+            host_tokens=host_tokens_of(config.slots, config.context, config.host_tokens),
             loras=config.loras,
             chat_template=_chat_template(config.chat_template),
         )
