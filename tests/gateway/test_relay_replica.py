@@ -224,6 +224,24 @@ async def test_a_replica_that_never_starts_has_stalled(stream: bool) -> None:
 
 
 @live
+async def test_a_replica_that_stops_in_the_middle_of_a_whole_answer_has_stalled() -> None:
+    async with scene(answer_s=600, stall_s=0.05) as on:
+        on.gate.stream = False
+        client, talk = await on.asking()
+        asked_at = monotonic()
+        talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n")
+        for piece in (b"{", b'"id":', b'"x",', b'"a":1'):
+            await asyncio.sleep(0.03)  # all of it takes longer than the limit, no gap does
+            talk.send(piece)
+        sent_at = monotonic()
+        assert (await client.answer()).status == 504
+        assert monotonic() - sent_at >= 0.03
+        assert monotonic() - asked_at < 5
+        assert isinstance((await on.gate.failed.get())[0], ReplicaStalled)
+        await talk.left()
+
+
+@live
 async def test_a_replica_that_stops_in_the_middle_has_stalled() -> None:
     async with scene(first_token_s=5, stall_s=0.05) as on:
         client, talk = await on.asking()

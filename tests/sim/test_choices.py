@@ -30,7 +30,7 @@ class Heard:
 def played(arrivals: list[Arrival], level: Level, slots: int = 16, **more: object) -> Heard:
     heard = Heard()
     fleet = Fleet(members=(Member(profile=machine(slots=slots)),), delays=NO_DELAYS, **more)  # type: ignore[arg-type]
-    run(CONFIG, arrivals, fleet, 1, level, log=heard)  # type: ignore[arg-type]
+    run(CONFIG, arrivals, fleet, 1, level, log=heard)
     return heard
 
 

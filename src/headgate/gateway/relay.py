@@ -197,6 +197,7 @@ class Relay:
         "_last",
         "_limits",
         "_owner",
+        "_received",
         "_room_in_s",
         "_said_done",
         "_spool",
@@ -275,6 +276,8 @@ class Relay:
         self._said_done = False
         self._usage: Usage | None = None
         self._heard_at = 0.0
+        self._received = 0
+        """Bytes of an answer in one piece that had come when it was last looked at."""
         self._backlog: Backlog | None = None
         self.events = 0
         self.first_at: float | None = None
@@ -295,6 +298,7 @@ class Relay:
         """`call` has been sent with this relay as its listener. From here on the relay answers the exchange."""
         self._call = call
         self._heard_at = now = self._clock()
+        self._received = 0
         self._exchange.on_gone = self._on_gone
         call.late_at = now + min(self._limits.first_token_s, self._limits.stall_s)
 
@@ -419,11 +423,16 @@ class Relay:
 
     def on_late(self) -> None:
         """Events do not put it off: it comes at least every `stall_s`, and looks how long the silence is."""
-        limits = self._limits
+        limits, call, now = self._limits, self._call, self._clock()
         unheard_s = limits.first_token_s if self._stream else limits.answer_s
+        if not self._stream and call is not None and call.received:
+            # An engine that has begun to write an answer in one piece has all of it; one that is gathered comes as it
+            # is made.
+            unheard_s = limits.stall_s
+            if call.received > self._received:
+                self._received, self._heard_at = call.received, now
         # Whoever goes on with a stream has to read all of it first, as with any other prompt.
         allowed_s = unheard_s if self._unheard else limits.stall_s
-        now = self._clock()
         silent_s = self._silence_s(now)
         left_s = inf if self.first_at is None else self.first_at + self._generation_s - now
         if self._said_done:
@@ -432,8 +441,8 @@ class Relay:
             self.cut("time", "length")
         elif silent_s >= allowed_s:
             self._break_off(ReplicaStalled(f"the replica said nothing for {silent_s:.1f} s"))
-        elif self._call is not None:
-            self._call.late_at = now + min(allowed_s - silent_s, limits.stall_s, left_s)
+        elif call is not None:
+            call.late_at = now + min(allowed_s - silent_s, limits.stall_s, left_s)
 
     def on_broken(self, flaw: Exception) -> None:
         self._owner.on_broken(flaw)

@@ -90,6 +90,7 @@ class Call:
         "listener",
         "most_bytes",
         "once",
+        "received",
         "retried",
         "sends",
         "sent_at",
@@ -110,6 +111,8 @@ class Call:
         self.sent_at: float | None = None
         """When the request was written; the last time, if it was written twice."""
         self.first_byte_at: float | None = None
+        self.received = 0
+        """Bytes of its answer, head included."""
         self.most_bytes = 0
         """Of a body that is not a stream; 0: as many as the pool allows."""
         self.late_at = math.inf

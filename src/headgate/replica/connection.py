@@ -157,6 +157,7 @@ class Connection(asyncio.Protocol):
             return
         if call.first_byte_at is None:
             call.first_byte_at = self._home.clock()
+        call.received += len(data)
         # Bytes since the last header block or piece of body: llhttp would swallow a header without end.
         self._unaccounted += len(data)
         error: ReplicaFailed | None = None
