@@ -27,7 +27,7 @@ MAX_SCHEMA_DEPTH = 32
 MOST_GRAMMAR_BYTES = 2 * MAX_SCHEMA_BYTES
 TOKEN_S = 0.002
 """CPU time that following a grammar may take for each token, in the long run; the usual is a tenth of it."""
-MOST_SPENT_S = 0.02
+MOST_SPENT_S = 0.01
 """What may be spent at once, after tokens that took less."""
 _KEPT = 32
 """Compiled grammars kept for reuse: clients tend to send the same schema again and again."""

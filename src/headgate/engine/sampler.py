@@ -107,7 +107,7 @@ class Sampler:
     def take(self, token: int) -> None:
         """Count `token` as drawn, whoever drew it."""
         if self._penalties is not None:
-            self._penalties.count(token, output=True)
+            self._penalties.count(token)
         if self.constraint is not None:
             self.constraint.accept(token)
 
@@ -274,21 +274,22 @@ class _Penalties:
 
     def __init__(self, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> None:
         self._sampling = sampling
-        self._index: dict[int, int] = {}
-        self._ids = np.zeros(64, np.int64)
-        self._counts = np.zeros(64, np.float32)
-        for token in tokens[:prompt_len] if sampling.repetition_penalty != 1.0 else ():
-            self.count(token, output=False)
+        # Not one by one: a prompt of 100 000 tokens would hold the step for a tenth of a second.
+        seen = list(dict.fromkeys(tokens[:prompt_len])) if sampling.repetition_penalty != 1.0 else []
+        self._index = dict(zip(seen, range(len(seen)), strict=True))
+        self._ids = np.zeros(len(seen) + 64, np.int64)
+        self._ids[: len(seen)] = seen
+        self._counts = np.zeros(len(seen) + 64, np.float32)
         for token in tokens[prompt_len:]:
-            self.count(token, output=True)
+            self.count(token)
 
-    def count(self, token: int, *, output: bool) -> None:
+    def count(self, token: int) -> None:
         at = self._index.setdefault(token, len(self._index))
         if at == self._ids.size:
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
             self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
         self._ids[at] = token
-        self._counts[at] += output
+        self._counts[at] += 1
 
     def apply(self, scores: Logits) -> None:
         ids, counts = self._ids[: len(self._index)], self._counts[: len(self._index)]

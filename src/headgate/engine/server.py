@@ -15,13 +15,12 @@ from headgate.engine.answer import Answer, Wishes
 from headgate.engine.bound import Bounds
 from headgate.engine.compiling import Compiling
 from headgate.engine.engine import Ask, Engine, Said
-from headgate.engine.fields import told
 from headgate.engine.grammar import Compiled, Grammars
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
+from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
 from headgate.engine.recommended import OPENAI
 from headgate.engine.status import Emulation, EngineCollector, Figures, page
-from headgate.engine.structured import Rules
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
@@ -30,7 +29,6 @@ from headgate.model.outcome import Outcome
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
 from headgate.wire import json
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
 from headgate.wire.router import Router
 
 log = logging.getLogger(__name__)
@@ -47,18 +45,6 @@ DEEP_CHECK_S = 10.0
 """How long a deep check waits for a sign that the model computes."""
 FRESH_S = 1.0
 """A token of a running stream that is no older proves that the engine generates."""
-LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    body: ChatBody | TextBody
-    sequences: list[Sequence]
-    stops: tuple[str, ...]
-    calls: bool
-    """Whether calls of functions are looked for in what it says."""
-    tokenize_ms: float
-    rules: Rules | None = None
 
 
 @dataclass(slots=True)
@@ -185,11 +171,11 @@ class EngineServer:
             self._fail(exchange, error)
             return
         if len(exchange.body) <= TOKENIZE_INLINE:
-            self._begin(exchange, self._prepare(intake, exchange, kind))
+            self._begin(exchange, prepare(intake, exchange, kind, self._clock))
             return
 
         def in_thread() -> None:
-            self._loop.call_soon_threadsafe(self._prepared, exchange, self._prepare(intake, exchange, kind))
+            self._loop.call_soon_threadsafe(self._prepared, exchange, prepare(intake, exchange, kind, self._clock))
 
         if self._preparing >= MOST_PREPARING:
             self._fail(exchange, QueueFull(f"{self._preparing} requests are being tokenized already"))
@@ -200,21 +186,6 @@ class EngineServer:
     def _prepared(self, exchange: Exchange, prepared: Prepared | ServeError) -> None:
         self._preparing -= 1
         self._begin(exchange, prepared)
-
-    def _prepare(
-        self, intake: Intake, exchange: Exchange, kind: type[ChatBody] | type[TextBody]
-    ) -> Prepared | ServeError:
-        try:
-            body: ChatBody | TextBody = json.convert(told(json.parse(exchange.body, LIMITS), kind is ChatBody), kind)
-            began = self._clock()
-            sequences, stops = intake.sequences(body, exchange.received_at)
-            tools, rules = intake.tools(body), intake.rules(body)
-        except ServeError as error:
-            return error
-        except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
-            log.exception("a request could not be prepared")
-            return EngineFailed("internal error")
-        return Prepared(body, sequences, stops, tools is not None and tools.read, (self._clock() - began) * 1e3, rules)
 
     def _begin(self, exchange: Exchange, prepared: Prepared | ServeError) -> None:
         if exchange.done:  # the client left while its prompt was tokenized
@@ -234,7 +205,7 @@ class EngineServer:
                 else:
                     self._submit(exchange, prepared, found)
 
-            self.compiling.compile(grammar, param, _client(exchange, prepared.body), compiled)
+            self.compiling.compile(grammar, param, client_of(exchange.headers, prepared.body), compiled)
 
     def _submit(self, exchange: Exchange, prepared: Prepared, compiled: Compiled | None = None) -> None:
         engine, intake, body = self._engine, self._intake, prepared.body
@@ -435,10 +406,3 @@ class EngineServer:
         recommended = OPENAI if self._intake is None else self._intake.recommended
         body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation, recommended)
         exchange.respond(200, body, "text/html; charset=utf-8")
-
-
-def _client(exchange: Exchange, body: ChatBody | TextBody) -> str:
-    """Whose grammars take turns with others': as well as this can be told."""
-    headers = exchange.headers
-    named = (body.cache_salt, body.user, headers.get("authorization"), headers.get("x-forwarded-for"))
-    return next(filter(None, named), "")

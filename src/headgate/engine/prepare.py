@@ -1,0 +1,53 @@
+"""What is made of a request's body before the engine sees it, on the event loop or in the tokenizing thread."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headgate.engine.fields import told
+from headgate.engine.intake import Intake
+from headgate.engine.openai import ChatBody, TextBody
+from headgate.engine.structured import Rules
+from headgate.model.clock import Clock
+from headgate.model.errors import EngineFailed, ServeError
+from headgate.model.sequence import Sequence
+from headgate.wire import json
+from headgate.wire.exchange import Exchange
+from headgate.wire.limits import Limits
+
+log = logging.getLogger(__name__)
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    body: ChatBody | TextBody
+    sequences: list[Sequence]
+    stops: tuple[str, ...]
+    calls: bool
+    """Whether calls of functions are looked for in what it says."""
+    tokenize_ms: float
+    rules: Rules | None
+    """The form of the output, to be compiled yet."""
+
+
+def prepare(
+    intake: Intake, exchange: Exchange, kind: type[ChatBody] | type[TextBody], clock: Clock
+) -> Prepared | ServeError:
+    try:
+        body: ChatBody | TextBody = json.convert(told(json.parse(exchange.body, LIMITS), kind is ChatBody), kind)
+        began = clock()
+        sequences, stops = intake.sequences(body, exchange.received_at)
+        tools, rules = intake.tools(body), intake.rules(body)
+    except ServeError as error:
+        return error
+    except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
+        log.exception("a request could not be prepared")
+        return EngineFailed("internal error")
+    return Prepared(body, sequences, stops, tools is not None and tools.read, (clock() - began) * 1e3, rules)
+
+
+def client_of(headers: Mapping[str, str], body: ChatBody | TextBody) -> str:
+    """Whose grammars take turns with others': as well as this can be told."""
+    named = (body.cache_salt, body.user, headers.get("authorization"), headers.get("x-forwarded-for"))
+    return next(filter(None, named), "")
