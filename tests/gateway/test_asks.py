@@ -83,6 +83,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stop", "a" * 2000, "at most 1024 characters"),
     ("logit_bias", {"5": 101}, "between -100 and 100"),
     ("logit_bias", {"5": -1e9}, "between -100 and 100"),
+    ("tools", [{}] * 129, "at most 128"),
     ("max_tokens", 0, "at least 1"),
     ("max_tokens", -1, "at least 1"),
     ("max_completion_tokens", 0, "at least 1"),
@@ -122,7 +123,7 @@ def test_the_ends_of_a_range_are_in_it(field: str, value: Any) -> None:
 
 
 def test_a_dialect_may_take_more_if_all_who_serve_the_model_do() -> None:
-    more = {"stop": ["a"] * 12, "temperature": 3.0}
+    more = {"stop": ["a"] * 12, "temperature": 3.0, "tools": [{}] * 500}
     assert accept(more, "vllm").body["stop"] == ["a"] * 12
     assert accept({"logprobs": 15}, "vllm", "llama_cpp", path=TEXT).body["logprobs"] == 15
     with pytest.raises(InvalidRequest, match="at most 4"):
@@ -180,6 +181,11 @@ def test_n_times_max_tokens_is_what_is_counted_with() -> None:
 def test_other_names_for_n_count_too(name: str) -> None:
     found = accept({name: 5, "n": 2, "max_tokens": 10}, path=TEXT)
     assert (found.request.choices, found.request.max_output) == (5, 50)
+    if name == "best_of":
+        for value in (-1, 21, 129):
+            with pytest.raises(InvalidRequest, match="best_of must be between 0 and 20"):
+                accept({name: value}, path=TEXT)
+        return
     with pytest.raises(InvalidRequest, match="at least 1"):
         accept({name: 0}, path=TEXT)
     with pytest.raises(InvalidRequest, match=r"129 answers, and lane 'slow' allows 128"):

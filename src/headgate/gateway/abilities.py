@@ -54,6 +54,7 @@ class Abilities:
             n=min(one.n for one in found),
             stops=min(one.stops for one in found),
             text_logprobs=min(one.text_logprobs for one in found),
+            tools=min(one.tools for one in found),
         )
 
     def _serving(self, models: Collection[str]) -> list[Replica]:

@@ -17,6 +17,8 @@ from headgate.replica.dialects import Ranges
 from headgate.replica.fields import CHOICES, DROPPED, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL, SPECIAL_NAMES
 from headgate.wire import json
 
+MOST_BEST_OF: Final = 20
+"""OpenAI's."""
 LARGEST: Final = float(1 << 62)
 """Beyond it no float is a whole number that anybody means."""
 
@@ -65,7 +67,11 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
             extra.least.append(name)
             extra.changed = True
         elif kind == CHOICES:
-            body[name] = number = _at_least(name, whole(name, value), 1)
+            body[name] = number = whole(name, value)
+            if name == "best_of":
+                _within(name, number, 0, MOST_BEST_OF)
+            else:
+                _at_least(name, number, 1)
             extra.choices = max(extra.choices, number)
             extra.changed = True
         elif kind == LOGPROBS:
@@ -173,6 +179,8 @@ def looked_into(body: object, ranges: Ranges) -> Shape:
     if not isinstance(shape.logprobs, bool):
         _within("logprobs", shape.logprobs, 0, ranges.text_logprobs)
     _check_stops(shape.stop, ranges)
+    if shape.tools is not None and len(shape.tools) > ranges.tools:
+        raise InvalidRequest(f"tools: at most {ranges.tools}, got {len(shape.tools)}", param="tools")
     if isinstance(shape.logit_bias, dict):
         for token, bias in shape.logit_bias.items():
             _within("logit_bias", bias, -100, 100, f" for token {token[:32]!r}")

@@ -36,6 +36,7 @@ class Shape(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | list[Any] | None = None
     dimensions: int | None = None
+    tools: list[Any] | None = None
     user: str | None = None
     service_tier: str | None = None
     priority: int | None = None
@@ -63,6 +64,7 @@ class Usual(Shape, kw_only=True):
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=4)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     dimensions: _AtLeastOne | None = None
+    tools: Annotated[list[Any], Meta(max_length=128)] | None = None
 
 
 INTEGERS = (

@@ -36,10 +36,11 @@ class Ranges:
     stops: int = 4
     text_logprobs: int = 5
     """`logprobs` of a text completion; a chat's `top_logprobs` are 20 everywhere."""
+    tools: int = 128
 
 
 OPENAI_RANGES: Final = Ranges()
-MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20)
+MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20, tools=1024)
 """Of engines that bound none of it themselves. The lane's own bounds count beside this."""
 
 
@@ -93,7 +94,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
             chat_continued="flags", warms_itself=True, embeddings=False, responses=False,
-            ranges=Ranges(stops=16, text_logprobs=20),
+            ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
         ),
         Dialect(
             # Any priority but 0 is an error without --scheduling-policy priority. Adapters can be loaded only where
