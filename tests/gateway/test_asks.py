@@ -33,6 +33,7 @@ from tests.gateway.test_websocket import answer, error, opened, say
 from tests.replica.engine import END, STREAM, event, token
 from tests.wire.serving import live
 
+pytestmark = pytest.mark.timeout(60)
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 PICTURE = "data:image/png;base64," + base64.b64encode(bytes(range(256)) * 400).decode()

@@ -105,6 +105,8 @@ def test_a_name_without_rules_is_an_alias_that_may_have_a_way_out() -> None:
         ({"response_format": {"type": 3}}, Ask()),
         ({"response_format": "json"}, Ask()),
         ({"messages": [{"content": [{"type": "text"}, {"type": "image_url"}]}]}, Ask(images=True)),
+        ({"messages": [{"content": [{"type": []}, {"type": {}}, {}, 5]}]}, Ask()),
+        ({"input": [{"content": [{"type": "input_image"}]}, "text"]}, Ask(images=True)),
         ({"messages": [{"content": [{"type": "text"}]}, "odd", {"content": "hello"}, {"content": ["odd"]}]}, Ask()),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from headgate.model.config import BatchConfig
 from headgate.model.gateway_config import (
     ClassifyConfig,
+    EmbeddedConfig,
     GatewayConfig,
     HealthConfig,
     RetryConfig,
@@ -14,8 +15,9 @@ from headgate.model.gateway_config import (
     Tenant,
     TimeoutsConfig,
 )
+from headgate.model.output_config import TASKS, OutputConfig, TaskConfig
 from headgate.model.tier import Tier
-from headgate.policy.compose import batcher_for, capped, classifier, dispatcher_for, reconfigure
+from headgate.policy.compose import batcher_for, capped, classifier, dispatcher_for, output_of, reconfigure
 
 CONFIG = GatewayConfig(
     classify=ClassifyConfig(long_above_tokens=1000, fast_below_tokens=100),
@@ -67,3 +69,26 @@ def test_memory_is_what_slots_hold_unless_less_is_said() -> None:
     assert (whole.ledger.blocks, whole.ledger.host_blocks) == (64, 32)
     part = batcher_for(slots=4, slot_tokens=256, kv_tokens=512, host_tokens=0, batch=BatchConfig(step_tokens=99))
     assert (part.ledger.blocks, part.ledger.host_blocks, part.config.step_tokens) == (32, 0, 99)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (GatewayConfig(), 256),
+        (GatewayConfig(embedded=EmbeddedConfig()), 256),
+        (GatewayConfig(embedded=EmbeddedConfig(default_max_tokens=600)), 600),
+        (
+            GatewayConfig(
+                embedded=EmbeddedConfig(default_max_tokens=600),
+                output=OutputConfig(tasks={**TASKS, "other": TaskConfig(max_tokens=90)}),
+            ),
+            90,
+        ),
+    ],
+)
+def test_an_operators_limit_for_requests_that_name_none_is_the_cap_of_the_task_other(
+    config: GatewayConfig, most: int
+) -> None:
+    made = output_of(config)
+    assert made.tasks["other"].max_tokens == most
+    assert made.tasks["chat"] == TASKS["chat"]
