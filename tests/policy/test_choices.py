@@ -143,6 +143,22 @@ def test_slots_that_come_back_are_kept_for_it_and_others_go_elsewhere() -> None:
     assert scene.at[wide] == where
 
 
+def test_free_slots_of_two_replicas_are_not_those_of_one() -> None:
+    scene = Scene(2, 2)
+    running = [scene.send() for _ in range(4)]
+    first = running[0]
+    other = next(name for name in running if scene.at[name] != scene.at[first])
+    beside = next(name for name in running[1:] if scene.at[name] == scene.at[first])
+    where = scene.at[first]
+    scene.end(first)
+    scene.end(other)
+    assert scene.room("a") == scene.room("b") == 1
+    wide = scene.send(2)
+    assert wide not in scene.at
+    scene.end(beside)
+    assert scene.at[wide] == where
+
+
 def test_a_lane_that_goes_before_does_not_wait_for_it() -> None:
     scene = Scene(2)
     running = [scene.send(), scene.send()]
