@@ -42,7 +42,7 @@ from headgate.replica.openai import (
     read_usage,
     room_in_s,
 )
-from headgate.replica.shape import NOTHING, Chunk, Usage, decode_chunk
+from headgate.replica.shape import Chunk, Usage, decode_chunk
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
@@ -376,7 +376,7 @@ class Relay:
                 chunk = decode_chunk(data)
             except (ValueError, RecursionError):
                 chunk = None
-            if chunk is not None and chunk.usage is chunk.error is chunk.response:  # NOTHING, all of them
+            if chunk is not None and chunk.usage is chunk.error:  # NOTHING, both of them
                 tokens.append(data)
                 continue
             self._pass_on(tokens)
@@ -412,7 +412,7 @@ class Relay:
             if flaw:
                 self._break_off(ReplicaAnswered(f"the replica {flaw}"))
                 return
-            self._note_usage(self._body)
+            self.note_usage(self._body)
             self.first_at = self.last_at = self._clock()
             self._settle()
             self._exchange.respond(200, self._body, headers=self._headers)
@@ -518,9 +518,7 @@ class Relay:
             else:
                 self._judge_refusal(error.status or 500, data)
             return False
-        if bytes(chunk.usage) in _NO_ERROR and chunk.response is NOTHING:
-            return True
-        return not self._note_usage(data) or self._wants_usage
+        return bytes(chunk.usage) in _NO_ERROR or not self.note_usage(data) or self._wants_usage
 
     def _has_finished(self) -> bool:
         """Whether the replica has said why its stream ends. Behind that, engines say what it took, and hardly more."""
@@ -529,7 +527,7 @@ class Relay:
         held = self._held
         return any(has_finish(event) for event in (held[-2:] or (self._last, self._before)))
 
-    def _note_usage(self, data: bytes) -> bool:
+    def note_usage(self, data: bytes) -> bool:
         """Whether `data` is there for its usage only."""
         usage, alone = read_usage(data)
         if usage is not None:

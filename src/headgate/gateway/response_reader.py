@@ -77,6 +77,7 @@ class ResponseReader:
                 self._held.append(ready.pop())
                 continue
             if said.type in ENDS:
+                self._relay.note_usage(data)  # which stands in its response, where the Relay does not look
                 ready.append(DONE)
                 self._ended = True
             elif self._detector is not None and said.type.endswith(".delta") and self._repeats(said):

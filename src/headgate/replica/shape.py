@@ -53,7 +53,6 @@ class Chunk(msgspec.Struct, gc=False):
 
     usage: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
-    response: msgspec.Raw = NOTHING
 
 
 class Parts(msgspec.Struct):
