@@ -76,7 +76,7 @@ def test_every_config_is_frozen_and_every_bound_is_of_a_field_that_exists() -> N
         (KeyHash, KEYS, ["", "sk-1", "A" * 64, "1" * 63, hints._HASH_OF_NOTHING, "1" * 64 + "\n"]),
         (
             ReplicaUrl,
-            ["http://h:1", "https://h", "http://[::1]:8000/", "unix:/run/a.sock"],
+            ["http://h:1", "https://h", "http://[::1]:8000/", "http://h:1/v1", "unix:/run/a.sock"],
             [
                 *(
                     "",
@@ -89,7 +89,7 @@ def test_every_config_is_frozen_and_every_bound_is_of_a_field_that_exists() -> N
                     "http://[::1",
                     "unix:a",
                 ),
-                *("http://u:p@h", "http://h/v1", "http://h?", "http://h#", "http://h h", "http://h\n", "http://:80"),
+                *("http://u:p@h", "http://h/v2", "http://h?", "http://h#", "http://h h", "http://h\n", "http://:80"),
             ],
         ),
     ],
