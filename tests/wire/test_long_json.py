@@ -73,10 +73,11 @@ def test_a_number_over_the_end_of_a_slice_is_measured_whole() -> None:
     [
         (b"[" * 8 * MB, "nested deeper than 64"),
         (b'{"a":' * MB, "nested deeper than 64"),
-        (b"[" + b"[]," * MB + b"[]]", "more than 50000 objects, arrays"),
-        (b"[" + b"{}," * MB + b"{}]", "more than 50000 objects, arrays"),
-        (b"[" + b"1.5," * MB + b"1]", "more than 50000 objects, arrays, fractions"),
-        (b"[" + b"1e1," * MB + b"1]", "more than 50000 objects, arrays, fractions"),
+        (b"[" + b"[]," * MB + b"[]]", "more than 30000 objects, arrays"),
+        (b"[" + b"{}," * MB + b"{}]", "more than 30000 objects, arrays"),
+        (b"[" + b"1.5," * MB + b"1]", "more than 30000 objects, arrays, fractions"),
+        (b"[" + b"1e1," * MB + b"1]", "more than 30000 objects, arrays, fractions"),
+        (b'{"a":1,' + b'"b":1,' * MB + b'"c":1}', "more than 60000 keys"),
         (b"[" + b"1," * MB + b"1]", "more than 500000 values"),
         (b"[" + b'"",' * MB + b'""]', "more than 500000 values"),
         (b"{%b}" % b",".join(b'"k%d":1' % n for n in range(2000)), "body has 2000 fields, at most 1000"),
@@ -97,11 +98,11 @@ def test_what_is_too_much_or_in_doubt_is_refused(body: bytes, message: str) -> N
 
 
 def test_limits_are_the_servers_own() -> None:
-    few = Limits(json_values=3, json_containers=2, json_depth=1)
+    few = Limits(json_values=3, json_containers=2, json_depth=2)
     assert parse_long(b"[1,2,3,4]", few) == [1, 2, 3, 4]
     assert "more than 3 values" in refusal(b"[1,2,3,4,5]", few)
     assert "more than 2 objects" in refusal(b"[[],[]]", few)
-    assert "deeper than 1" in refusal(b"[[]]", few)
+    assert "deeper than 2" in refusal(b"[[[]]]", few)
 
 
 def test_what_people_send_is_within_the_limits() -> None:

@@ -147,9 +147,9 @@ class LimitsConfig:
     longest is answered 503. No less than body_bytes."""
     json_depth: Annotated[int, between(4, 500)] = 64
     """Objects and arrays within each other in a body."""
-    json_containers: Annotated[int, between(1000, GIGA)] = 50_000
-    """Objects, arrays, fractions and words such as true in a body; more are answered 400, and each is slow enough that
-    500 000 would stop every stream for a tenth of a second."""
+    json_containers: Annotated[int, between(1000, GIGA)] = 30_000
+    """Objects, arrays, fractions and words such as true in a body, and half of its keys; more are answered 400. Each is
+    slow enough that 300 000 would stop every stream for a tenth of a second."""
     json_values: Annotated[int, between(1000, GIGA)] = 500_000
     """Values in a body, such as token ids; more are answered 400."""
     messages: Annotated[int, between(1, GIGA)] = 10_000

@@ -48,8 +48,9 @@ class Limits:
     """A WebSocket on which nothing has come for this long after a ping is dropped."""
     json_depth: int = 64
     """Objects and arrays within each other in a body."""
-    json_containers: int = 50_000
-    """Objects, arrays, fractions and words such as true in a body: what is slow to read or to write."""
+    json_containers: int = 30_000
+    """Objects, arrays, fractions and words such as true in a body: what is slow to read or to write.
+    Keys: twice as many."""
     json_values: int = 500_000
     """Commas outside of strings in a body: about as many values."""
     messages: int = 10_000

@@ -77,17 +77,19 @@ def count(body: bytes, limits: Limits) -> Counted:
         costly += outside.count(b"{") + outside.count(b"[") + outside.count(b".") + outside.count(b"e")
         keys += outside.count(b":")
         values += outside.count(b",")
-        if costly > limits.json_containers:
-            kinds = "objects, arrays, fractions and words such as true"
-            raise InvalidRequest(f"body has more than {limits.json_containers} {kinds}")
-        if values > limits.json_values:
-            raise InvalidRequest(f"body has more than {limits.json_values} values")
         levels = memoryview(outside.translate(_SIGNED, _NOT_BRACKETS)).cast("b")
         if levels:
             heights = list(accumulate(levels, initial=depth))
             depth = heights[-1]
             if max(heights) > limits.json_depth:
                 raise InvalidRequest(f"body is nested deeper than {limits.json_depth}")
+        if costly > limits.json_containers:
+            kinds = "objects, arrays, fractions and words such as true"
+            raise InvalidRequest(f"body has more than {limits.json_containers} {kinds}")
+        if keys > 2 * limits.json_containers:
+            raise InvalidRequest(f"body has more than {2 * limits.json_containers} keys")
+        if values > limits.json_values:
+            raise InvalidRequest(f"body has more than {limits.json_values} values")
         _refuse_long_integers(carried + outside)
         carried = outside[-_CARRIED:]
     return Counted(objects, keys)
