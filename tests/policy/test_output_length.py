@@ -137,3 +137,11 @@ def test_a_commitment_tells_the_urgent_from_all() -> None:
     made.add(sequence(2, [1] * 200, max_output=100, priority=2))  # seven: no sequence is longer than 100 tokens
     new = sequence(3, [1] * 8, max_output=8)
     assert (made.with_(new, 0), made.with_(new, 2), made.with_(new)) == (3, 10, 10)
+
+
+def test_where_all_say_what_they_may_each_is_predicted_to() -> None:
+    book = OutputLength(None, 8)
+    for number in range(100):
+        ends(book, started(book, number), 1000, Finish.LENGTH)
+    assert book.among_many(sequence(-1, [1] * 10, max_output=1000))[0] == 1000
+    assert book.among_many(sequence(-1, [1] * 10, max_output=600))[0] == 600

@@ -120,8 +120,8 @@ class OutputLength:
         if expected is None:
             return self.of(sequence), 0.0
         said, most = len(sequence.tokens) - sequence.prompt_len, min(expected.upper, sequence.max_output)
-        if said < expected.mean and expected.mean < most:
-            return int(expected.mean) + 1, expected.variance
+        if said < expected.mean:
+            return min(sequence.max_output, int(expected.mean) + 1), expected.variance
         if said < most:  # something between the two
             return (said + most) // 2 + 1, (most - said) ** 2 / 12.0
         return _beyond(sequence, expected.upper), 0.0
