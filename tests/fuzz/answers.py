@@ -71,7 +71,8 @@ def answer(rng: random.Random, path: str, stream: bool) -> Answer:
         pieces[at] = mutated(rng, pieces[at])
     if rng.random() < 0.2:
         pieces = pieces[: rng.randint(0, len(pieces))]
-    return Answer(tuple(pieces), rng.choice(("keep", "keep", "keep", "close", "reset", "hang")))
+    # An engine that says nothing at all may still be computing an answer in one piece: the gateway waits for it.
+    return Answer(tuple(pieces), rng.choice(("keep", "keep", "keep", "close", "reset", "hang")) if pieces else "hang")
 
 
 def probe(rng: random.Random, path: str) -> Answer:

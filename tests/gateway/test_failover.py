@@ -92,6 +92,11 @@ def test_the_rest_is_asked_for_in_the_pieces_that_were_said() -> None:
     assert halves == {**body, "continued": ["a🙂"]}
 
 
+@pytest.mark.parametrize("choices", [b'["x"]', b"[1,null]", b"5", b'"x"', b'{"a":1}', b'[{"delta":5}]'])
+def test_choices_that_are_none_say_nothing(choices: bytes) -> None:
+    assert Continuation(b"{}", 1).told(b'{"id":"x","choices":%b}' % choices) is None
+
+
 def test_an_end_that_was_given_a_reason_is_known() -> None:
     assert has_ended(b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
     assert has_ended(b'{"choices": [{"text": "x", "finish_reason": "length"}]}')

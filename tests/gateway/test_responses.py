@@ -293,6 +293,19 @@ async def test_an_end_is_an_end_and_what_follows_it_is_nobodys() -> None:
 
 
 @live
+async def test_a_stream_that_is_done_before_its_response_is_complete_has_failed() -> None:
+    async with scene() as it:
+        it.gate.read_by = lambda relay: ResponseReader(relay, None)
+        client, talk = await it.asking()
+        talk.send(STREAM + said("response.created", response={}) + said("response.output_text.delta", delta="a"))
+        talk.send(chunk(b"data: [DONE]\n\n") + END)
+        answer = await client.answer()
+        assert b"[DONE]" not in answer.body
+        assert b"ended before its response was complete" in answer.body
+        assert (await it.gate.ended.get()).outcome is Outcome.REPLICA_FAILED
+
+
+@live
 async def test_what_only_repeats_itself_is_ended() -> None:
     async with scene() as it:
         it.gate.read_by = lambda relay: ResponseReader(relay, Detector("safe"))

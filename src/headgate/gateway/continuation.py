@@ -78,7 +78,10 @@ class Continuation:
         speaks = isinstance(usage, dict)
         if isinstance(usage, dict):
             self._add_up(usage, said.get("timings"))
-        for choice in said.get("choices") or ():
+        choices = said.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                continue
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 delta.pop("role", None)

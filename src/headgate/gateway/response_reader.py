@@ -29,6 +29,7 @@ BEFORE: Final = frozenset(
 )
 ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 FAILS: Final = frozenset({"response.failed", "response.error", "error"})
+INCOMPLETE: Final = Said(type="error", message="the replica's stream ended before its response was complete")
 MOST_HELD: Final = 64
 """Events; an engine that has so many to say before its first token is taken to have begun."""
 
@@ -59,7 +60,7 @@ class ResponseReader:
         for data in events:
             if self._ended:
                 break  # some say [DONE] after all
-            said = _read(data)
+            said = INCOMPLETE if data == DONE else _read(data)
             if said is None:
                 self._pass_on(ready)
                 self._ended = True

@@ -7,7 +7,6 @@ without end. What goes out is framed in message.py.
 
 import asyncio
 import base64
-import binascii
 import logging
 import math
 from typing import Final, NamedTuple, Protocol
@@ -52,7 +51,7 @@ def refusal(exchange: Exchange) -> Refused | None:
         return Refused(426, "only version 13 of the WebSocket protocol is spoken", (("sec-websocket-version", "13"),))
     try:
         key = base64.b64decode(headers.get("sec-websocket-key", ""), validate=True)
-    except binascii.Error:
+    except ValueError:
         key = b""
     return None if len(key) == 16 else Refused(400, "Sec-WebSocket-Key is not 16 bytes in base64", ())
 
