@@ -195,10 +195,10 @@ def test_percentiles_of_each_window_and_nothing_for_what_did_not_happen() -> Non
     scene.take(*[record(ttft_s=0.2)] * 99, record(ttft_s=3.0))
     scene.now += 120
     samples = scene.samples()
-    assert find(samples, "headgate_latency_seconds", lane="fast", figure="ttft", quantile="0.5", window="5m") == (
+    assert find(samples, "headgate_latency_seconds", lane="fast", figure="ttft", percentile="50", window="5m") == (
         pytest.approx(0.2, rel=0.01)
     )
-    assert find(samples, "headgate_latency_seconds", lane="fast", figure="ttft", quantile="0.999", window="1h") == (
+    assert find(samples, "headgate_latency_seconds", lane="fast", figure="ttft", percentile="99.9", window="1h") == (
         pytest.approx(0.2, rel=0.01)
     )
     windows = {dict(pairs)["window"] for name, pairs in samples if name == "headgate_latency_seconds"}
@@ -353,8 +353,8 @@ def test_the_loop_and_the_collector() -> None:
     scene.now += 0.01
     scene.pulse.on_gc("stop", {})
     samples = scene.samples()
-    assert find(samples, "headgate_loop_lag_seconds", quantile="0.5") == 0.001
-    assert find(samples, "headgate_loop_lag_seconds", quantile="1") == 0.04
+    assert find(samples, "headgate_loop_lag_seconds", percentile="50") == 0.001
+    assert find(samples, "headgate_loop_lag_seconds", percentile="100") == 0.04
     assert find(samples, "headgate_gc_pauses_total") == 1
     assert find(samples, "headgate_gc_pause_seconds_total") == pytest.approx(0.01)
 

@@ -93,7 +93,7 @@ def _latency(board: Board, config: GatewayConfig) -> None:
         name = f"{_title(FIGURES[figure])} of every request"
         board.add(heatmap(name, "How many took how long.", Query(buckets, "{{le}}")), 12, 8)
     exact = Query(
-        f'headgate_latency_seconds{{{LANE}, quantile=~"0.99|0.999", window="5m"}}', "{{lane}} {{figure}} p{{quantile}}"
+        f'headgate_latency_seconds{{{LANE}, percentile=~"99|99.9", window="5m"}}', "{{lane}} {{figure}} p{{percentile}}"
     )
     board.add(line("p99 and p99.9 to within 1 %", "As each gateway measures them, over 5 min.", exact, unit="s"), 24, 8)
 
@@ -166,7 +166,7 @@ def _fleet(board: Board, config: GatewayConfig) -> None:
 
 def _process(board: Board) -> None:
     board.row("The gateway itself")
-    lag = Query("headgate_loop_lag_seconds", "{{instance}} {{quantile}}")
+    lag = Query("headgate_loop_lag_seconds", "{{instance}} p{{percentile}}")
     board.add(line("Event loop lag", "How late it gets to things; 1: the worst of a minute.", lag, unit="s"), 12, 8)
     pauses = Query(f"rate(headgate_gc_pause_seconds_total[{RATE}])", "{{instance}}")
     board.add(line("Garbage collection", "Share of the time.", pauses, unit="percentunit"), 12, 8)

@@ -39,11 +39,12 @@ HEDGES: Final = Family(
 )
 
 LATENCY: Final = Family(
-    "headgate_latency_seconds", "gauge", "Percentiles over sliding windows, within 1 %", "lane", "figure", "quantile",
-    "window",
+    "headgate_latency_seconds", "gauge", "Percentiles over sliding windows, within 1 %", "lane", "figure",
+    "percentile", "window",
 )  # fmt: skip
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
-QUANTILE_LABELS: Final = tuple(str(q) for q in QUANTILES)
+PERCENTILE_LABELS: Final = tuple(f"{100 * q:g}" for q in QUANTILES)
+"""Not `quantile`: that label belongs to summaries, and promtool says so."""
 WINDOW_LABELS: Final = {60: "1m", 300: "5m", 3600: "1h"}
 WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
 RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")
@@ -84,7 +85,7 @@ CONNECTED: Final = Family(
 PART: Final = Family("headgate_replica_room_part", "gauge", "This gateway's part of each replica's room, 0 to 1")
 COLD_START: Final = Family("headgate_cold_start_seconds", "gauge", "What its last start took", "replica", "phase")
 
-LOOP_LAG: Final = Family("headgate_loop_lag_seconds", "gauge", "Event loop's lateness in the last minute", "quantile")
+LOOP_LAG: Final = Family("headgate_loop_lag_seconds", "gauge", "Event loop's lateness in the last minute", "percentile")
 GC_SECONDS: Final = Family(
     "headgate_gc_pause_seconds_total", "counter", "Time the garbage collector stopped everything"
 )
@@ -200,7 +201,7 @@ class Metrics:
         for window_s in WINDOWS:
             sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
             for figure, sketch in sketches.items():
-                for label, value in zip(QUANTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
+                for label, value in zip(PERCENTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
                     if value is not None:
                         page.sample(LATENCY, (lane, figure, label, WINDOW_LABELS[window_s]), value)
             if window_s == 3600:
@@ -272,9 +273,9 @@ class Metrics:
     def _process(self, page: Page) -> None:
         pulse = self._pulse
         for label, value in (
-            ("0.5", pulse.lag.quantile(0.5)),
-            ("0.99", pulse.lag.quantile(0.99)),
-            ("1", pulse.lag.max),
+            ("50", pulse.lag.quantile(0.5)),
+            ("99", pulse.lag.quantile(0.99)),
+            ("100", pulse.lag.max),
         ):
             if value is not None:
                 page.sample(LOOP_LAG, (label,), value)
