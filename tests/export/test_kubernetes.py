@@ -1,6 +1,7 @@
 """Manifests and the ScaledObject against the official schemas, and against what the fleet asks of the API."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from headgate.export.keda import keda, scaled_object
 from headgate.export.kubernetes import Parts, checked, cluster_text, kubernetes, manifests
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
+from headgate.observe import metrics
+from headgate.observe.exposition import Family
 
 EXAMPLE = (Path(__file__).parents[2] / "headgate.example.yaml").read_text()
 KEYS = {"tenants": {"t": {"key_sha256": [hash_key("k")]}}}
@@ -207,14 +210,16 @@ def test_an_interactive_pool_never_goes_to_zero() -> None:
 
 
 def test_it_scales_on_figures_that_the_gateway_has() -> None:
-    """Both are for each replica, so the count follows their ratio to the target, and the larger one wins."""
-    from headgate.observe.metrics import UTILISATION, WAITING_EACH
-
+    """Both are for each replica, so the count follows their ratio to the target, and the larger one wins. What they
+    answer is in test_shared_fleet.py."""
     config = parse(json.dumps({"fleet": {"kind": "kubernetes", "scale": {"queue_per_replica": 2.5, "max": 5}}}), "x")
     spec = scaled_object(config, Parts(name="p"), "http://prom")["spec"]
     queue, use = spec["triggers"]
-    assert queue["metadata"]["query"] == f"sum({WAITING_EACH.name})"
-    assert use["metadata"]["query"] == f"sum({UTILISATION.name})"
+    names = {figure.name for figure in vars(metrics).values() if isinstance(figure, Family)}
+    for trigger in (queue, use):
+        asked = set(re.findall(r"headgate_\w+", trigger["metadata"]["query"]))
+        assert asked
+        assert asked <= names
     assert (queue["metadata"]["threshold"], use["metadata"]["threshold"]) == ("2.5", "0.65")
     assert queue["metricType"] == use["metricType"] == "Value"
     assert spec["scaleTargetRef"]["name"] == "p-engine"

@@ -52,7 +52,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, target: str, rule_text: str = "") -> Iterator[Prometheus]:
+def prometheus(folder: Path, *targets: str, rule_text: str = "") -> Iterator[Prometheus]:
     """Scrapes every second, and judges as often."""
     binary = shutil.which("prometheus")
     if binary is None:
@@ -61,7 +61,12 @@ def prometheus(folder: Path, target: str, rule_text: str = "") -> Iterator[Prome
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["rules.yaml"] if rule_text else [],
-        "scrape_configs": [{"job_name": "headgate", "static_configs": [{"targets": [target.removeprefix("http://")]}]}],
+        "scrape_configs": [
+            {
+                "job_name": "headgate",
+                "static_configs": [{"targets": [target.removeprefix("http://") for target in targets]}],
+            }
+        ],
     }
     (folder / "prometheus.yaml").write_text(json.dumps(config))
     with socket.socket() as free:
@@ -157,7 +162,7 @@ def test_every_query_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
 def test_the_rules_run_and_agree_with_the_gateway_itself_that_a_promise_is_broken(tmp_path: Path) -> None:
     with double() as (_, engine), scraped_gateway(tmp_path, engine) as (url, config):
         slow = chat("ttft=700 n=2", stream=True)  # of 500 ms at p95
-        with prometheus(tmp_path, url, rules(config)) as server, traffic(url, slow, threads=12):
+        with prometheus(tmp_path, url, rule_text=rules(config)) as server, traffic(url, slow, threads=12):
 
             def firing() -> set[tuple[str, ...]]:
                 alerts = server.get("/api/v1/alerts")["alerts"]

@@ -13,6 +13,7 @@ import yaml
 from headgate.export.prometheus_rules import HISTOGRAMS, rules
 from headgate.model.gateway_config import GatewayConfig, ObserveConfig
 from headgate.model.lane import LANES
+from headgate.model.replica import Replica
 from headgate.observe.histogram import edges
 from headgate.observe.windows import FIGURES
 from headgate.policy.promise import promises
@@ -119,8 +120,9 @@ def steps(seconds: float) -> int:
         GatewayConfig(observe=ObserveConfig(availability=1.0, queue_per_replica=1, utilisation_target=1.0)),
         GatewayConfig(observe=ObserveConfig(availability=0.0)),
         GatewayConfig(lanes=tuple(replace(LANES["fast"], name=f"l-{n}_x") for n in range(40))),
+        GatewayConfig(replicas=(Replica(id="a", url="http://a"),)),
     ],
-    ids=["default", "all", "none", "many"],
+    ids=["default", "all", "none", "many", "replicas in common"],
 )
 def test_promtool_accepts_the_rules(promtool: str, tmp_path: Path, config: GatewayConfig) -> None:
     path = tmp_path / "rules.yaml"

@@ -459,7 +459,7 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         "time_to_first_token_seconds", "time_per_output_token_seconds", "request_duration_seconds", "queue_seconds",
         "requests",
         "refusals", "errors", "tokens", "latency_seconds", "waiting",
-        "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit",
+        "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit", "replica_slots",
         "replica_tokens", "replica_waiting", "replica_batch_size", "replica_batch_limit", "replica_kv_ratio",
         "replica_preemptions", "replica_evictions", "cold_starts", "cold_start_seconds", "cold_requests",
         "retries", "utilisation", "little_l", "little_lambda", "little_w",

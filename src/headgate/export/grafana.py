@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.export.panels import Board, Query, heatmap, line, stat, states
 from headgate.export.prometheus_rules import HISTOGRAMS, failed_share
 from headgate.model.gateway_config import GatewayConfig
@@ -71,10 +72,11 @@ def _overview(board: Board, config: GatewayConfig) -> None:
         4, 4,
     )  # fmt: skip
     target = config.observe.utilisation_target
-    use = Query("avg(headgate_utilisation)")
+    common = one_fleet(config)
+    use = Query(utilisation() if common else "avg(headgate_utilisation)")
     board.add(stat("Utilisation", f"Target {target:.0%}.", use, unit="percentunit", steps=(target, 0.9)), 4, 4)
     queue = float(config.observe.queue_per_replica)
-    waiting = Query("max(headgate_waiting_per_replica)")
+    waiting = Query(waiting_per_replica() if common else "max(headgate_waiting_per_replica)")
     board.add(stat("Waiting per replica", f"Target {queue:g}.", waiting, steps=(queue, 2 * queue)), 4, 4)
 
 

@@ -2,12 +2,14 @@
 
 Two figures, because one is not enough: a queue is empty as long as engines have room, also where they are nearly full,
 so by itself it would take away engines until people wait. KEDA makes a HorizontalPodAutoscaler of it, which wants the
-larger of the two. An interactive pool never goes to zero: the first to come would wait for a cold start.
+larger of the two. Both are of the whole fleet, whatever the number of gateways (fleet_figures.py). An interactive pool
+never goes to zero: the first to come would wait for a cold start.
 """
 
 import math
 from typing import Any
 
+from headgate.export.fleet_figures import utilisation, waiting_per_replica
 from headgate.export.kubernetes import Manifest, Parts, dump
 from headgate.model.gateway_config import GatewayConfig
 
@@ -27,8 +29,8 @@ def keda(config: GatewayConfig, parts: Parts, prometheus: str = PROMETHEUS) -> s
 def scaled_object(config: GatewayConfig, parts: Parts, prometheus: Any = PROMETHEUS) -> Manifest:
     scale = config.fleet.scale
     least = min(scale.min, scale.max) if not interactive(config) else max(1, scale.min)
-    queue = _trigger("queue", "sum(headgate_waiting_per_replica)", scale.queue_per_replica, prometheus)
-    use = _trigger("use", "sum(headgate_utilisation)", scale.utilisation_target, prometheus)
+    queue = _trigger("queue", waiting_per_replica(), scale.queue_per_replica, prometheus)
+    use = _trigger("use", utilisation(), scale.utilisation_target, prometheus)
     meta = {"name": parts.engine_name} | ({"namespace": parts.namespace} if parts.namespace is not None else {})
     return {
         "apiVersion": "keda.sh/v1alpha1",

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import KINDS
 from headgate.policy.baseline import LEAST as USUAL_POINTS
@@ -220,12 +221,18 @@ def _cold_starts() -> list[Rule]:
 
 
 def _capacity(config: GatewayConfig) -> list[Rule]:
+    """Of the fleet, where gateways have one in common; otherwise of each gateway's own replicas."""
     queue, use = config.observe.queue_per_replica, config.observe.utilisation_target
+    common = [_record("waiting_per_replica", waiting_per_replica()), _record("utilisation", utilisation())]
+    each, taken = ("headgate:waiting_per_replica", "headgate:utilisation")
+    if not one_fleet(config):
+        common, each, taken = [], "headgate_waiting_per_replica", "headgate_utilisation"
     return [
+        *common,
         _alert(
             "HeadgateQueuePerReplica",
             "warning",
-            f"headgate_waiting_per_replica > {queue}",
+            f"{each} > {queue}",
             f"{{{{ $value | humanize }}}} requests wait for each usable replica, the target is {queue}.",
             "Add replicas, or look for ones that are out or slower than the others.",
             for_s=QUEUE_S,
@@ -233,7 +240,7 @@ def _capacity(config: GatewayConfig) -> list[Rule]:
         _alert(
             "HeadgateUtilisation",
             "warning",
-            f"avg_over_time(headgate_utilisation[5m]) > {use:g}",
+            f"avg_over_time({taken}[5m]) > {use:g}",
             f"{{{{ $value | humanizePercentage }}}} of the replicas' room is in use, the target is {use * 100:g}%.",
             "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does.",
             for_s=USE_S,

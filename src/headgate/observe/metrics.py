@@ -66,7 +66,10 @@ WAITING_EACH: Final = Family("headgate_waiting_per_replica", "gauge", "Requests 
 COST: Final = Family("headgate_cost_per_1000_tokens", "gauge", "By the price of a replica-hour, over the last hour")
 USABLE: Final = Family("headgate_replica_usable", "gauge", "Share of its room it may use", "replica")
 BUSY: Final = Family("headgate_replica_requests", "gauge", "Requests it has", "replica")
-LIMIT: Final = Family("headgate_replica_limit", "gauge", "Requests it may have", "replica")
+LIMIT: Final = Family("headgate_replica_limit", "gauge", "Requests it may have from this gateway", "replica")
+SLOTS: Final = Family(
+    "headgate_replica_slots", "gauge", "Requests it can have from all gateways, where that is known", "replica"
+)
 OUTSTANDING: Final = Family("headgate_replica_tokens", "gauge", "Tokens outstanding", "replica")
 REPORTED: Final = {
     "batch_size": Family("headgate_replica_batch_size", "gauge", "Sequences in its batch", "replica"),
@@ -240,6 +243,8 @@ class Metrics:
             page.sample(USABLE, replica, load.usable)
             page.sample(BUSY, replica, load.requests)
             page.sample(LIMIT, replica, load.limit)
+            if load.replica.slots is not None:
+                page.sample(SLOTS, replica, load.replica.slots)
             page.sample(OUTSTANDING, replica, load.tokens)
         for watch in self._watches:
             self._reported(page, watch)
