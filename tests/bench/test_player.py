@@ -104,6 +104,9 @@ async def test_a_client_that_falls_behind_says_so() -> None:
     assert tally.late > 0.01 * tally.sent
     assert "the client fell behind" in tally.behind
     assert f"of {tally.sent} more than 50 ms" in tally.behind
+    assert (results.ttft_s > results.lag_s).all(), "what was sent late has waited since it was due"
+    assert (results.e2e_s >= results.ttft_s).all()
+    assert results.lag_s.max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,21 @@
 """What the engine says while it has no model yet, or no longer wants requests."""
 
 import asyncio
+import itertools
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import uvloop
 
+from headgate.engine.emulation import emulated_config, emulated_engine
+from headgate.engine.engine import Engine
+from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
+from headgate.engine.status import Emulation
 from headgate.model.clock import monotonic
 from headgate.model.config import EngineConfig
+from headgate.policy.profile import PROFILES
 from headgate.wire.server import HttpServer
 from tests.engine.process import ask
 
@@ -36,6 +43,50 @@ def test_a_loading_engine_is_live_but_not_ready_and_says_when_to_come_back() -> 
         assert (await asyncio.to_thread(ask, f"{url}/metrics"))[0] == 200
 
     served(check)
+
+
+def test_an_engine_is_ready_when_its_warm_up_is_over_and_not_before() -> None:
+    """Its steps are held back until the warm-up has been seen to wait for them."""
+
+    async def ready(url: str) -> tuple[int, bytes]:
+        return await asyncio.to_thread(ask, f"{url}/health/ready")
+
+    async def main() -> None:
+        profile = PROFILES["h100-llama3-8b"]
+        config = emulated_config(profile, 1.0)
+        server = EngineServer(config, monotonic, Emulation(profile.name))
+        engine, intake = emulated_engine(
+            profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=random.Random(1)
+        )
+        http = HttpServer(server.router, clock=monotonic)
+        url = f"http://127.0.0.1:{await http.listen('127.0.0.1', 0)}"
+        try:
+            await check(server, engine, intake, url)
+        finally:
+            await http.drain(1)
+            await asyncio.to_thread(engine.stop)
+
+    async def check(server: EngineServer, engine: Engine, intake: Intake, url: str) -> None:
+        server.adopt(engine, intake)
+        assert (await ready(url))[0] == 503
+        warming = asyncio.ensure_future(server.warm())
+        for _ in range(20):  # all that it does without the engine
+            await asyncio.sleep(0.01)
+        for path in ("/health/ready", "/health"):
+            status, said = await asyncio.to_thread(ask, url + path)
+            assert status == 503, path
+            assert b"warming up" in said
+        assert (await asyncio.to_thread(ask, f"{url}/v1/completions", {"prompt": "x"}))[0] == 503
+        assert b"headgate_engine_ready 0.0" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
+        assert (engine.batcher.counts.steps, server.cold_start) == (0, {})
+        engine.start()
+        await warming
+        assert (await ready(url))[0] == 200
+        assert b"headgate_engine_ready 1.0" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
+        assert engine.batcher.counts.steps > 2
+        assert server.cold_start["warm-up"] > 0.15
+
+    uvloop.run(asyncio.wait_for(main(), 15))
 
 
 def test_a_draining_engine_is_no_longer_ready() -> None:

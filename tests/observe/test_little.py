@@ -68,6 +68,21 @@ def test_littles_law_looks_no_further_back_than_it_says() -> None:
     assert little.lambda_ == pytest.approx(1.0, rel=0.02)
 
 
+@pytest.mark.parametrize("leaving", [1, 4, 12])
+def test_arrivals_are_counted_also_while_more_come_than_go_and_while_a_backlog_is_worked_off(leaving: int) -> None:
+    """Eight come each second, and as many go as are let: what is still open has come too, and what was open before did
+    not come now."""
+    law, here = Law(), 1500 if leaving > 8 else 0
+    for second in range(int(LITTLE_S)):
+        law.sample(here, T0 + second)
+        law.left += leaving
+        law.stayed_s += leaving * 2.0
+        here += 8 - leaving
+    little = law.read()
+    assert little is not None
+    assert little.lambda_ == pytest.approx(8.0, rel=0.01)
+
+
 def test_an_empty_lane_has_no_law() -> None:
     given = figures()
     assert given.little("fast") is None

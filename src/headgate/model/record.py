@@ -173,7 +173,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
 
     engine: EngineTimings | None = None
     ahead: Ahead | None = None
-    """None: it did not have to wait."""
+    """None: it did not have to wait, or nobody else was waiting in its lane."""
     reason: str = ""
     """Why that replica, or why not at all."""
     seen: tuple[Seen, ...] = ()
