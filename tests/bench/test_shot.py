@@ -7,6 +7,7 @@ import pytest
 
 from headgate.bench.asker import Asker, Asking
 from headgate.bench.player import Player, Tally
+from headgate.bench.shot import Shot
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.report.results import Rows
@@ -152,3 +153,13 @@ async def test_stopping_cuts_off_what_is_under_way() -> None:
     found = summarise(rows.results("x", source="bench"))[""]
     assert found.requests == found.unfinished == tally.sent
     assert found.reasons == {CUT_OFF: tally.sent}
+
+
+def test_times_count_from_when_a_request_was_due_not_from_when_it_was_sent() -> None:
+    """The client was 0.4 s late with it, and the server took 0.1 s: who asked has waited for 0.5 s."""
+    (arrival,) = every(0.1, 1)
+    shot = Shot(arrival, 10.0, True, lambda: 10.4, lambda _: None)
+    shot.lag_s = 0.4
+    shot.first_at, shot.ended_at = 10.5, 10.9
+    assert shot.ttft_s == pytest.approx(0.5)
+    assert shot.e2e_s == pytest.approx(0.9)

@@ -13,8 +13,10 @@ from headgate.report.results import Results, Rows
 from headgate.report.summary import summarise
 from headgate.report.table import show
 from tests.observe.records import record
-from tests.observe.test_admin import engine, live, scene
+from tests.observe.test_admin import scene
 from tests.observe.test_metrics import Scene, find
+from tests.replica.engine import engine
+from tests.wire.serving import live
 
 STEPS = ((600, 0.1), (320, 0.2), (40, 0.4), (35, 0.8), (5, 1.6))
 """How many of a thousand take so many seconds."""
