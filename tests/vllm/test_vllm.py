@@ -19,7 +19,7 @@ from headgate.replica.gauges import read_gauges
 from tests.engine.process import ask
 from tests.gateway.test_gateway import eventually, gateway
 
-HOME = os.environ["HEADGATE_VLLM"]
+HOME = os.environ.get("HEADGATE_VLLM", "")
 """The environment that vLLM is installed in."""
 STARTS_WITHIN_S = 600.0
 
