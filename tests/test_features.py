@@ -1,4 +1,4 @@
-"""docs/features.md says of each requirement what was asked, where it is done and what proves it, or that it is not done."""
+"""docs/features.md says of each requirement what was asked, and what does and proves it, or that it is not done."""
 
 import re
 from pathlib import Path

@@ -106,6 +106,26 @@ def test_one_start_is_counted_once_however_many_requests_it_makes_cold() -> None
     assert given.cold_starts == 3
 
 
+@pytest.mark.parametrize("stage", ["accept_s", "queue_s", "retry_s"])
+def test_a_request_met_a_replica_when_it_was_sent_there_not_when_it_came(stage: str) -> None:
+    """The second came before the first was done, and reached the replica long after: that had been out meanwhile."""
+    given = figures()
+    given.take([record(at=T0, e2e_s=2.0, cold=True, replica="a")], T0 + 3)
+    given.take([record(at=T0 + 1, e2e_s=60.0, cold=True, replica="a", **{stage: 50.0})], T0 + 70)
+    assert given.cold_starts == 2
+
+
+def test_rates_tell_what_failed_from_what_was_refused() -> None:
+    given = figures()
+    now = T0
+    for _ in range(400):
+        now += 0.25
+        failed = [record(outcome=Outcome.REPLICA_FAILED)] * 2
+        given.take([record(), *failed, *[record(outcome=Outcome.LANE_FULL)] * 5], now)
+    rates = given.rates(60, now)
+    assert (rates.requests, rates.failed, rates.refused) == pytest.approx((32, 8, 20), rel=0.1)
+
+
 def test_a_replica_that_fails_its_first_requests_has_still_started_once() -> None:
     given = figures()
     failing = [record(at=T0 + n, cold=True, replica="a", outcome=Outcome.REPLICA_FAILED) for n in range(3)]

@@ -232,6 +232,7 @@ def test_without_instruments_there_are_the_accounts_counts() -> None:
     scene.account.close(record(prompt_tokens=3, output_tokens=4))
     samples = scene.samples()
     assert find(samples, "headgate_requests_total", lane="fast", outcome="completed") == 1
+    assert find(samples, "headgate_tokens_total", direction="prompt") == 3
     assert find(samples, "headgate_tokens_total", direction="output") == 4
     assert absent(samples, "headgate_latency_seconds")
     assert absent(samples, "headgate_cost_per_1000_tokens")

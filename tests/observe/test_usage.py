@@ -49,7 +49,7 @@ def test_what_failed_through_our_fault_or_was_refused_has_no_tokens_and_what_the
     )
     served, refused = s.usage.rows(HOUR_S)
     assert (served.requests, served.failed, served.left) == (2, 1, 1)
-    assert (served.prompt_tokens, served.output_tokens) == (10, 2)
+    assert (served.prompt_tokens, served.cached_tokens, served.output_tokens) == (10, 4, 2)
     assert (refused.model, refused.refused, refused.prompt_tokens) == ("", 1, 0)
 
 
