@@ -2,6 +2,7 @@ import math
 import random
 import time
 from bisect import bisect_left
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,8 @@ def test_a_request_met_a_replica_when_it_was_sent_there_not_when_it_came(stage: 
     """The second came before the first was done, and reached the replica long after: that had been out meanwhile."""
     given = figures()
     given.take([record(at=T0, e2e_s=2.0, cold=True, replica="a")], T0 + 3)
-    given.take([record(at=T0 + 1, e2e_s=60.0, cold=True, replica="a", **{stage: 50.0})], T0 + 70)
+    late: dict[str, Any] = {stage: 50.0}
+    given.take([record(at=T0 + 1, e2e_s=60.0, cold=True, replica="a", **late)], T0 + 70)
     assert given.cold_starts == 2
 
 
