@@ -78,11 +78,11 @@ def test_the_diagram_has_every_change_of_the_table() -> None:
 
 def test_every_outcome_says_something_of_its_replica_or_nothing() -> None:
     assert set(SAW) == set(Outcome)
-    assert {outcome for outcome, saw in SAW.items() if saw is not Saw.NEUTRAL} == {
-        Outcome.COMPLETED,
-        Outcome.REPLICA_FAILED,
-        Outcome.REPLICA_STALLED,
-        Outcome.ENGINE_FAILED,
+    assert {outcome: saw for outcome, saw in SAW.items() if saw is not Saw.NEUTRAL} == {
+        Outcome.COMPLETED: Saw.SUCCESS,
+        Outcome.REPLICA_FAILED: Saw.FAILURE,
+        Outcome.REPLICA_STALLED: Saw.STALL,
+        Outcome.ENGINE_FAILED: Saw.FAILURE,
     }
 
 
