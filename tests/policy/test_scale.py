@@ -12,7 +12,7 @@ from headgate.model.scale_config import ScaleConfig, contradictions
 from headgate.policy.forecast import Forecast
 from headgate.policy.lifecycle import State
 from headgate.policy.roster import Roster, Sorted
-from headgate.policy.scale import Activate, Decision, Drain, Member, Park, PoolView, Scaler, Start
+from headgate.policy.scale import Activate, Decision, Drain, Member, Park, PoolView, Scaler, Signals, Start
 
 SLOTS = 10
 CONFIG = ScaleConfig(min=1, max=20, forecast=False)
@@ -534,3 +534,26 @@ def test_the_same_views_give_the_same_decisions() -> None:
         return bench.decisions
 
     assert played() == played()
+
+
+def test_what_the_pool_has_to_do_is_at_work_in_drains_and_in_the_queue() -> None:
+    members = (
+        Member(id="a", state=State.SERVING, since=0.0, slots=10, requests=4, outstanding_tokens=100),
+        Member(id="b", state=State.SERVING, since=0.0, slots=10, requests=6, outstanding_tokens=200),
+        Member(id="goes", state=State.DRAINING, since=0.0, slots=10, requests=3, outstanding_tokens=50),
+    )
+    view = PoolView(members=members, waiting=5, waiting_tokens=500, tokens_per_s=70.0, start_s=1.0)
+    seen = Signals().see(view, Sorted.of(members), 1.0)
+    assert (seen.present, seen.tokens, seen.velocity) == (4 + 6 + 3 + 5, 100 + 200 + 50 + 500, 70.0)
+    assert seen.use == (4 + 6 + 5) / 20  # of the room of those that serve: what drains takes none of it
+    assert seen.slots == 10
+
+
+@pytest.mark.parametrize("coming", [False, True])
+def test_a_late_first_token_asks_for_one_more_unless_one_is_coming(coming: bool) -> None:
+    members = [Member(id=f"r{n}", state=State.SERVING, since=0.0, slots=10, requests=6) for n in range(2)]
+    if coming:
+        members.append(Member(id="new", state=State.STARTING, since=0.0, slots=10))
+    view = PoolView(members=tuple(members), waiting=0, tokens_per_s=0.0, p95_ratio=2.0, start_s=60.0)
+    said = " ".join(Scaler(CONFIG).decide(view, 1000.0, 0.0).reasons)
+    assert ("TTFT p95 is 2.0 times" in said) != coming
