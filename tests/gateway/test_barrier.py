@@ -238,34 +238,30 @@ def case_name(case: object) -> str:
     return getattr(case, "__name__", str(case))
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "name", "way"), CASES, ids=case_name)
 @awaited
-async def test_what_raises_fails_one_request(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, way: Way, after: bool
-) -> None:
+async def test_what_raises_fails_one_request(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, way: Way) -> None:
     timeouts = QUICK if way in (silent, unread) else TimeoutsConfig()
-    async with two_replicas(GatewayConfig(timeouts=timeouts)) as it:
-        await proven(it, Trap(monkeypatch, owner, name, after=after), way)
+    for after in (False, True):
+        async with two_replicas(GatewayConfig(timeouts=timeouts)) as it:
+            await proven(it, Trap(monkeypatch, owner, name, after=after), way)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     "name",
     ["__init__", "body", "start", "settle", "over", "cancel", "_lead", "on_head", "on_events", "on_done"],
 )
 @awaited
-async def test_a_second_replicas_trouble_is_one_requests(
-    monkeypatch: pytest.MonkeyPatch, name: str, after: bool
-) -> None:
-    async with two_replicas(GatewayConfig(hedge=HEDGED)) as it:
-        for load in it.gateway.dispatcher.fleet.loads.values():
-            load.cold = False
-        monkeypatch.setattr(Hedger, "late", late_at_once(it))
-        monkeypatch.setattr(Hedger, "spend", lambda self, lane: True)
-        monkeypatch.setattr(Hedger, "quiet", lambda self, room, used: True)
-        trap = Trap(monkeypatch, Rival, name, after=after)
-        await proven(it, trap, hedged_in_vain if name == "cancel" else hedged)
+async def test_a_second_replicas_trouble_is_one_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for after in (False, True):
+        async with two_replicas(GatewayConfig(hedge=HEDGED)) as it:
+            for load in it.gateway.dispatcher.fleet.loads.values():
+                load.cold = False
+            monkeypatch.setattr(Hedger, "late", late_at_once(it))
+            monkeypatch.setattr(Hedger, "spend", lambda self, lane: True)
+            monkeypatch.setattr(Hedger, "quiet", lambda self, room, used: True)
+            trap = Trap(monkeypatch, Rival, name, after=after)
+            await proven(it, trap, hedged_in_vain if name == "cancel" else hedged)
 
 
 def late_at_once(it: Scene) -> Callable[..., list[Any]]:
