@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
 from headgate.policy.alert import Change, Severity
-from headgate.policy.slo import LaneReading, Promise, Reading, Slo, State, Tail, asks, promises
+from headgate.policy.slo import (
+    COLD_LEAST,
+    ColdWatch,
+    LaneReading,
+    LaneWatch,
+    Promise,
+    Reading,
+    Slo,
+    State,
+    Tail,
+    asks,
+    promises,
+)
 
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 FAST = LANES["fast"]
@@ -587,3 +599,28 @@ def test_another_promise_ends_what_was_said_of_the_old_one_and_keeps_what_was_co
     assert [(c.alert, c.severity) for c in world.run(60)] == [("error_budget", CRITICAL)]
     assert world.slo.reconfigure({"fast": world.lane}, world.now) == []
     assert list(world.state().burns) == ["fast"]
+
+
+def test_an_alert_that_is_raised_is_kept_by_half_as_many_requests_as_raised_it() -> None:
+    """Otherwise it would come and go with their number, while they are as slow as ever."""
+    watch = LaneWatch(LANES["fast"], 0.999)
+    promise, alert = next((p, a) for p, a in watch.kept if p.name == "ttft_p95")
+    for second in range(900):
+        count = promise.least if second < 300 else promise.least * 6 // 10
+        tails = {("ttft", 95, 300): Tail(2 * promise.within_s, count)}
+        watch.on(LaneReading(tails=tails, requests=0, failed=0), float(second))
+    kept = alert.severity
+    for second in range(900, 1800):
+        tails = {("ttft", 95, 300): Tail(2 * promise.within_s, promise.least * 4 // 10)}
+        watch.on(LaneReading(tails=tails, requests=0, failed=0), float(second))
+    assert (kept, alert.severity) == (CRITICAL, OK)
+
+
+@pytest.mark.parametrize(("cold", "raised"), [(COLD_LEAST - 1, False), (COLD_LEAST, True)])
+def test_a_few_cold_requests_are_no_news_however_large_their_share(cold: int, raised: bool) -> None:
+    watch = ColdWatch()
+    for second in range(120):
+        joined = ("a",) if second == 0 else ()
+        reading = Reading(lanes={}, waiting_per_replica=0, utilisation=0.1, cold=cold, cold_of=2 * cold, joined=joined)
+        watch.on(reading, float(second))
+    assert (watch.alert.severity is Severity.WARNING) == raised
