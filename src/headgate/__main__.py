@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from headgate.compiled import prefer_compiled, version
 
@@ -20,6 +20,9 @@ from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import EmbeddedConfig
 from headgate.progress import Progress
+
+if TYPE_CHECKING:
+    from headgate.policy.profile import Profile
 
 app = App(
     name="headgate",
@@ -38,6 +41,7 @@ tune.add_to(app)
 rollout.add_to(app)
 
 positive = Parameter(validator=validators.Number(gte=1))
+or_none_at_all = Parameter(validator=validators.Number(gte=0))
 at_least_a_block = Parameter(validator=validators.Number(gte=32))
 port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
 MODEL = Group("Model")
@@ -76,14 +80,14 @@ class EngineFlags:
     """Threads that compute. Default: one per core."""
     gap_target_ms: Annotated[float | None, positive, Parameter(group=MEMORY)] = None
     """Longest gap between two tokens of a running stream to aim for. Default: its lane's, 200 ms."""
-    step_limit_ms: Annotated[float, positive, Parameter(group=MEMORY)] = BatchConfig.step_limit_s * 1e3
-    """Longest step to aim for while nobody is decoding."""
+    step_limit_ms: Annotated[float | None, positive, Parameter(group=MEMORY)] = None
+    """Longest step to aim for while nobody is decoding. Default: 500."""
     longest_shared: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
     """Sequences longer than this don't share a batch with shorter ones. Default: any may."""
     in_order: Annotated[bool, Parameter(group=MEMORY, negative="")] = False
     """First come, first served, as most engines do it, for requests that name no lane. Default: short ones first."""
-    draft_batch: Annotated[int, Parameter(group=MEMORY)] = BatchConfig.draft_batch
-    """Speculative decoding while at most this many sequences decode; 0 turns it off."""
+    draft_batch: Annotated[int | None, or_none_at_all, Parameter(group=MEMORY)] = None
+    """Speculative decoding while at most this many sequences decode; 0 turns it off. Default: 2."""
 
     def config(self) -> EngineConfig:
         from headgate.wiring.common import BUNDLED_NAME, bundled_model
@@ -104,13 +108,32 @@ class EngineFlags:
             loras=self.lora,
             chat_template=self.chat_template,
             system_prompts=self.system_prompt,
-            gap_target_s=None if self.gap_target_ms is None else self.gap_target_ms / 1e3,
+            gap_target_s=_seconds(self.gap_target_ms),
             in_order=self.in_order,
-            batch=BatchConfig(
-                step_limit_s=self.step_limit_ms / 1e3,
-                longest_shared=self.longest_shared,
-                draft_batch=self.draft_batch,
-            ),
+            batch=self._batching(BatchConfig()),
+        )
+
+    def emulated(self, profile: "Profile", dilation: float) -> EngineConfig:
+        """The same for an engine that takes a GPU's time; what is not said is as the profile says."""
+        from headgate.engine.emulation import emulated_config
+
+        config = emulated_config(profile, dilation)
+        return replace(
+            config,
+            model_name=self.model_name or config.model_name,
+            default_max_tokens=self.max_tokens or EngineConfig.default_max_tokens,
+            truncate=self.truncate,
+            gap_target_s=_seconds(self.gap_target_ms),
+            in_order=self.in_order,
+            batch=replace(self._batching(config.batch), draft_batch=config.batch.draft_batch),  # there is no text
+        )
+
+    def _batching(self, usual: BatchConfig) -> BatchConfig:
+        return replace(
+            usual,
+            step_limit_s=usual.step_limit_s if self.step_limit_ms is None else self.step_limit_ms / 1e3,
+            longest_shared=self.longest_shared,
+            draft_batch=usual.draft_batch if self.draft_batch is None else self.draft_batch,
         )
 
     def embedded(self) -> EmbeddedConfig:
@@ -128,14 +151,16 @@ class EngineFlags:
             loras=self.lora,
             chat_template=self.chat_template,
             system_prompts=self.system_prompt,
+            gap_target_s=_seconds(self.gap_target_ms),
+            step_limit_s=_seconds(self.step_limit_ms) or BatchConfig.step_limit_s,
+            longest_shared=self.longest_shared,
+            in_order=self.in_order,
+            draft_batch=BatchConfig.draft_batch if self.draft_batch is None else self.draft_batch,
         )
 
-    def batching(self) -> list[str]:
-        """What a gateway's own engine is told on top."""
-        flags = ["--step-limit-ms", str(self.step_limit_ms), "--draft-batch", str(self.draft_batch)]
-        flags += [] if self.gap_target_ms is None else ["--gap-target-ms", str(self.gap_target_ms)]
-        flags += ["--in-order"] if self.in_order else []
-        return flags + ([] if self.longest_shared is None else ["--longest-shared", str(self.longest_shared)])
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
 
 
 DEFAULTS = EngineFlags()
@@ -237,7 +262,7 @@ def serve(
     progress = Progress(monotonic)
     progress.title()
     reload = None if config is None else lambda: config_file.load(config)
-    run_gateway(chosen, progress, flags.batching(), reload, event_log, config if watch else None)
+    run_gateway(chosen, progress, reload, event_log, config if watch else None)
 
 
 @app.command
@@ -288,20 +313,12 @@ def engine(
         return
     if flags.model is not None or flags.lora or flags.system_prompt:
         raise StartupError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
-    from headgate.engine.emulation import emulated_config
     from headgate.engine.profile_file import find
 
     sizes = {name: getattr(flags, name) for name in ("slots", "context", "kv_tokens", "host_tokens")}
     profile = replace(find(emulate), **{name: size for name, size in sizes.items() if size is not None})
-    config = replace(
-        emulated_config(profile, dilate),
-        model_name=flags.model_name or f"emulated-{profile.name}",
-        default_max_tokens=flags.max_tokens or EngineConfig.default_max_tokens,
-        truncate=flags.truncate,
-        in_order=flags.in_order,
-    )
     progress.title()
-    run_emulated(profile, dilate, config, listen, progress, step_log, cold_start)
+    run_emulated(profile, dilate, flags.emulated(profile, dilate), listen, progress, step_log, cold_start)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from headgate.model.config import EngineConfig
+from headgate.model.config import BatchConfig, EngineConfig
 from headgate.model.fleet_config import FleetConfig
 from headgate.model.hedge_config import HedgeConfig
 from headgate.model.hints import (
@@ -244,6 +244,16 @@ class EmbeddedConfig:
     """A Jinja file that is used instead of the model's own template; None: the model's own."""
     system_prompts: tuple[Prompt, ...] = ()
     """Prefilled and pinned in the prefix cache before the gateway is ready."""
+    gap_target_s: Seconds | None = None
+    """Longest gap between two tokens of a running stream to aim for; None: its lane's."""
+    step_limit_s: Seconds = BatchConfig.step_limit_s
+    """Longest step to aim for while nobody is decoding."""
+    longest_shared: Count | None = None
+    """Sequences longer than this don't share a batch with shorter ones; None: any may."""
+    in_order: bool = False
+    """First come, first served for requests that name no lane; else short ones first."""
+    draft_batch: CountOrZero = BatchConfig.draft_batch
+    """Speculative decoding while at most this many sequences decode; 0 turns it off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

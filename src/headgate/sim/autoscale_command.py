@@ -18,7 +18,7 @@ from headgate.sim import autoscale_report as report
 from headgate.sim.autoscale import MONDAY, learn
 from headgate.sim.autoscale_compare import VARIANTS, Case, Setting, one, with_foresight
 from headgate.sim.command import SimulateOptions, check_folders, write_json
-from headgate.sim.fleet import Member
+from headgate.sim.fleet import Member, batch_from
 from headgate.sim.slo import promised
 
 DAY_S = 86_400.0
@@ -93,7 +93,8 @@ def _said(setting: Setting, variant: str, say: Callable[[str], None]) -> Case:
 def _setting(options: ScaleOptions, config: GatewayConfig) -> Setting:
     base = options.simulate
     workload, seed = base.load.made(), base.load.seed
-    member = Member(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s)
+    batch = batch_from(config, base.profile.batch_config())
+    member = Member(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, batch=batch)
     wall_s = MONDAY + 7 * DAY_S
     known: dict[str, object] | None = None
     if options.history and config.fleet.scale.forecast:

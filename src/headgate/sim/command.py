@@ -19,7 +19,7 @@ from headgate.report.results import Results
 from headgate.report.summary import summarise
 from headgate.sim import plan_report
 from headgate.sim.event_log import EventLog
-from headgate.sim.fleet import Failure, Fleet, dilated, fleet_from, fleet_of
+from headgate.sim.fleet import Failure, Fleet, batch_from, dilated, fleet_from, fleet_of
 from headgate.sim.impossible import Impossible
 from headgate.sim.plan import plan
 from headgate.sim.replay import Difference, replay
@@ -175,7 +175,7 @@ def _fleet(options: SimulateOptions) -> Fleet:
         replace(
             member,
             profile=stretched.profile,
-            batch=stretched.batch,
+            batch=batch_from(options.config, stretched.batch or options.profile.batch_config()) or stretched.batch,
             cold_start_s=options.cold_start_s,
             slots=options.slots or member.slots,
             find_slots=member.find_slots and options.slots is None,

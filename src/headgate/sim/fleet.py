@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from headgate.model.config import BatchConfig
-from headgate.model.gateway_config import GatewayConfig
+from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.profile import Profile
 
@@ -120,4 +121,18 @@ def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failu
         Member(profile=profile, slots=replica.slots, find_slots=replica.slots is None, lanes=replica.lanes)
         for replica in config.replicas
     ]
-    return Fleet(members=tuple(members or [Member(profile=profile)]), failures=tuple(failures))
+    own = Member(profile=profile, batch=batch_from(config, profile.batch_config()))
+    return Fleet(members=tuple(members or [own]), failures=tuple(failures))
+
+
+def batch_from(config: GatewayConfig, usual: BatchConfig) -> BatchConfig | None:
+    """As the config has its own engines batch; None: it says nothing about that."""
+    said, default = config.embedded, EmbeddedConfig()
+    if said is None or config.replicas:
+        return None
+    changed: dict[str, Any] = {
+        name: getattr(said, name)
+        for name in ("step_limit_s", "longest_shared")
+        if getattr(said, name) != getattr(default, name)
+    }
+    return replace(usual, **changed) if changed else None

@@ -8,7 +8,7 @@ import numpy as np
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report.results import Target
-from headgate.sim.fleet import Failure, Fleet, Member
+from headgate.sim.fleet import Failure, Fleet, Member, batch_from
 from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import TURNED_AWAY, Judged, judge_all, worst
 from headgate.workload.arrival import Arrival
@@ -73,7 +73,8 @@ class Trials:
     _done: dict[tuple[str, Split], Case] = field(default_factory=dict)
 
     def fleet(self, split: Split, failures: tuple[Failure, ...] = ()) -> Fleet:
-        plain = Member(profile=self.profile, count=split.shared, slots=self.slots)
+        batch = batch_from(self.config, self.profile.batch_config())
+        plain = Member(profile=self.profile, count=split.shared, slots=self.slots, batch=batch)
         own = replace(plain, count=split.own, lanes=frozenset((split.lane,)))
         return Fleet(members=tuple(member for member in (own, plain) if member.count), failures=failures)
 

@@ -152,13 +152,12 @@ class FleetWiring:
         roster: Roster,
         figures: Figures,
         folder: Path,
-        batching: list[str],
         clock: Clock,
     ) -> None:
         scale = config.fleet.scale
         self.history = History(config.fleet.history, scale.forecast_quantile)
         self.scaler = Scaler(scale, self.history.forecast if scale.forecast else None)
-        fleet, spec = _fleet(config, folder, batching, clock)
+        fleet, spec = _fleet(config, folder, clock)
         hands = GatewayHands(gateway, roster, figures, clock)
         cluster = config.fleet.kubernetes
         followed = config.fleet.kind == "kubernetes" and not cluster.scaled_here
@@ -205,28 +204,27 @@ def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiri
     return admin
 
 
-def _fleet(config: GatewayConfig, folder: Path, batching: list[str], clock: Clock) -> tuple[Fleet, Spec]:
+def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Fleet, Spec]:
     if config.fleet.kind == "ray":
         from headgate.fleet.ray_fleet import RayFleet
 
         embedded = config.embedded or EmbeddedConfig()
         threads = embedded.threads or max(1, int(config.fleet.ray.cpus))
-        flags = (*engine_flags(embedded, threads), *batching)
+        flags = tuple(engine_flags(embedded, threads))
         return RayFleet(config.fleet.ray), Spec(pool="ray", flags=flags, slots=embedded.slots)
     if config.fleet.kind == "kubernetes":
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
 
         spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # found out: a pod may hold any engine
         return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
-    return ProcessFleet(folder, clock), process_spec(config, batching)
+    return ProcessFleet(folder, clock), process_spec(config)
 
 
-def process_spec(config: GatewayConfig, batching: list[str]) -> Spec:
+def process_spec(config: GatewayConfig) -> Spec:
     embedded, emulate = config.embedded or EmbeddedConfig(), config.fleet.emulate
     if emulate is None:
         threads = embedded.threads or max(1, len(os.sched_getaffinity(0)) // config.fleet.scale.max)
-        flags = [*engine_flags(embedded, threads), *batching]
-        return Spec(pool="local", flags=tuple(flags), slots=embedded.slots)
+        return Spec(pool="local", flags=tuple(engine_flags(embedded, threads)), slots=embedded.slots)
     flags = [
         "--emulate",
         emulate.profile,
@@ -237,6 +235,7 @@ def process_spec(config: GatewayConfig, batching: list[str]) -> Spec:
     ]
     flags += [] if emulate.slots is None else ["--slots", str(emulate.slots)]
     flags += [] if emulate.context is None else ["--context", str(emulate.context)]
+    flags += batching_flags(embedded)
     return Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or find(emulate.profile).slots)
 
 
@@ -257,4 +256,20 @@ def engine_flags(embedded: EmbeddedConfig, threads: int | None = None) -> list[s
     flags += ["--truncate"] if embedded.truncate else []
     flags += [part for path in embedded.loras for part in ("--lora", str(path))]
     flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
-    return flags
+    return flags + batching_flags(embedded)
+
+
+def batching_flags(embedded: EmbeddedConfig) -> list[str]:
+    """What it is told about batching: only what is not as usual, so that an emulated one goes by its profile."""
+    usual = EmbeddedConfig()
+    values: dict[str, object] = {}
+    if embedded.gap_target_s is not None:
+        values["--gap-target-ms"] = round(embedded.gap_target_s * 1e3, 6)
+    if embedded.step_limit_s != usual.step_limit_s:
+        values["--step-limit-ms"] = round(embedded.step_limit_s * 1e3, 6)
+    if embedded.longest_shared is not None:
+        values["--longest-shared"] = embedded.longest_shared
+    if embedded.draft_batch != usual.draft_batch:
+        values["--draft-batch"] = embedded.draft_batch
+    flags = [part for name, value in values.items() for part in (name, str(value))]
+    return flags + (["--in-order"] if embedded.in_order else [])

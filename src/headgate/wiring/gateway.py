@@ -59,7 +59,6 @@ connections are refused and idle ones are closed. Afterwards, how long the last 
 def run_gateway(
     config: GatewayConfig,
     progress: Progress,
-    batching: list[str],
     reload: Reload | None = None,
     event_log: Path | None = None,
     watched: Path | None = None,
@@ -71,13 +70,12 @@ def run_gateway(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_serve_gateway(config, progress, batching, reload, event_log, watched, monotonic))
+    uvloop.run(_serve_gateway(config, progress, reload, event_log, watched, monotonic))
 
 
 async def _serve_gateway(
     config: GatewayConfig,
     progress: Progress,
-    batching: list[str],
     reload: Reload | None,
     event_log: Path | None,
     watched: Path | None,
@@ -112,7 +110,7 @@ async def _serve_gateway(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
         fleet = None
         if config.fleet.kind != "fixed":
-            fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, batching, clock)
+            fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, clock)
             roster.fleet = fleet.controller
         rescale = None if fleet is None else fleet.rescale
         change = Change(
@@ -141,7 +139,7 @@ async def _serve_gateway(
         alone = fleet is None and not config.replicas
         ready = [roster.join(replica).joined for replica in ((own,) if alone else config.replicas)]
         if alone:
-            flags = [*engine_flags(embedded), *batching]
+            flags = engine_flags(embedded)
             background.append(loop.create_task(keep_engine_running(flags, socket_path, ready[0].is_set)))
         if fleet is not None:
             background += fleet.start(stack)
