@@ -1,5 +1,7 @@
 """What does a person see while something takes time? A few readable lines on standard error."""
 
+import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +10,9 @@ from rich.markup import escape
 
 from headgate.compiled import version
 from headgate.model.clock import Clock
+
+KEY = "OPENAI_API_KEY"
+"""Where a shell has a tenant's key, as OpenAI's own clients expect it."""
 
 
 class Progress:
@@ -37,15 +42,27 @@ class Progress:
             yield
         self._console.print(f"  {about}  [dim]{self._clock() - began:.1f} s[/]")
 
-    def ready(self, where: str, model: str, took_s: float) -> None:
+    def ready(self, where: str, model: str, took_s: float, *, key: bool = False) -> None:
+        """`key`: requests without a tenant's key are refused."""
         if not self._banner:
             return
-        self._console.print(f"[green]Ready[/] on [bold]{escape(where)}[/] after {took_s:.1f} s. Try:")
-        socket = f"--unix-socket {where.removeprefix('unix:')} " if where.startswith("unix:") else ""
-        base = "http://localhost" if socket else where
-        body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Say hello."}}],"max_tokens":40}}'
+        held = f", with a tenant's key in {KEY}" if key else ""
         self._console.print(
-            f"  curl {socket}{base}/v1/chat/completions -H 'content-type: application/json' \\\n    -d '{body}'",
-            markup=False,
-            soft_wrap=True,
+            f"[green]Ready[/] on [bold]{escape(where)}[/] after {took_s:.1f} s. Try{held}:", soft_wrap=True
         )
+        self._console.print(curl(where, model, key=key), markup=False, soft_wrap=True)
+
+
+def curl(where: str, model: str, *, key: bool = False) -> str:
+    """A command that a shell takes as it is, whatever the model is called."""
+    if where.startswith("unix:"):
+        how, base = f"--unix-socket {shlex.quote(where.removeprefix('unix:'))} ", "http://localhost"
+    else:
+        # -k: nobody knows for which name the certificate is, and this goes no further than this machine.
+        how, base = "-k " if where.startswith("https:") else "", where
+    for anywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
+        base = base.replace(anywhere, here)
+    asked = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 40}
+    body = shlex.quote(json.dumps(asked, ensure_ascii=False, separators=(",", ":")))
+    bearer = f' \\\n    -H "authorization: Bearer ${KEY}"' if key else ""
+    return f"  curl {how}{base}/v1/chat/completions -H 'content-type: application/json'{bearer} \\\n    -d {body}"

@@ -1,6 +1,6 @@
 """A gateway's outside for the page to look at: the real server, page and feed, and figures that were made up.
 
-    python -m tests.browser.scene PORT [--replicas N] [--key KEY] [--empty]
+    python -m tests.browser.scene PORT [--replicas N] [--key KEY] [--empty] [--keyed]
 
 Prints the port it listens on. Several lanes, one of which has begun to break its promise; everything is drawn from
 seeded chance, so that it looks much the same each time, and moves with the clock. POST /worsen adds an alert.
@@ -76,8 +76,9 @@ HEADLINES: tuple[tuple[str, str, float, float | None, str, str], ...] = (
 
 
 class Scene:
-    def __init__(self, replicas: int = 6, key: str | None = None, empty: bool = False) -> None:
+    def __init__(self, replicas: int = 6, key: str | None = None, empty: bool = False, keyed: bool = False) -> None:
         self._key = key
+        self._keyed = keyed
         self._empty = empty
         self._replicas = replicas
         self._began, self._began_wall = monotonic(), int(wall()) // STEP_S * STEP_S
@@ -161,7 +162,8 @@ class Scene:
             "refusals_per_s": sum(lane["refused_per_s"] for lane in lanes),
         }
         return {
-            "now": wall(), "version": "0.1.0", "uptime_s": 8_040 + passed, "lanes": lanes, "replicas": replicas,
+            "now": wall(), "version": "0.1.0", "uptime_s": 8_040 + passed, "keyed": self._keyed,
+            "lanes": lanes, "replicas": replicas,
             "alerts": [] if self._empty else _alerts(passed, self._more_trouble),
             "findings": [] if self._empty else FINDINGS,
             "slowest": [] if self._empty else _slowest(passed), "totals": totals,
@@ -315,10 +317,11 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=6)
     parser.add_argument("--key")
     parser.add_argument("--empty", action="store_true")
+    parser.add_argument("--keyed", action="store_true")
     given = parser.parse_args()
 
     async def run() -> None:
-        scene = Scene(given.replicas, given.key, given.empty)
+        scene = Scene(given.replicas, given.key, given.empty, given.keyed)
         await serve(scene, given.port, lambda port: print(port, flush=True))
 
     uvloop.run(run())

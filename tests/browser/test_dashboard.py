@@ -90,8 +90,14 @@ def test_without_traffic_it_says_how_to_make_some(browser: Browser) -> None:
     with scene("--empty") as (_, url), clean_visit(browser, url) as seen:
         assert seen.page.get_by_role("heading", name="No traffic yet").is_visible()
         assert f"curl {url}/v1/chat/completions" in seen.text("#try")
+        assert "authorization" not in seen.text("#try")
         assert not seen.page.locator("#lanes").is_visible()
         assert seen.page.locator("#replica-rows tr").count() == 6
+
+
+def test_where_tenants_have_keys_it_says_where_the_key_goes(browser: Browser) -> None:
+    with scene("--empty", "--keyed") as (_, url), clean_visit(browser, url) as seen:
+        assert '-H "authorization: Bearer $OPENAI_API_KEY"' in seen.text("#try")
 
 
 # -- one slow request ---------------------------------------------------------------------------------------------

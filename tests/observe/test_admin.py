@@ -335,8 +335,8 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         it.close(id="refused", outcome=Outcome.LANE_FULL, first_s=0.0, stream_s=0.0, ttft_s=None, replica=None)
         state = await it.json("/admin/state")
         assert set(state) == {
-            "now", "version", "uptime_s", "lanes", "replicas", "alerts", "findings", "slowest", "totals", "fleet",
-            "rollouts", "shared",
+            "now", "version", "uptime_s", "keyed", "lanes", "replicas", "alerts", "findings", "slowest", "totals",
+            "fleet", "rollouts", "shared",
         }  # fmt: skip
         fast = state["lanes"][0]
         assert (fast["name"], fast["waiting"], fast["running"]) == ("fast", 0, 0)

@@ -147,6 +147,11 @@ class Acceptor:
         """Who asks. Raises Unauthorized."""
         return self._identities.of(headers)
 
+    @property
+    def keyed(self) -> bool:
+        """Nobody is served without a key."""
+        return self._identities.keyed
+
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""
         headers = exchange.headers

@@ -11,6 +11,11 @@ class Identities:
         self._by_digest = {bytes.fromhex(key): tenant for tenant in tenants for key in tenant.key_sha256}
         self._anonymous = anonymous
 
+    @property
+    def keyed(self) -> bool:
+        """Nobody is served without a key."""
+        return not self._anonymous.allowed
+
     def of(self, headers: dict[str, str]) -> Tenant:
         """Raises Unauthorized. A wrong key is one even where none is needed: the client believes it is somebody."""
         given = headers.get("authorization", "")

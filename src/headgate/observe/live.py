@@ -5,7 +5,7 @@ Each event is one JSON object with one key:
     {"history": History}    first, and again every few seconds with the last minute's slices
     {"snapshot": Snapshot}  at once, then every second
 
-    Snapshot  now (wall seconds), version, uptime_s
+    Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
               lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s
                          figures   ttft, tpot, e2e, queue: each p50, p90, p95, p99, p999 in seconds or null, over 60 s
                          promises  figure, percentile, within_s, state (ok | warning | critical)

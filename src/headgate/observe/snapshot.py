@@ -71,6 +71,7 @@ class Snapshot:
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
+            "keyed": sources.gateway.acceptor.keyed,
             "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
             "replicas": [self._replica(load) for load in dispatcher.fleet.loads.values()],
             "fleet": None if fleet is None else fleet.news(),

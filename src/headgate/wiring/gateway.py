@@ -152,7 +152,7 @@ async def _serve_gateway(
             background.append(loop.create_task(change.watch(watched)))
         instruments.start()
         stack.push_async_callback(instruments.close)
-        announcing = loop.create_task(_announce(ready, roster, where, progress, clock))
+        announcing = loop.create_task(_announce(ready, roster, where, progress, clock, not config.anonymous.allowed))
         try:
             await _first_of(stop, background)
             progress.say("draining: running requests may finish")
@@ -180,8 +180,10 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
             await task
 
 
-async def _announce(ready: list[asyncio.Event], roster: Roster, where: str, progress: Progress, clock: Clock) -> None:
-    """Say when the first replica is usable: from then on requests are served."""
+async def _announce(
+    ready: list[asyncio.Event], roster: Roster, where: str, progress: Progress, clock: Clock, key: bool
+) -> None:
+    """Say when the first replica is usable: from then on requests are served. `key`: to those that have one."""
     began = clock() - process_age_s()
     waiting = [asyncio.ensure_future(event.wait()) for event in ready]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +191,7 @@ async def _announce(ready: list[asyncio.Event], roster: Roster, where: str, prog
     gc.collect()
     gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
     gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; looking for them took 5 % of the time
-    progress.ready(where, models[0] if models else "default", clock() - began)
+    progress.ready(where, models[0] if models else "default", clock() - began, key=key)
     await asyncio.gather(*waiting)
 
 

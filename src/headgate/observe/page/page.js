@@ -54,7 +54,8 @@ function welcome(snapshot) {
   const model = ready.find((replica) => replica.model)?.model.split(",")[0] ?? "default";
   const body = JSON.stringify({ model, stream: true, messages: [{ role: "user", content: "Hello" }] });
   const quoted = body.replaceAll("'", "'\\''");
-  say(byId("try"), `curl ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`);
+  const bearer = snapshot.keyed ? ` \\\n  -H "authorization: Bearer $OPENAI_API_KEY"` : "";
+  say(byId("try"), `curl ${location.origin}/v1/chat/completions \\\n  -H 'content-type: application/json'${bearer} \\\n  -d '${quoted}'`);
 }
 
 // -- the link to the gateway -------------------------------------------------------------------------------------------
