@@ -168,19 +168,21 @@ class Double:
                 finish = b'"stop"' if job.said == job.tokens else b"null"
                 word = self.word.encode()
                 job.exchange.event(
-                    b'{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%b"},'
-                    b'"text":"%b","finish_reason":%b}]}' % (word, word, finish)
+                    b'{"id":"x","object":"chat.completion.chunk","model":"%b","choices":[{"index":0,'
+                    b'"delta":{"content":"%b"},"text":"%b","finish_reason":%b}]}'
+                    % (self.model.encode(), word, word, finish)
                 )
         if job.said >= job.tokens and job in self.jobs:
             self.jobs.remove(job)
             usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.tokens, "total_tokens": 0}
             if job.stream:
-                job.exchange.event(msgspec.json.encode({"id": "x", "choices": [], "usage": usage}))
+                job.exchange.event(msgspec.json.encode({"id": "x", "model": self.model, "choices": [], "usage": usage}))
                 job.exchange.end(b"[DONE]")
             else:
                 text = self.word * job.tokens
                 choice = {"index": 0, "text": text, "message": {"role": "assistant", "content": text}}
-                body = {"id": "x", "object": "chat.completion", "choices": [{**choice, "finish_reason": "stop"}]}
+                choice["finish_reason"] = "stop"
+                body = {"id": "x", "object": "chat.completion", "model": self.model, "choices": [choice]}
                 job.exchange.respond(200, msgspec.json.encode({**body, "usage": usage}))
 
 

@@ -13,6 +13,7 @@ from headgate.gateway.abilities import CHAT, RESPONSES, Abilities
 from headgate.gateway.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
 from headgate.gateway.identity import Identities
 from headgate.gateway.models import Chosen, Models
+from headgate.gateway.naming import Naming
 from headgate.gateway.prompt import MEDIA_TOKENS, PromptFound, found_in
 from headgate.gateway.response_voice import Native, Translated
 from headgate.gateway.responses import Untold, as_chat, cap, read
@@ -211,6 +212,7 @@ class Acceptor:
             task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task) or ""
             chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
             if chosen is not None:
+                exchange.renames = Naming(model)
                 model = body["model"] = chosen.model
                 same = False
         if chosen is None and self.names is not None:

@@ -21,6 +21,7 @@ from headgate.gateway.bounded import bounded, still_bounded
 from headgate.gateway.continuation import can_go_on, rest_of
 from headgate.gateway.failure import failure
 from headgate.gateway.hedge import Rival
+from headgate.gateway.naming import Naming
 from headgate.gateway.output import bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
 from headgate.gateway.shadow import Shadows
@@ -457,6 +458,8 @@ class Gateway:
             body = place.shape(accepted, lane, self.dispatcher.tiers[request.tier], _call(ticket))
         if replica.served_as is not None and request.model == replica.model:
             body = {**body, "model": replica.served_as}
+            if ticket.exchange.renames is None:
+                ticket.exchange.renames = Naming(request.model)
         if accepted.allowance is not None and replica.kind == "headgate":
             body.update(bounds_told(accepted.allowance, lane))
         return body

@@ -79,6 +79,13 @@ class Voice(Protocol):
         """A whole answer."""
 
 
+class Renames(Protocol):
+    """Has an answer say the name that was asked for."""
+
+    def told(self, data: bytes) -> bytes:
+        """An event, or a whole answer."""
+
+
 class Exchange:
     """The reader writes the request's fields until it is complete; from then on they are facts."""
 
@@ -99,6 +106,7 @@ class Exchange:
         "path",
         "query",
         "received_at",
+        "renames",
         "request_id",
         "started",
         "voice",
@@ -132,6 +140,8 @@ class Exchange:
         """Called when `writable` becomes true again."""
         self.voice: Voice | None = None
         """Who says what is answered here in a form of its own."""
+        self.renames: Renames | None = None
+        """Set where the model has another name than the client's behind this server."""
 
     @property
     def writable(self) -> bool:
@@ -152,8 +162,11 @@ class Exchange:
             return
         if self.started:
             raise RuntimeError("respond() after the first event")
-        if self.voice is not None and status == 200:
-            body = self.voice.body(body)
+        if status == 200:
+            if self.renames is not None:
+                body = self.renames.told(body)
+            if self.voice is not None:
+                body = self.voice.body(body)
         framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), len(body))
         head = self._make_head(status, framing, headers)
         self._finish(head if self.method == "HEAD" else head + body)
@@ -244,6 +257,8 @@ class Exchange:
         self.on_gone = self.on_writable = None
 
     def _frame(self, data: bytes) -> bytes:
+        if self.renames is not None:
+            data = self.renames.told(data)
         if self.voice is not None:
             return self._chunk(self.voice.event(data))
         # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond each.

@@ -46,6 +46,7 @@ class MessageExchange(Exchange):
         if self.started:
             raise RuntimeError("respond() after the first event")
         if status < 400:
+            body = body if self.renames is None else self.renames.told(body)
             self._finish(text_frame(body) + text_frame(DONE))
         else:
             self._finish(text_frame(self._error(status, body, headers)))
@@ -67,7 +68,7 @@ class MessageExchange(Exchange):
         return text_frame(self._error(STATUS[error.outcome], error_body(error), ()))
 
     def _frame(self, data: bytes) -> bytes:
-        return text_frame(data)
+        return text_frame(data if self.renames is None else self.renames.told(data))
 
     def _last_chunk(self) -> bytes:
         return b""
