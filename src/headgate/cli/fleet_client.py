@@ -67,8 +67,12 @@ def show(url: str, key: str | None = None, console: Console | None = None) -> No
     state = Gateway(url, key).ask("/admin/fleet")
     console = console or Console(highlight=False)
     console.print(_replicas(state))
+    for replica in state["known"]:
+        if replica.get("why") and not replica["usable"]:
+            console.print(Text(f"{replica['id']}: {replica['why']}", "dim"))
     if state["kind"] == "fixed":
-        console.print(Text("This gateway starts no replicas of its own.", "dim"))
+        usable = sum(replica["usable"] > 0 for replica in state["known"])
+        console.print(Text(f"{usable} of {len(state['known'])} take requests; this gateway starts none of its own."))
         return
     wanted = state["wanted"]
     console.print(
@@ -92,7 +96,7 @@ def show(url: str, key: str | None = None, console: Console | None = None) -> No
 def _replicas(state: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("replica", "state", "for", "requests", "address"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name in ("state", "for", "requests"))
     own = {replica["id"]: replica for replica in state.get("replicas", ())}
     for replica in own.values():
         table.add_row(
@@ -100,7 +104,11 @@ def _replicas(state: dict[str, Any]) -> Table:
         )
     for replica in state["known"]:
         if replica["id"] not in own:
-            table.add_row(replica["id"], "", "", "", replica["url"])
+            since, most = replica["since_s"], replica["limit"]
+            requests = str(replica["requests"]) + ("" if most is None else f" of {most:.0f}")
+            table.add_row(
+                replica["id"], replica["state"], "" if since is None else seconds(since), requests, replica["url"]
+            )
     return table
 
 

@@ -77,6 +77,26 @@ class Roster:
         del self.urls[replica_id]
         watch.pool.retire()
 
+    def known(self, now: float) -> list[dict[str, Any]]:
+        """Every replica as it is at this moment, for people: `state` as on the page, `parked` if it gets nothing."""
+        dispatcher, told = self._gateway.dispatcher, []
+        for replica_id, watch in self.watches.items():
+            load, standing = dispatcher.fleet.get(replica_id), dispatcher.health.standing(replica_id)
+            state = watch.phase if watch.phase != "ready" else "ejected" if standing is None else standing.state.name
+            told.append(
+                {
+                    "id": replica_id,
+                    "url": self.urls[replica_id],
+                    "state": "parked" if dispatcher.members.is_parked(replica_id) else state.lower(),
+                    "since_s": None if standing is None else now - standing.since,
+                    "usable": 0.0 if load is None else load.usable,
+                    "requests": 0 if load is None else load.requests,
+                    "limit": None if load is None else load.limit,
+                    "why": watch.why or ("" if standing is None else standing.why),
+                }
+            )
+        return told
+
     # -- what a Watch asks and tells ---------------------------------------------------------------------------
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:

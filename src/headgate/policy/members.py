@@ -66,6 +66,9 @@ class Members:
         state = standing.state if standing and in_use else State.PROBATION
         self._apply(self._health.add(replica, now, state, replica.id in self._parked))
 
+    def is_parked(self, replica_id: ReplicaId) -> bool:
+        return replica_id in self._parked
+
     def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
         """What it holds is not forgotten: it is as warm when it comes back."""
         load = self._fleet.get(replica_id)

@@ -183,13 +183,9 @@ class FleetWiring:
             raise StartupError(f"fleet: {error}") from error
 
 
-def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiring | None) -> FleetAdmin:
+def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiring | None, clock: Clock) -> FleetAdmin:
     def known() -> list[dict[str, Any]]:
-        watches = roster.watches
-        return [
-            {"id": name, "url": url, "phase": watches[name].phase, "why": watches[name].why}
-            for name, url in roster.urls.items()
-        ]
+        return roster.known(clock())
 
     def baseline(figures: dict[str, Any] | None) -> dict[str, Any] | None:
         if fleet is None:
