@@ -36,7 +36,7 @@ def run(
         out.print(Text(f"  {reason}: {message[:300]}", style="dim"))
     if measured.direct is not None:
         out.print()
-        out.print(_added_table(measured.added))
+        out.print(added_table(measured.added))
     if options.json is not None:
         more: dict[str, Any] = {"model_id": measured.results.facts.get("model", ""), "label": options.title or None}
         if measured.direct is not None:
@@ -59,16 +59,16 @@ def run(
     return 0
 
 
-def _added_table(found: list[Added]) -> Table:
-    shown = Table(title="What the gateway adds, ms", box=None, padding=(0, 2), title_justify="left", title_style="bold")
-    shown.add_column("", style="dim")
+def added_table(found: list[Added]) -> Table:
+    shown = Table(title="What the gateway adds, ms", box=None, padding=(0, 1), title_justify="left", title_style="bold")
+    shown.add_column("", style="dim", overflow="fold")
     for name in ("direct", "through", "added", "95 %"):
-        shown.add_column(name, justify="right")
+        shown.add_column(name, justify="right", no_wrap=True)
     for item in found:
         if max(item.direct_s, item.through_s) < SEEN_S:
             continue
         low, high = item.added.low, item.added.high
-        interval = "" if low is None or high is None else f"{ms(low)} … {ms(high)}"
+        interval = "" if low is None or high is None else f"{ms(low)} to {ms(high)}"
         name = f"{item.what} {item.lane}".strip()
         shown.add_row(name, ms(item.direct_s), ms(item.through_s), ms(item.added.value), interval)
     return shown

@@ -226,7 +226,8 @@ def exact(value: float) -> str:
 def slow_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name, justify in (("id", "left"), ("lane", "left"), ("ago", "right"), ("first", "right"), ("all", "right")):
-        table.add_column(name, justify=justify, no_wrap=name != "id", overflow="fold")  # type: ignore[arg-type]
+        folds = name in ("id", "lane")
+        table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold")  # type: ignore[arg-type]
     table.add_column("why", overflow="fold", ratio=1)
     for row in rows:
         first = row["ttft_s"]

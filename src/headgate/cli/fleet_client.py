@@ -66,7 +66,7 @@ class Changer(Gateway):
 def show(url: str, key: str | None = None, console: Console | None = None) -> None:
     state = Gateway(url, key).ask("/admin/fleet")
     console = console or Console(highlight=False)
-    console.print(_replicas(state))
+    console.print(replicas_table(state))
     for replica in state["known"]:
         if replica.get("why") and not replica["usable"]:
             console.print(Text(f"{replica['id']}: {replica['why']}", "dim"))
@@ -93,7 +93,7 @@ def show(url: str, key: str | None = None, console: Console | None = None) -> No
         console.print(Text.assemble((f"· {note['text']}", "bold"), "  ", (" ".join(note["reasons"]), "dim")))
 
 
-def _replicas(state: dict[str, Any]) -> Table:
+def replicas_table(state: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("replica", "state", "for", "requests", "address"):
         table.add_column(name, overflow="fold", no_wrap=name in ("state", "for", "requests"))

@@ -40,7 +40,8 @@ def shown(model: dict[str, Any]) -> Group:
     parts: list[Any] = [Text.assemble((model["name"], "bold"), f"  {_stage(model)}")]
     versions = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("version", "model", "share", "running", "waiting"):
-        versions.add_column(title, justify="left" if title in ("version", "model") else "right")
+        named = title in ("version", "model")
+        versions.add_column(title, justify="left" if named else "right", no_wrap=not named, overflow="fold")
     for version in model["versions"]:
         room = f"{version['running']} of {version['room']}" if version["room"] else "no replica"
         versions.add_row(

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept
-from headgate.report.words import count, interval_ms, level_name, ms, percent, rate
+from headgate.report.words import count, interval_ms, interval_short, level_name, ms, percent, rate
 
 MOST_REASONS = 6
 WIDE = 124
@@ -21,7 +21,7 @@ def render(results: Results, summaries: dict[str, LaneSummary], width: int = 80)
     if len(shown) != 1:
         shown.append(summaries[""])
     for summary in shown:
-        parts += ["", _heading(summary), _lane(results, summary, " " if width >= WIDE else "\n")]
+        parts += ["", _heading(summary), _lane(results, summary, width >= WIDE)]
         parts += _reasons(summary)
     parts += [Text(f"! {note}", style="yellow") for note in results.notes]
     return Group(*parts)
@@ -45,27 +45,28 @@ def _heading(summary: LaneSummary) -> Text:
     return Text.assemble((summary.lane or "all lanes", "bold"), "  ", " · ".join(said))
 
 
-def _lane(results: Results, summary: LaneSummary, between: str) -> RenderableType:
+def _lane(results: Results, summary: LaneSummary, wide: bool) -> RenderableType:
+    """Not wide: what is said about a percentile stands below it, so that 80 columns are enough, as in a file."""
     if not summary.figures:
         return Text("  nothing was completed", style="dim")
-    table = Table(box=None, padding=(0, 2), pad_edge=True)
+    between = " " if wide else "\n"
+    table = Table(box=None, padding=(0, 2) if wide else (0, 0, 0, 1), pad_edge=True)
     table.add_column("ms", justify="left", style="dim", no_wrap=True)
-    table.add_column("mean", justify="right")
+    table.add_column("mean", justify="right", no_wrap=True, overflow="fold")
     for level in LEVELS:
-        table.add_column(level_name(level), justify="right")
+        table.add_column(level_name(level), justify="right", no_wrap=True, overflow="fold")
     for figure, spread in summary.figures.items():
         cells: list[Text] = []
         for level in LEVELS:
             estimate = spread.levels[level]
             cell = Text(ms(estimate.value))
-            if interval := interval_ms(estimate):
+            if interval := interval_ms(estimate) if wide else interval_short(estimate):
                 cell.append(f"{between}{interval}", "dim")
             for target in results.promises:
                 if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
                     was_kept = kept(summary, target)
-                    cell.append(
-                        f" {'✓' if was_kept else '✗'}≤{ms(target.within_s)}", "green" if was_kept else "bold red"
-                    )
+                    mark = f"{between}{'✓' if was_kept else '✗'}≤{ms(target.within_s)}"
+                    cell.append(mark, "green" if was_kept else "bold red")
             cells.append(cell)
         table.add_row(FIGURES[figure], ms(spread.mean_s), *cells)
     return table

@@ -29,6 +29,22 @@ def interval_ms(estimate: Estimate) -> str:
     return f"{ms(estimate.low)}–{ms(estimate.high)}"
 
 
+def interval_short(estimate: Estimate) -> str:
+    """The same in at most twelve characters: in milliseconds up to a second, then in seconds or minutes."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    longest = max(abs(estimate.low), abs(estimate.high))
+    if longest < 1:
+        return interval_ms(estimate)
+    scale, unit = (1.0, "s") if longest < 999.5 else (60.0, "min")
+    return f"{_three(estimate.low / scale)}–{_three(estimate.high / scale)}{NBSP}{unit}"
+
+
+def _three(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
 def count(number: int) -> str:
     """In groups of three."""
     return f"{number:,}".replace(",", NBSP)

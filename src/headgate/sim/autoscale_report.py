@@ -33,9 +33,10 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
 
 
 def table(cases: Sequence[Case]) -> Table:
-    made = Table(box=None, padding=(0, 2))
+    made = Table(box=None, padding=(0, 1))
     for heading in HEADINGS:
-        made.add_column(heading, justify="left" if not heading else "right")
+        narrow = heading.replace("-", " ").replace(" ", "\n")
+        made.add_column(narrow, justify="left" if not heading else "right", no_wrap=True)
     for row in rows(cases):
         made.add_row(*row)
     return made

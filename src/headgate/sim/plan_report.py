@@ -25,7 +25,7 @@ def render(plan: Plan) -> RenderableType:
         )
     ]
     parts += [Text(f"  {line}") for line in sentences(plan)]
-    parts += ["", _judged(plan.case.judged), "", _curve(plan.curve)]
+    parts += ["", judged_table(plan.case.judged), "", curve_table(plan.curve)]
     parts += [Text(f"! {note}", style="yellow") for note in plan.notes]
     return Group(*parts)
 
@@ -74,10 +74,11 @@ def _case(case: Case) -> str:
     return f"missed: {missed}{more}{away}"
 
 
-def _judged(judged: tuple[Judged, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    for heading in ("SLO", "promised, ms", "simulated, ms", "requests"):
-        table.add_column(heading, justify="left" if heading == "SLO" else "right")
+def judged_table(judged: tuple[Judged, ...]) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("SLO", overflow="fold")
+    for heading in ("promised, ms", "simulated, ms", "requests"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in judged:
         value = "–" if one.value_s is None else "refused" if one.value_s == float("inf") else ms(one.value_s)
         style = "green" if one.kept else "bold red"
@@ -86,19 +87,22 @@ def _judged(judged: tuple[Judged, ...]) -> Table:
     return table
 
 
-def _curve(curve: Curve) -> Table:
-    table = Table(box=None, padding=(0, 2), title="Latency against load", title_justify="left", title_style="bold")
-    table.add_column("load", justify="right")
-    table.add_column("requests/s", justify="right")
-    table.add_column("room taken", justify="right")
-    for figure in ("TTFT", "e2e"):
-        for level in NAMES:
-            table.add_column(f"{figure} {level}", justify="right")
-    table.add_column("turned away", justify="right")
+def curve_table(curve: Curve) -> Table:
+    about = Text.assemble(("Latency against load, ms", "bold"), "  ← operate here")
+    table = Table(box=None, padding=(0, 0, 0, 1), pad_edge=False, title=about, title_justify="left", title_style="")
+    headings = (
+        "load",
+        "per s",
+        "room\ntaken",
+        *(f"{figure}\n{level}" for figure in ("TTFT", "e2e") for level in NAMES),
+    )
+    for heading in (*headings, "turned\naway"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for point in curve.points:
         cells = [percent(point.load), rate(point.requests_per_s), percent(point.use)]
         cells += [ms(value) for value in (*point.ttft_s, *point.e2e_s)]
-        cells += [percent(point.turned_away), "← operate here" if point.operating else ""]
+        cells += [percent(point.turned_away), "←" if point.operating else ""]
         table.add_row(*cells, style="bold" if point.operating else "")
     return table
 
