@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import deque
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from headgate.bench.tune import promises, run, tune
 from headgate.bench.tuned import TuneOptions
 from headgate.config_file import parse
+from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.wire.exchange import Exchange
 from tests.bench.scene import LAST, MODELS, TOKEN, live, serving
@@ -78,6 +80,22 @@ async def test_the_lines_of_a_known_server_are_found() -> None:
     assert found.asked == server.asked
     assert any("at once" in line for line in said)
     assert any("alone" in line for line in said)
+
+
+@live
+async def test_it_says_how_long_it_will_take_and_takes_no_longer() -> None:
+    server = Server()
+    async with serving(server.handle) as url:
+        said: list[str] = []
+        began = monotonic()
+        await tune(TuneOptions(urls=(url,), sla=("ttft:60",), budget_s=4.0, longest=256), said.append)
+        took_s = monotonic() - began
+    assert "takes 4 s at most (--budget)" in said[0]
+    assert any("s more at most" in line for line in said)
+    left = [int(found[1]) for line in said if (found := re.search(r"; (\d+) s left at most", line))]
+    assert left == sorted(left, reverse=True)
+    assert left
+    assert took_s <= 4.0 + 1.0
 
 
 @live

@@ -7,14 +7,17 @@ import resource
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from rich.console import Console
 
+from headgate.bench import told
 from headgate.bench.asker import Asker, Asking
 from headgate.bench.beside import Added, added, slices
+from headgate.bench.closed import ClosedPlayer, endless
 from headgate.bench.live import Watcher
-from headgate.bench.options import BenchOptions, check_tenants, read_extra, read_keys
+from headgate.bench.options import BenchOptions, check_loop, check_tenants, read_extra, read_keys
 from headgate.bench.player import Player, Tally
 from headgate.garbage import rarely_collected
 from headgate.model.clock import Clock, monotonic
@@ -33,6 +36,8 @@ class Measured:
     """Why the client's own slowness spoils it; empty: it does not."""
     interrupted: bool
     messages: dict[str, str] = field(default_factory=dict)
+    lanes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What the load calls a request, the lane that the server used for it, and how often."""
     direct: Results | None = None
     added: list[Added] = field(default_factory=list)
 
@@ -46,6 +51,7 @@ async def measure(options: BenchOptions, console: Console | None = None, clock: 
         duration_s=options.duration_s,
         requests=options.requests,
     )
+    check_loop(options)
     targets = goodput.parse(options.goodput)
     asking = Asking(
         endpoint=options.endpoint,
@@ -87,8 +93,9 @@ class _Run:
         self._ways, self._console, self._clock = ways, console, clock
         self._tally = Tally()
         self._interrupted = False
+        self._closed: ClosedPlayer | None = None
         total = workload.duration_s
-        if total is None and workload.requests is not None:
+        if total is None and workload.requests is not None and options.concurrency is None:
             total = workload.requests / workload.rate
         self._watcher = Watcher(console, self._tally, total and total * len(ways), clock)
 
@@ -102,10 +109,12 @@ class _Run:
         facts = self._facts(took, before, _own_cpu_s() - cpu)
         behind = self._tally.behind
         notes = [behind] if behind else []
+        notes += told.notes(self._workload, self._tally, self._closed)
         if self._interrupted:
             notes.append("interrupted: what was still under way is counted as failed")
         results = self._results(rows[0], options.title or self._ways[0].urls[0], facts, notes)
-        measured = Measured(results, behind, self._interrupted, dict(self._tally.messages))
+        lanes = told.lanes(self._tally)
+        measured = Measured(results, behind, self._interrupted, dict(self._tally.messages), lanes)
         if options.direct and len(rows[1]):
             measured.direct = self._results(rows[1], f"direct: {', '.join(self._ways[1].urls)}", facts, notes)
             measured.added = added(results, measured.direct, options.seed)
@@ -113,9 +122,21 @@ class _Run:
 
     async def _once(self) -> list[Rows]:
         rows = Rows()
+        if self._options.concurrency is not None:
+            await self._play(self._closed_player(self._options.concurrency, rows), 0.0)
+            return [rows]
         arrivals = self._workload.arrivals(self._options.seed)
         await self._play(Player(arrivals, self._ways[0], rows, self._tally, self._clock, self._options.timeout_s), 0.0)
         return [rows]
+
+    def _closed_player(self, places: int, rows: Rows) -> ClosedPlayer:
+        options, workload = self._options, self._workload
+        self._closed = ClosedPlayer(
+            endless(options.workload, options.seed), self._ways[0], rows, self._tally, self._clock, options.timeout_s,
+            places=places, lasts_s=inf if workload.duration_s is None else workload.duration_s,
+            requests=workload.requests,
+        )  # fmt: skip
+        return self._closed
 
     async def _alternating(self) -> list[Rows]:
         """Only slices that went both ways count."""
@@ -176,6 +197,7 @@ class _Run:
                 f"sent {ms(p50 or 0.0)} ms after it was due at p50, {ms(p99 or 0.0)} at p99, {ms(lag.max or 0.0)} at "
                 f"most; {own_s / took:.0%} of a core"
             )
+        facts |= told.facts(self._tally, self._closed)
         after = _cpu()
         if before is not None and after is not None and after[1] > before[1]:
             facts["machine"] = f"{(after[0] - before[0]) / (after[1] - before[1]):.0%} idle, {os.cpu_count()} cores"

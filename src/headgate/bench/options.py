@@ -11,6 +11,8 @@ from headgate.bench.asker import Endpoint
 from headgate.model.errors import StartupError
 from headgate.workload.load import Workload
 
+MOST_AT_ONCE = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
@@ -22,6 +24,8 @@ class BenchOptions:
     time_scale: float | None = None
     duration_s: float | None = None
     requests: int | None = None
+    concurrency: int | None = None
+    """So many requests at once, in a closed loop; None: an open one, by the workload's own times."""
     seed: int = 0
     model: str | None = None
     """None: the first that the server names."""
@@ -48,6 +52,18 @@ class BenchOptions:
     html: Path | None = None
     title: str = ""
     progress: bool = True
+
+
+def check_loop(options: BenchOptions) -> None:
+    """What only an open loop has."""
+    if options.concurrency is None:
+        return
+    if not 1 <= options.concurrency <= MOST_AT_ONCE:
+        raise StartupError(f"--concurrency is a number from 1 to {MOST_AT_ONCE}, not {options.concurrency}")
+    given = {"--rate": options.rate, "--time-scale": options.time_scale, "--direct": options.direct or None}
+    for name, value in given.items():
+        if value is not None:
+            raise StartupError(f"{name} is of the open loop: with --concurrency the next request goes when one ends")
 
 
 def read_keys(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

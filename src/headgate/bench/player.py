@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from headgate.workload.arrival import Arrival
 HEAD_START_S = 0.05
 """From the beginning to the first arrival's time zero: what it takes to get going."""
 MOST_REASONS = 100
+MOST_LANES = 1000
 MOST_MESSAGES = 20
 NO_ROOM = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE), os.strerror(errno.EADDRNOTAVAIL))
 LATE_S, LATE_SHARE, LAG_P99_S = 0.05, 0.01, 0.01
@@ -43,6 +45,11 @@ class Tally:
     messages: dict[str, str] = field(default_factory=dict)
     """For each reason, what the server said the first time."""
     reasons: set[str] = field(default_factory=set)
+    lanes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(what the load calls it, the lane that the server used), as often as it said so."""
+    prompt_tokens: int = 0
+    """Of answers that said how many of them were cached."""
+    cached_tokens: int = 0
 
     @property
     def behind(self) -> str:
@@ -156,12 +163,18 @@ class Player:
             tally.completed += 1
             tally.tokens += shot.tokens
             tally.e2e.add(shot.e2e_s)
+            if shot.cached_tokens is not None:
+                tally.prompt_tokens += shot.prompt_tokens or 0
+                tally.cached_tokens += shot.cached_tokens
             if shot.ttft_s is not None:
                 tally.ttft.add(shot.ttft_s)
         else:
             self._blame(shot)
         arrival = shot.arrival
-        self._rows.add(
+        known = (arrival.label, shot.lane)
+        if shot.lane and (known in tally.lanes or len(tally.lanes) < MOST_LANES):
+            tally.lanes[known] += 1
+        self._rows_of(shot).add(
             at_s=arrival.at_s,
             lane=arrival.label,
             kind=shot.kind,
@@ -177,6 +190,9 @@ class Player:
             gaps=shot.gaps,
         )
         self._look()
+
+    def _rows_of(self, shot: Shot) -> Rows:
+        return self._rows
 
     def _blame(self, shot: Shot) -> None:
         tally = self.tally

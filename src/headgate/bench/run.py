@@ -39,6 +39,7 @@ def run(
         out.print(added_table(measured.added))
     if options.json is not None:
         more: dict[str, Any] = {"model_id": measured.results.facts.get("model", ""), "label": options.title or None}
+        more["lanes_used"] = measured.lanes
         if measured.direct is not None:
             direct = json_file.as_dict(measured.direct, summarise(measured.direct, options.seed))
             more["direct"] = {"results": direct, "added": [item.as_dict() for item in measured.added]}

@@ -45,9 +45,14 @@ class _Choice(msgspec.Struct):
         return bool(delta.content or self.text or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
 
 
 class _Timings(msgspec.Struct):
@@ -81,6 +86,7 @@ class Shot:
         "_status",
         "_wants_stream",
         "arrival",
+        "cached_tokens",
         "call",
         "clock",
         "due",
@@ -89,6 +95,7 @@ class Shot:
         "gaps",
         "kind",
         "lag_s",
+        "lane",
         "last_at",
         "max_gap_s",
         "message",
@@ -115,10 +122,14 @@ class Shot:
         self.gaps = array("d")
         """Between the tokens' events."""
         self.prompt_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """Of the prompt, those that the server had in its cache; None: it does not say."""
         self.output_tokens: int | None = None
         self.queue_s: float | None = None
         self.kind: Kind = "ok"
         self.why = ""
+        self.lane = ""
+        """The one that the server used; empty: it does not say."""
         self.message = ""
         """What the server said about it, in full."""
         self._status = 0
@@ -152,6 +163,7 @@ class Shot:
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
         self._status = status
+        self.lane = headers.get("x-headgate-lane", "")
         if "x-headgate-queue-ms" in headers:
             self._headers_queue_s = _seconds(headers["x-headgate-queue-ms"])
         if status == 200 and is_stream != self._wants_stream:
@@ -217,6 +229,8 @@ class Shot:
         if answer.usage is not None:
             self.prompt_tokens = answer.usage.prompt_tokens
             self.output_tokens = answer.usage.completion_tokens
+            details = answer.usage.prompt_tokens_details
+            self.cached_tokens = None if details is None else details.cached_tokens
         for said in (answer.timings, answer.metrics):
             if not _is_given(said):
                 continue

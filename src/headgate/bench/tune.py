@@ -67,6 +67,11 @@ async def tune(options: TuneOptions, say: Callable[[str], None], clock: Clock = 
         await asker.probe()
         tuned = Tuned(options, asker.model, ttft_s, tpot_s)
         client = _Client(asker, tuned, clock, clock() + options.budget_s)
+        first_s = LENGTHS_SHARE * options.budget_s
+        say(
+            f"takes {options.budget_s:.0f} s at most (--budget): up to {first_s:.0f} s for one request at a time, and "
+            "what is left for many at once"
+        )
         await _lengths(client, say)
         assert tuned.prefill is not None
         await _levels(client, say)
@@ -162,6 +167,7 @@ async def _levels(client: _Client, say: Callable[[str], None]) -> None:
     line = advise(tuned.prefill, (), tuned.ttft_s, tuned.tpot_s, options.slow_ttft_ms / 1e3).fast_below_tokens
     tuned.prompt = options.prompt or max(SHORTEST, min(line // 2, 512))
     each_s = max(2.0, client.left_s / LEVELS)
+    say(f"{client.left_s:.0f} s more at most, up to {each_s:.0f} s for each number of requests at once")
     while not client.spent:
         many = next_level(tuned.levels, tuned.ttft_s, tuned.tpot_s, options.concurrency)
         if many is None:
@@ -174,7 +180,7 @@ async def _levels(client: _Client, say: Callable[[str], None]) -> None:
         tpot = "" if level.tpot_p95_s is None else f", between tokens {level.tpot_p95_s * 1e3:.1f} ms"
         say(
             f"{many} at once: p95 of the first token {level.ttft_p95_s * 1e3:.0f} ms{tpot}, "
-            f"{level.tokens_per_s:.0f} tokens/s: {kept}"
+            f"{level.tokens_per_s:.0f} tokens/s: {kept}; {max(0.0, client.left_s):.0f} s left at most"
         )
     tuned.notes.append("the time or the requests allowed were used up before the limit was found: --budget, --requests")
 

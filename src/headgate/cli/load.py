@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from secrets import randbelow
 from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter, validators
@@ -11,6 +12,8 @@ WORK = Group("The load")
 TARGET = Group("The server")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
+SEEDS = 1_000_000
+"""Of which one is drawn, short enough to be written down."""
 
 
 def add_to(app: App) -> None:
@@ -26,7 +29,8 @@ def run(
     time_scale: Annotated[float | None, Parameter(group=WORK)] = None,
     duration: Annotated[float | None, Parameter(group=WORK)] = None,
     requests: Annotated[int | None, Parameter(group=WORK)] = None,
-    seed: Annotated[int, Parameter(group=WORK)] = 0,
+    concurrency: Annotated[int | None, Parameter(group=WORK, validator=validators.Number(gte=1))] = None,
+    seed: Annotated[int | None, Parameter(group=WORK)] = None,
     stream: Annotated[bool | None, Parameter(group=WORK)] = None,
     ignore_eos: Annotated[bool, Parameter(group=WORK, negative="")] = False,
     extra_body: Annotated[str, Parameter(group=WORK)] = "",
@@ -46,6 +50,8 @@ def run(
 ) -> None:
     """Open-loop load: requests are sent when they are due, and every latency counts from then.
 
+    With --concurrency it is a closed loop instead.
+
     Parameters
     ----------
     url
@@ -62,8 +68,12 @@ def run(
         Seconds. Default: as long as the trace is, or a minute.
     requests
         At most so many.
+    concurrency
+        A closed loop: so many requests at once, the next when one ends, for --duration or --requests. The load says
+        only what they are.
     seed
-        Another seed, another day.
+        The same seed asks the same at the same times, which a server may have in its prefix cache by then. Default:
+        another one each time, which the result says.
     stream
         Stream every answer, or none. Default: as the load says.
     ignore_eos
@@ -102,8 +112,9 @@ def run(
     from headgate.bench.run import run as run_bench
 
     options = BenchOptions(
-        url=url, workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed,
-        model=model, pin=pin, endpoint=endpoint, keys=key, goodput=goodput, direct=direct, slice_s=slice_s,
+        url=url, workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests,
+        concurrency=concurrency, seed=randbelow(SEEDS) if seed is None else seed, model=model, pin=pin,
+        endpoint=endpoint, keys=key, goodput=goodput, direct=direct, slice_s=slice_s,
         stream=stream, ignore_eos=ignore_eos, extra_body=extra_body, timeout_s=timeout, allow_lag=allow_lag, json=json,
         html=html, title=title, progress=progress,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from headgate.gateway.continuation import can_go_on, rest_of
 from headgate.gateway.failure import failure
 from headgate.gateway.hedge import Rival
 from headgate.gateway.naming import Naming
-from headgate.gateway.output import bounds_told, closing, generation_s
+from headgate.gateway.output import TIMINGS, answer_headers, bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
@@ -369,6 +369,8 @@ class Gateway:
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
             self._tell_rates(error, ticket.accepted.tenant.name, now)
+        if TIMINGS in ticket.exchange.headers:
+            error.headers = (*error.headers, ("x-headgate-lane", ticket.accepted.request.lane))
         self._close(ticket, command.outcome, None, None, error, now)
         ticket.exchange.fail(error)
 
@@ -404,7 +406,7 @@ class Gateway:
             accepted.wants_usage,
             self._clock,
             generation_s(lane, own),
-            () if allowance is None or not allowance.why else (("x-headgate-max-tokens", allowance.why),),
+            answer_headers(accepted, ticket.exchange.headers, ticket.queue_s),
             WANTED.get(accepted.path, "choices"),
         )
         if request.stream and request.choices == 1 and can_go_on(accepted.path, accepted.body):

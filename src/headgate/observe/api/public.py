@@ -17,6 +17,10 @@ ASKING = (
     _header("x-headgate-lane", "For trusted keys: fast, slow, long, batch, or one of your own."),
     _header("x-headgate-priority", "For trusted keys: 0 goes first."),
     _header("x-headgate-version", "For trusted keys: which version of a model."),
+    _header(
+        "x-headgate-timings",
+        "Any value: the answer's headers say its lane and its wait, x-headgate-lane and -queue-ms.",
+    ),
     _header("traceparent", "W3C trace context; passed on to the replica."),
 )
 
