@@ -557,3 +557,40 @@ def test_a_late_first_token_asks_for_one_more_unless_one_is_coming(coming: bool)
     view = PoolView(members=tuple(members), waiting=0, tokens_per_s=0.0, p95_ratio=2.0, start_s=60.0)
     said = " ".join(Scaler(CONFIG).decide(view, 1000.0, 0.0).reasons)
     assert ("TTFT p95 is 2.0 times" in said) != coming
+
+
+# -- bursts that come back ----------------------------------------------------------------------------------------
+
+
+def bursty(bench: Bench, hours: float, every_s: float, calm: float, burst: float) -> None:
+    """A burst of twenty seconds every so often."""
+    for look in range(int(hours * 720)):
+        bench.look(burst if (look * 5) % every_s < 20 else calm)
+
+
+@pytest.mark.parametrize("every_s", [120.0, 330.0, 420.0, 600.0, 900.0])
+def test_with_one_parked_bursts_that_come_back_do_not_make_it_alternate(every_s: float) -> None:
+    bench = Bench(replace(CONFIG, max=8, warm=1), serving=3)
+    bursty(bench, 4, every_s, calm=13, burst=28)
+    late = [change for change in bench.changes if change[0] > bench.now - 3.5 * 3600]
+    turns = sum((one > 0) != (other > 0) for (_, one), (_, other) in pairwise(late))
+    assert turns <= 2
+    assert started(bench.decisions[len(bench.decisions) // 8 :]) <= 2
+
+
+def test_what_was_missed_is_given_up_once_bursts_are_over_and_the_reason_is_said() -> None:
+    bench = Bench(replace(CONFIG, max=8, warm=1), serving=3)
+    bursty(bench, 1, 420.0, calm=13, burst=28)
+    assert any("given up before and missed" in reason for one in bench.decisions for reason in one.reasons)
+    high = bench.scaler.serving
+    bench.run(13, 3 * 3600)
+    assert bench.scaler.serving < high
+    assert bench.scaler.serving <= 3
+
+
+def test_to_zero_does_not_wait_for_what_was_missed() -> None:
+    config = replace(CONFIG, min=0, max=8, warm=1, to_zero=True, idle_s=600.0)
+    bench = Bench(config, serving=3)
+    bursty(bench, 2, 420.0, calm=13, burst=28)
+    bench.run(0, 600 + 5 * 310)
+    assert bench.scaler.serving == 0

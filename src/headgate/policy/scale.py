@@ -20,12 +20,12 @@ done when those that serve are nearly full, before anybody waits. So parked ones
 serve stay below 80 %. A burst borrows of it: only what lasts is made good by starting others.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from math import ceil, exp, inf, sqrt
 
 from headgate.model.scale_config import ScaleConfig
 from headgate.policy.forecast import Expected, Forecast
+from headgate.policy.levels import LARGE, Levels
 from headgate.policy.lifecycle import State
 from headgate.policy.pace import Pace
 from headgate.policy.roster import Action, Activate, Drain, Member, Park, PoolView, Roster, Sorted, Start
@@ -95,8 +95,8 @@ class Scaler:
         self._signals = Signals()
         self._target = config.utilisation_target
         """As burstiness has moved it."""
-        self._recent: deque[tuple[float, int]] = deque()
-        """(when, how many would have done), each less than the one before: the first is the most."""
+        self._levels = Levels()
+        """How many would have done, and when."""
         self._grown_at = self._changed_at = -inf
         self._borrowed = 0
         """Of the warm pool: by those who came in a burst, and may not stay."""
@@ -120,7 +120,8 @@ class Scaler:
         if self._idle(now):
             needs = [Need(0.0, f"Nobody has been here for {now - self._here_at:.0f} s.")]
         soon = self._floor(wall, view.start_s + config.ahead_s)
-        reasons = self._level(there, needs, soon, self._later(view, soon, wall), queue is not None, now)
+        near = self._near(view, there, seen)
+        reasons = self._level(there, needs, soon, self._later(view, soon, wall), near, queue is not None, now)
         parked = self._to_park([need for need in needs if need is not queue], soon, queue is not None)
         actions, done = self._roster.settle(
             there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
@@ -168,6 +169,14 @@ class Scaler:
             needs.append(queue)
         return sorted(needs, key=lambda need: -need.replicas)
 
+    def _near(self, view: PoolView, there: Sorted, seen: "Seen") -> int:
+        """With fewer than this, a parked one would be taken into use at this moment: to give one up would be to take it
+        back with the next burst. At most those that serve; 0: none is parked, or the pool is large."""
+        if not self.config.warm or self.serving >= LARGE:
+            return 0
+        here = view.waiting + sum(member.requests for member in there.routed)
+        return min(self.serving, int(here / (FULL * seen.slots)) + 1) if here else 0
+
     def _floor(self, wall: float, ahead_s: float) -> Need:
         if self.forecast is None or not self.config.forecast:
             return Need(0.0, "")
@@ -214,19 +223,22 @@ class Scaler:
 
     # -- how many ---------------------------------------------------------------------------------------------
 
-    def _level(self, there: Sorted, needs: list[Need], soon: Need, later: Need, queue: bool, now: float) -> list[str]:
+    def _level(
+        self, there: Sorted, needs: list[Need], soon: Need, later: Need, near: int, queue: bool, now: float
+    ) -> list[str]:
         """Sets `serving`, and says why it is as it is."""
         before, most = self.serving, needs[0]
         first = soon if soon.replicas > most.replicas else most
         up = self._clamp(_past(first.replicas))
-        enough = self._clamp(_within(max(later.replicas, *(need.replicas for need in needs))))
-        enough = self._remember(max(up, enough), now)
+        needed = max(up, near, self._clamp(_within(max(later.replicas, *(need.replicas for need in needs)))))
+        enough = self._remember(needed, now)
         if up > before:
             held = self._grow(up, there, queue, now)
         elif enough < before:
             held = self._shrink(enough, now)
         else:
-            held = ""
+            held = self._patience(needed, before)
+        self._levels.changed(before, self.serving, now, self.config.down_cooldown_s)
         reasons = [self._headline(before), first.why]
         reasons += [need.why for need in (*needs[:2], soon) if need is not first and need.why]
         return [*reasons, held] if held else reasons
@@ -261,6 +273,13 @@ class Scaler:
         self._changed_at = now
         return ""
 
+    def _patience(self, needed: int, serving: int) -> str:
+        times = self._levels.patience(serving)
+        if needed >= serving or times <= 1.0:
+            return ""
+        kept_s = times * self.config.down_cooldown_s
+        return f"{needed} would do; {serving} were given up before and missed, and are kept for {kept_s:.0f} s."
+
     def _headline(self, before: int) -> str:
         if self.serving == before:
             return f"{_replicas(before)}, as before."
@@ -268,15 +287,11 @@ class Scaler:
 
     def _remember(self, enough: int, now: float) -> int:
         """The most that was needed over the time that fewer must have done for."""
-        recent, since = self._recent, now - self.config.down_cooldown_s
-        if not self._idle(now):
+        idle = self._idle(now)
+        if not idle:
             enough = max(enough, self.config.least)
-        while recent and recent[-1][1] <= enough:
-            recent.pop()
-        recent.append((now, enough))
-        while recent[0][0] < since:
-            recent.popleft()
-        return recent[0][1]
+        self._levels.need(enough, now)
+        return self._levels.kept(now, self.config.down_cooldown_s, patient=not idle)
 
     def _clamp(self, count: int) -> int:
         least = 0 if self.config.to_zero else self.config.least
