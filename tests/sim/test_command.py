@@ -2,7 +2,9 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from headgate.model.gateway_config import GatewayConfig, RoutingConfig
 from headgate.model.replica import Replica
 from headgate.sim.command import Load, PlanOptions, SimulateOptions, failure, run_plan, run_replay, run_simulate
 from headgate.sim.fleet import Failure
+from headgate.sim.plan import plan
 from tests.sim.scene import machine
 
 LOAD = Load(workload="poisson:prompt=50-600,output=5-40", rate=15.0, duration_s=20.0, seed=3)
@@ -153,3 +156,30 @@ def test_a_folder_that_is_not_there_is_found_before_anything_is_run(tmp_path: Pa
     options = PlanOptions(load=LOAD, config=GatewayConfig(), profile=machine(), json=tmp_path / "nowhere" / "plan.json")
     with pytest.raises(StartupError, match="there is no folder"):
         run_plan(options)
+
+
+# -- one answer -------------------------------------------------------------------------------------------------
+
+
+def planned(tmp_path: Path, **load: Any) -> dict[str, Any]:
+    out, err, _ = consoles()
+    options = PlanOptions(
+        load=Load(workload="poisson:rate=24,prompt=20-900,output=4-60", **load),
+        config=GatewayConfig(),
+        profile=machine(),
+        slos=("*:ttft:p95:0.5",),
+        json=tmp_path / "plan.json",
+        draws=2,
+    )
+    assert run_plan(options, out, err) == 0
+    found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
+    return found
+
+
+def test_the_answer_of_a_plan_does_not_flip_with_the_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.sim.command.STANDARD", 1200)
+    monkeypatch.setattr("headgate.sim.command.plan", partial(plan, loads=()))
+    found = [planned(tmp_path, duration_s=duration_s) for duration_s in (5.0, 20.0, None, 75.0)]
+    assert len({one["replicas"] for one in found}) == 1, [(one["replicas"], one["fewest_replicas"]) for one in found]
+    assert all(one["fewest_replicas"] <= one["replicas"] for one in found)
+    assert all(slo["kept"] for one in found for slo in one["slos"])

@@ -8,7 +8,8 @@ import pytest
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.report.results import Target
-from headgate.sim.curve import curve, faster, span_s
+from headgate.sim import plan_report
+from headgate.sim.curve import OPERATING, curve, faster, span_s
 from headgate.sim.fleet import fleet_of
 from headgate.sim.impossible import Impossible
 from headgate.sim.plan import Plan, plan
@@ -29,12 +30,19 @@ def answer() -> Plan:
     return found
 
 
-def test_one_replica_fewer_would_miss_something(answer: Plan) -> None:
+def test_one_replica_fewer_than_the_fewest_would_miss_something(answer: Plan) -> None:
     trials = Trials(CONFIG, machine(), None, "gateway", lambda text: None)
-    assert answer.replicas > 1
+    least = answer.least.replicas
+    assert least > 1
     assert answer.split.own == 0
-    assert trials.case(ARRIVALS, Split(answer.replicas), SLOS, 1).kept
-    assert not trials.case(ARRIVALS, Split(answer.replicas - 1), SLOS, 1).kept
+    assert trials.case(ARRIVALS, Split(least), SLOS, 1).kept
+    assert not trials.case(ARRIVALS, Split(least - 1), SLOS, 1).kept
+
+
+def test_the_answer_is_where_a_fleet_should_be_run_and_keeps_every_slo(answer: Plan) -> None:
+    assert answer.replicas > answer.least.replicas
+    assert OPERATING[0] - 0.1 <= answer.curve.now <= OPERATING[1]
+    assert answer.case.replicas == answer.replicas
     assert answer.case.kept
     assert [one.target for one in answer.case.judged] == list(SLOS)
 
@@ -55,7 +63,9 @@ def test_little_and_the_latency_curve_agree_with_themselves(answer: Plan) -> Non
     assert 0 < answer.curve.now < 1.2
     now = len(ARRIVALS) / span_s(ARRIVALS)
     assert answer.curve.capacity_per_s == pytest.approx(now / answer.curve.now)
-    assert answer.comfortable >= answer.replicas
+    said = plan_report.how(answer)
+    assert said.startswith(f"{answer.replicas} shared by all lanes, to be 60.0")
+    assert said.endswith(f"full; the fewest that keep every SLO: {answer.least.replicas}")
 
 
 def test_twice_the_traffic_and_a_lost_replica_are_answered(answer: Plan) -> None:

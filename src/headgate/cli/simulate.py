@@ -155,7 +155,7 @@ def plan(
     json: File = None,
     html: File = None,
 ) -> None:
-    """Say how many replicas keep every promise, what they cost, and how they take twice the load or a loss.
+    """Say how many replicas to run, the fewest that keep every promise, the cost, and twice the load or a loss.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def plan(
     time_scale
         Play a trace this many times as fast.
     duration
-        Seconds of load.
+        Seconds of load. One that is the same at any time is played for 4 000 requests at least.
     requests
         At most so many.
     seed

@@ -27,6 +27,9 @@ from headgate.sim.run import Level, run
 from headgate.sim.slo import parse
 from headgate.workload.load import Workload
 
+STANDARD = 4000
+"""Requests by which a steady load is planned for, unless more are asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
@@ -47,6 +50,12 @@ class Load:
             duration_s=self.duration_s,
             requests=self.requests,
         )
+
+    def usual(self) -> Workload | None:
+        """Where the load is the same at any time: as much of it as its figures take, however long it is to last. None:
+        it is a trace, of which another length is another load."""
+        made = Workload(self.workload, rate=self.rate, time_scale=self.time_scale, requests=STANDARD)
+        return made if made.steady else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +210,9 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
     check_folders(options.json, options.html)
     slos = parse(options.slos, options.config)
     workload, seed = options.load.made(), options.load.seed
+    usual = options.load.usual() if options.load.requests is None else None
+    if usual is not None and workload.rate * (workload.duration_s or 0.0) < STANDARD:
+        workload = usual  # a short one would be an answer about a few requests
     draws = [list(workload.arrivals(seed + number)) for number in range(max(1, options.draws))]
     with rarely_collected(), err.status("planning") as status:
         answer = plan(
@@ -212,6 +224,7 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
             slots=options.slots,
             level=options.level,
             say=_saying(err, status.update),
+            usual=None if usual is None else list(usual.arrivals(seed)),
         )
     if isinstance(answer, Impossible):
         out.print(Text(str(answer), style="bold red"), soft_wrap=True)

@@ -2,8 +2,10 @@
 
     answer = plan(config, [arrivals], profile, price=2.5)
 
-The fewest replicas with which every percentile is kept, found by simulating: more are never worse, so that their number
-is doubled until all is kept, and the gap then halved. Whether a lane is better off with replicas of its own is found
+The answer is where a fleet should be run: so many that the load is 65 % of what they can do, which is measured, and
+never fewer than keep every percentile. The fewest that do are told beside it, found by simulating: more are no worse,
+so that their number is doubled until all is kept, and the gap then halved. They are on the edge: how many they are
+depends on the slowest few requests of what was drawn. Whether a lane is better off with replicas of its own is found
 the same way. An SLO that a lone request on an idle replica misses is answered with that: no number of replicas helps.
 """
 
@@ -16,7 +18,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report.results import KINDS, Results, Target
 from headgate.report.words import count
-from headgate.sim.curve import LOADS, OPERATING, Curve, curve, faster, offered, span_s
+from headgate.sim.curve import LOADS, OPERATING, Curve, capacity, curve, faster, offered, span_s
 from headgate.sim.fleet import Failure
 from headgate.sim.impossible import Impossible, alone, whatever
 from headgate.sim.intake import Intake
@@ -28,6 +30,8 @@ LOST_AT = 1 / 3
 """When a replica is lost, as a share of the workload."""
 LEAST_IN_LANE = 20
 """Requests that a lane has before replicas of its own are thought of."""
+WORTH = 0.9
+"""Of the replicas that all lanes would share: what a lane with its own must do with, to be worth the trouble."""
 MOST_MORE = 4
 """How many shared ones may be added where two parts do not do together what each did by itself."""
 
@@ -52,10 +56,13 @@ class Little:
 class Plan:
     profile: str
     split: Split
-    """The fewest replicas, and whether a lane has some of its own."""
+    """The answer: how many replicas, and whether a lane has some of its own."""
+    least: Split
+    """The fewest that keep every SLO."""
     other: Split | None
-    """The best the other way: a lane of its own where all share, or the reverse; None: there is none."""
+    """The fewest the other way: a lane of its own where all share, or the reverse; None: there is none."""
     case: Case
+    """The answer, tried out."""
     tokens_per_s: float
     """Prompt and output, of what was answered."""
     price: float | None
@@ -65,7 +72,7 @@ class Plan:
     twice: Case
     """The same replicas, and twice the traffic."""
     twice_split: Split | None
-    """What twice the traffic takes; None: no number was found."""
+    """What twice the traffic takes, told in the same way; None: no number was found."""
     lost: Case | None
     """One replica gone a third of the way, and what came from then on; None: there was only one."""
     notes: tuple[str, ...] = ()
@@ -73,11 +80,6 @@ class Plan:
     @property
     def replicas(self) -> int:
         return self.split.replicas
-
-    @property
-    def comfortable(self) -> int:
-        """Replicas with which the load is in the middle of where a fleet should be run, if that is more."""
-        return max(self.replicas, ceil(self.replicas * self.curve.now / (sum(OPERATING) / 2) - 1e-9))
 
     @property
     def cost_per_hour(self) -> float | None:
@@ -100,9 +102,11 @@ def plan(
     level: Level = "gateway",
     loads: Sequence[float] = LOADS,
     say: Say = lambda text: None,
+    usual: Workload | None = None,
 ) -> Plan | Impossible:
     """All of the workloads must be kept; more than one, where they are drawn by chance. `slos` empty: what the config
-    promises its lanes. `slots`: requests that a replica is given at once. `loads`: where the curve has points."""
+    promises its lanes. `slots`: requests that a replica is given at once. `loads`: where the curve has points. `usual`:
+    what the load is measured by; None: the first workload."""
     if not workloads or min(len(workload) for workload in workloads) < 2:
         raise StartupError("there is nothing to plan for: the workload has fewer than two requests")
     lanes = [_lane_of(config, workload) for workload in workloads]
@@ -122,11 +126,41 @@ def plan(
         if split is None:
             return whatever(shared)
         best, other = split, None
-    elif split is not None and split.replicas < shared:
+    elif split is not None and split.replicas <= WORTH * shared:
         best, other = split, Split(shared)
     else:
         best, other = Split(shared), split
-    return _answer(trials, workloads, lanes, targets, best, other, price, loads)
+    each, load = _each(trials, usual or workloads[0]), offered(usual or workloads[0], profile)
+    split = _operating(trials, workloads, targets, best, load / each, "the operating point")
+    twice = [faster(one, 2.0, most=len(one)) for one in workloads]
+    twice_split = _operating(trials, twice, targets, split, 2 * load / each, "twice the traffic")
+    return _answer(trials, workloads, twice, targets, (split, best, other, twice_split), price, loads)
+
+
+# -- where to run it ----------------------------------------------------------------------------------------
+
+
+def _each(trials: Trials, workload: Workload) -> float:
+    """Seconds of work that one replica gets done in a second."""
+    trials.say("what a replica can do")
+    many = max(1, ceil(offered(workload, trials.profile)))
+    fleet = trials.fleet(Split(many))
+    return max(1e-9, capacity(trials.config, workload, trials.profile, fleet, trials.level, 1) / many)
+
+
+def _operating(
+    trials: Trials, workloads: Sequence[Workload], targets: Sequence[Target], least: Split, busy: float, about: str
+) -> Split:
+    """With `busy` replicas' worth of load each is to be as full as it should be, and no part smaller than it must be.
+    What was never tried is tried: should it miss something, more are added."""
+    many = max(least.replicas, ceil(busy / (sum(OPERATING) / 2) - 1e-9))
+    own = least.own * many // least.replicas
+    split = least
+    for more in range(MOST_MORE * 2):
+        split = Split(max(least.shared, many - own) + more * max(1, many // 8), least.lane, own)
+        if trials.worst(workloads, split, targets, about).kept:
+            break
+    return split
 
 
 # -- one lane by itself -------------------------------------------------------------------------------------
@@ -185,28 +219,20 @@ def _with_own(
 def _answer(
     trials: Trials,
     workloads: Sequence[Workload],
-    lanes: Sequence[list[str]],
+    twice: Sequence[Workload],
     targets: Sequence[Target],
-    best: Split,
-    other: Split | None,
+    found: tuple[Split, Split, Split | None, Split],
     price: float | None,
     loads: Sequence[float],
 ) -> Plan:
     workload, say = workloads[0], trials.say
-    case = trials.worst(workloads, best, targets, "together" if best.own else "all lanes")
+    best, least, other, twice_split = found
+    case = trials.worst(workloads, best, targets, "the operating point")
     results = case.simulated.results
     tokens = int((results.prompt_tokens + results.output_tokens)[results.ok].sum())
     say("the latency curve")
     drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level, loads=loads)
-    say("twice the traffic")
-    twice = [faster(one, 2.0, most=len(one)) for one in workloads]
-    twice_split: Split | None
-    if best.own:
-        guess = 2 * best.shared
-        twice_split = _with_own(trials, twice, lanes, best.lane, targets, guess, "twice the traffic, ")
-    else:
-        fewest = trials.fewest(twice, targets, 2 * best.shared, "twice the traffic")
-        twice_split = None if isinstance(fewest, Case) else Split(fewest)
+    enough = trials.worst(twice, twice_split, targets, "twice the traffic").kept
     lost = None
     if best.replicas > 1:
         say("one replica lost")
@@ -215,6 +241,7 @@ def _answer(
     return Plan(
         profile=trials.profile.name,
         split=best,
+        least=least,
         other=other,
         case=case,
         tokens_per_s=tokens / span_s(workload),
@@ -222,7 +249,7 @@ def _answer(
         curve=drawn,
         little=_little(case),
         twice=trials.case(twice[0], best, targets, 1),
-        twice_split=twice_split,
+        twice_split=twice_split if enough else None,
         lost=lost,
         notes=tuple(_notes(results, case.judged)),
     )

@@ -19,31 +19,31 @@ NAMES = ("p50", "p95", "p99")
 
 
 def render(plan: Plan) -> RenderableType:
-    parts: list[RenderableType] = [
-        Text.assemble(
-            (f"{plan.replicas} × {plan.profile}", "bold green"), f"  {plan.split}, the fewest that keep every SLO"
-        )
-    ]
+    parts: list[RenderableType] = [Text.assemble((f"{plan.replicas} × {plan.profile}", "bold green"), f"  {how(plan)}")]
     parts += [Text(f"  {line}") for line in sentences(plan)]
     parts += ["", judged_table(plan.case.judged), "", curve_table(plan.curve)]
     parts += [Text(f"! {note}", style="yellow") for note in plan.notes]
     return Group(*parts)
 
 
+def how(plan: Plan) -> str:
+    """What the answer is, and the minimum beside it."""
+    low, high = OPERATING
+    if plan.split == plan.least:
+        return f"{plan.split}, the fewest that keep every SLO"
+    where = f"to be {percent(low)} to {percent(high)} full"
+    return f"{plan.split}, {where}; the fewest that keep every SLO: {plan.least.replicas}"
+
+
 def sentences(plan: Plan) -> list[str]:
     """What else there is to say, a line each."""
     said = []
     if plan.other is not None:
-        said.append(f"the other way it takes {plan.other.replicas}: {plan.other}")
+        said.append(f"the other way it takes {plan.other.replicas} at least: {plan.other}")
     cost, each = plan.cost_per_hour, plan.cost_per_1000_tokens
     if cost is not None and each is not None:
         said.append(f"costs {cost:.2f} an hour, {each:.6f} per 1{chr(0x202F)}000 tokens")
-    load = plan.curve.now
-    low, high = OPERATING
-    about = f"load {percent(load)} of the {rate(plan.curve.capacity_per_s)} requests/s that they can do"
-    if load > high:
-        about += f"; {percent(low)} to {percent(high)} is where to be, which takes {plan.comfortable} replicas"
-    said.append(about)
+    said.append(f"load {percent(plan.curve.now)} of the {rate(plan.curve.capacity_per_s)} requests/s that they can do")
     little = plan.little
     said.append(
         f"Little's law: L {little.l:.1f} = λ {little.lambda_:.2f}/s × W {little.w:.2f} s,"
@@ -133,8 +133,8 @@ def plot(curve: Curve) -> str:
 def section(plan: Plan) -> str:
     """The answer in HTML, for a page about the run."""
     lines = "".join(f"<li>{escape(line)}</li>" for line in sentences(plan))
-    head = f"<b>{plan.replicas} × {escape(plan.profile)}</b>, {escape(str(plan.split))}"
-    return f'<div class="panel wide"><p>{head}: the fewest that keep every SLO.</p><ul>{lines}</ul></div>'
+    head = f"<b>{plan.replicas} × {escape(plan.profile)}</b>: {escape(how(plan))}"
+    return f'<div class="panel wide"><p>{head}.</p><ul>{lines}</ul></div>'
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -143,13 +143,14 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "replicas": plan.replicas,
         "shared": plan.split.shared,
         "own": {plan.split.lane: plan.split.own} if plan.split.own else {},
+        "fewest_replicas": plan.least.replicas,
+        "fewest": str(plan.least),
         "otherwise": None if plan.other is None else {"replicas": plan.other.replicas, "how": str(plan.other)},
         "cost_per_hour": plan.cost_per_hour,
         "cost_per_1000_tokens": plan.cost_per_1000_tokens,
         "tokens_per_s": plan.tokens_per_s,
         "load": plan.curve.now,
         "capacity_per_s": plan.curve.capacity_per_s,
-        "comfortable_replicas": plan.comfortable,
         "slos": [_slo(one) for one in plan.case.judged],
         "little": {
             "l": plan.little.l,

@@ -59,6 +59,11 @@ class Workload:
         return sum(source.rate for source in self._sources)
 
     @property
+    def steady(self) -> bool:
+        """No part of it is a trace: it is the same load at any time."""
+        return all(source.period_s is None for source in self._sources)
+
+    @property
     def streams(self) -> list[Stream]:
         return [source.stream for source in self._sources]
 
