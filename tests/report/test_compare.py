@@ -1,8 +1,10 @@
 """Verdicts: rarely wrong about equals, and not blind to a difference."""
 
+import numpy as np
 import pytest
 
-from headgate.report.compare import Difference, compare, judged
+from headgate.report.compare import Difference, compare, judged, pairs, same_arrivals
+from headgate.report.results import Results, Rows
 from tests.report.made import made
 
 
@@ -89,3 +91,42 @@ def test_what_is_said() -> None:
     assert str(share).startswith(
         "good all lanes: 99.50\N{NARROW NO-BREAK SPACE}% → 95.0\N{NARROW NO-BREAK SPACE}%, −4.5 points [−6.0, 0]"
     )
+
+
+# -- the same arrivals --------------------------------------------------------------------------------------------
+
+
+def bursts(factor: float, seed: int = 5, shift_s: float = 0.0) -> Results:
+    """Bursts that make everything a hundred times slower, in both; and each a few percent slower, in one."""
+    rng, rows, noise = np.random.default_rng(seed), Rows(), np.random.default_rng(77)
+    for number in range(3000):
+        slow = 100.0 if (number // 60) % 10 == 0 else 1.0
+        ttft = 0.05 * slow * rng.lognormal(0, 0.5) * factor * noise.lognormal(0, 0.01)
+        rows.add(at_s=number * 0.05 + shift_s, lane="fast", ttft_s=ttft, e2e_s=2 * ttft, output_tokens=2)
+    return rows.results(f"{factor}", source="simulation")
+
+
+def verdicts(before: Results, after: Results) -> dict[str, str]:
+    return {one.what: one.verdict for one in compare(before, after)}
+
+
+def test_a_small_difference_on_the_same_arrivals_is_told_apart() -> None:
+    paired, apart = verdicts(bursts(1.0), bursts(1.03)), verdicts(bursts(1.0), bursts(1.03, shift_s=0.001))
+    assert paired["p50 TTFT"] == paired["p95 TTFT"] == "real"
+    assert apart["p95 TTFT"] == "not told apart"
+    assert same_arrivals(bursts(1.0), bursts(1.03))
+    assert not same_arrivals(bursts(1.0), bursts(1.0, shift_s=0.001))
+    assert not same_arrivals(Rows().results("a", source="bench"), Rows().results("b", source="bench"))
+
+
+def test_the_same_twice_is_no_difference() -> None:
+    assert set(verdicts(bursts(1.0), bursts(1.0)).values()) <= {"not told apart", "too few"}
+    assert {(one.faster, one.slower, one.same) for one in pairs(bursts(1.0), bursts(1.0))} == {(0, 0, 3000)}
+
+
+def test_each_request_beside_itself() -> None:
+    ttft, e2e = pairs(bursts(1.0), bursts(0.8))
+    assert (ttft.faster, ttft.slower, ttft.lane) == (3000, 0, "fast")
+    assert ttft.change == pytest.approx(-0.2)
+    assert str(e2e) == "fast e2e of each request beside itself: 3000 faster, 0 slower, 0 the same; −20 % at the median"
+    assert pairs(bursts(1.0), bursts(0.8, shift_s=1.0)) == []

@@ -17,7 +17,7 @@ from headgate.report.summary import summarise
 from headgate.sim import autoscale_report as report
 from headgate.sim.autoscale import MONDAY, learn
 from headgate.sim.autoscale_compare import VARIANTS, Case, Setting, one, with_foresight
-from headgate.sim.command import SimulateOptions, check_folders, write_json
+from headgate.sim.command import SimulateOptions, check_folders, show_compared, write_json
 from headgate.sim.fleet import Member, batch_from
 from headgate.sim.slo import promised
 
@@ -56,6 +56,10 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
             out.print(Text(line, style="dim"), soft_wrap=True)
         out.print()
     out.print(report.table(cases))
+    if not options.compare and len(cases) == 2:
+        first, other = (replace(case.outcomes.simulated.results, title=case.name) for case in cases)
+        out.print()
+        show_compared(first, other, base.load.seed, out)
     _write(base, cases, err)
     if not any(case.outcomes.simulated.results.ok.any() for case in cases):
         err.print("headgate: not one request was completed", markup=False)

@@ -14,7 +14,7 @@ from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report import goodput, html_page, json_file, table
-from headgate.report.compare import compare
+from headgate.report.compare import compare, pairs, same_arrivals
 from headgate.report.results import Results
 from headgate.report.summary import summarise
 from headgate.sim import plan_report
@@ -128,9 +128,7 @@ def run_simulate(options: SimulateOptions, out: Console | None = None, err: Cons
         table.show(results, summarise(results, seed), out)
         out.print()
     for results in found[1:]:
-        out.print(Text(f"{found[0].title} → {results.title}", style="bold"))
-        for difference in compare(found[0], results, seed=seed):
-            out.print(Text(f"  {difference}", style="" if difference.verdict == "real" else "dim"), soft_wrap=True)
+        show_compared(found[0], results, seed, out)
     if options.json is not None:
         more = {"what_if": json_file.as_dict(found[1], summarise(found[1], seed))} if len(found) > 1 else {}
         json_file.write(options.json, found[0], summarise(found[0], seed), more=more)
@@ -142,6 +140,16 @@ def run_simulate(options: SimulateOptions, out: Console | None = None, err: Cons
         err.print("headgate: not one request was completed", markup=False)
         return 1
     return 0
+
+
+def show_compared(before: Results, after: Results, seed: int, out: Console) -> None:
+    """Which differences are real, and each request beside itself."""
+    how = "  the same arrivals, compared pairwise" if same_arrivals(before, after) else ""
+    out.print(Text.assemble((f"{before.title} → {after.title}", "bold"), how))
+    for difference in compare(before, after, seed=seed):
+        out.print(Text(f"  {difference}", style="" if difference.verdict == "real" else "dim"), soft_wrap=True)
+    for pair in pairs(before, after):
+        out.print(Text(f"  {pair}"), soft_wrap=True)
 
 
 def _simulated(options: SimulateOptions, err: Console) -> Results:
