@@ -45,7 +45,7 @@ def tried(process: "subprocess.Popen[str]", **environ: str) -> tuple[list[str], 
 
 
 def answers(said: str) -> bool:
-    return json.loads(said)["choices"][0]["message"]["content"] != ""
+    return bool(json.loads(said)["choices"][0]["message"]["content"])
 
 
 @pytest.mark.timeout(60)

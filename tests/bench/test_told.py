@@ -1,6 +1,7 @@
 """What a run says about itself: the lanes that the server used, what was cached, its seed."""
 
 import json
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from headgate.bench.run import run
 from headgate.wire.exchange import Exchange
 from tests.bench.scene import LAST, TOKEN, Scripted, live, serving, whole_stream
 from tests.bench.test_run import consoles
-from tests.gateway.test_gateway import double, gateway
+from tests.gateway.test_gateway import chat, double, gateway
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -79,3 +80,23 @@ def test_the_seed_is_another_one_each_time_unless_it_is_given(monkeypatch: pytes
     seeds = [options.seed for options in seen]
     assert len(set(seeds[:3])) > 1
     assert seeds[3:] == [7, 7]
+
+
+def test_a_refusal_says_its_lane_too_and_nobody_is_told_who_does_not_ask(tmp_path: Path) -> None:
+    config = {"anonymous": {"requests_per_min": 1}}
+    body = json.dumps(chat("n=1")).encode()
+    with double() as (_, engine), gateway(tmp_path, config, engine) as url:
+        found = []
+        for more in ({"x-headgate-timings": "1"}, {"x-headgate-timings": "1"}, {}):
+            connection = HTTPConnection(url.removeprefix("http://"))
+            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json", **more})
+            answer = connection.getresponse()
+            answer.read()
+            found.append((answer.status, answer.getheader("x-headgate-lane"), answer.getheader("x-headgate-queue-ms")))
+            connection.close()
+    (ok, lane, waited), refused, silent = found
+    assert (ok, lane) == (200, "slow")
+    assert waited is not None
+    assert float(waited) >= 0
+    assert refused == (429, "slow", None)
+    assert silent == (429, None, None)

@@ -1,9 +1,7 @@
 """The page at `/` in a real browser: what somebody sees, hears and can do."""
 
-import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ pytest.importorskip("playwright.sync_api", reason="no playwright: pip install pl
 
 from playwright.sync_api import Browser
 
-from tests.browser.visit import ROOT, Visit, chromium, clean_visit, scene, visit
+from tests.browser.visit import Visit, chromium, clean_visit, scene, visit
 from tests.engine.process import ask
 
 pytestmark = pytest.mark.timeout(120)  # a browser on a busy machine takes its time
@@ -360,24 +358,3 @@ def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, fleet: str) 
         assert seen.page.evaluate(running) > 0
     with clean_visit(browser, fleet, reduced_motion="reduce") as seen:
         assert seen.page.evaluate(running) == 0
-
-
-# -- pictures -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    os.environ.get("HEADGATE_SCREENSHOTS") != "1", reason="HEADGATE_SCREENSHOTS=1 makes docs/images anew"
-)
-def test_pictures_for_the_readme(browser: Browser) -> None:
-    folder: Path = ROOT / "docs" / "images"
-    sizes = (("light", 1600, 1080, "light", 1), ("dark", 1600, 1080, "dark", 1), ("phone", 360, 760, "dark", 2))
-    with scene("--replicas", "200") as (_, url):
-        for name, width, height, scheme, scale in sizes:
-            with clean_visit(browser, url, width, scheme, height=height, device_scale_factor=scale) as seen:
-                seen.changes("#vitals")
-                seen.page.screenshot(path=folder / f"dashboard-{name}.png")
-                if name == "light":
-                    seen.page.locator("#slow-rows tr").first.click()
-                    seen.page.locator("#request table.waterfall").wait_for()
-                    seen.until("document.getAnimations().every(a => a.animationName !== 'slide')")
-                    seen.page.screenshot(path=folder / "dashboard-waterfall.png")

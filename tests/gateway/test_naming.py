@@ -41,7 +41,7 @@ def model_of(said: dict[str, Any]) -> str:
 async def test_a_public_name_is_what_clients_see(stream: bool) -> None:
     async with scene() as it:
         assert models(await it.ask("n=3", stream=stream)) == {"chat"}
-        usage = {"stream_options": {"include_usage": True}} if stream else {}
+        usage: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
         assert models(await it.ask("n=3", stream=stream, **usage)) == {"chat"}
         assert it.engines["chat-1"].bodies[0]["model"] == "double"
 

@@ -19,6 +19,7 @@ from headgate.report import table
 from headgate.report.results import Results, Rows, Target
 from headgate.report.statistics import Estimate
 from headgate.report.summary import summarise
+from headgate.report.words import ms
 from headgate.sim import autoscale_report, plan_report
 from headgate.sim.autoscale_compare import Case
 from headgate.sim.curve import Curve, Point
@@ -63,7 +64,7 @@ def test_the_figures_of_a_lane(scale: float) -> None:
     for summary in summaries.values():
         for spread in summary.figures.values():
             for estimate in spread.levels.values():
-                value = table.ms(estimate.value)
+                value = ms(estimate.value)
                 assert re.search(rf"(^|\s){re.escape(value)}(\s|$)", said, re.MULTILINE), value
                 assert value in wide
     assert len(re.findall(r"[✓✗]≤", said)) == len(re.findall(r"[✓✗]≤", wide)) > 10

@@ -66,7 +66,8 @@ def test_what_if_is_shown_beside_what_is() -> None:
     )
     assert run_simulate(options, out, err) == 0
     said = text.getvalue()
-    assert "simulation → what if" in said
+    assert "simulation → what if  the same arrivals, compared pairwise" in said
+    assert "TTFT of each request beside itself" in said
     assert "3 × small" in said
 
 
