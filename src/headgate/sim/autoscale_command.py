@@ -55,7 +55,7 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
         for line in report.decisions(case, SHOWN):
             out.print(Text(line, style="dim"), soft_wrap=True)
         out.print()
-    out.print(report.table(cases))
+    out.print(report.table(cases, out.width))
     if not options.compare and len(cases) == 2:
         first, other = (replace(case.outcomes.simulated.results, title=case.name) for case in cases)
         out.print()

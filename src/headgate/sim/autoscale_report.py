@@ -13,6 +13,8 @@ from headgate.report.words import count, ms, percent
 from headgate.sim.autoscale_compare import HOUR_S, ORACLE, Case, hours
 
 HEADINGS = ("", "TTFT p99, ms", "kept", "hours missed", "turned away", "replica-hours", "against the oracle", "starts")
+WIDE = 110
+"""Columns that whole headings take."""
 PLOT_S = 1800.0
 """Width of what a point of the p99 plot is of."""
 MOST_REASONS = 6
@@ -32,11 +34,12 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     return found
 
 
-def table(cases: Sequence[Case]) -> Table:
+def table(cases: Sequence[Case], width: int = 80) -> Table:
+    """Where there is little room the headings are broken, and no figure is."""
     made = Table(box=None, padding=(0, 1))
     for heading in HEADINGS:
-        narrow = heading.replace("-", " ").replace(" ", "\n")
-        made.add_column(narrow, justify="left" if not heading else "right", no_wrap=True)
+        shown = heading if width >= WIDE else heading.replace("-", "-\n").replace(" ", "\n")
+        made.add_column(shown, justify="left" if not heading else "right", no_wrap=True)
     for row in rows(cases):
         made.add_row(*row)
     return made
