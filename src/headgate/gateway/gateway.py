@@ -406,7 +406,7 @@ class Gateway:
             accepted.wants_usage,
             self._clock,
             generation_s(lane, own),
-            answer_headers(accepted, ticket.exchange.headers, ticket.queue_s),
+            answer_headers(allowance, request.lane, ticket.exchange.headers, ticket.queue_s),
             WANTED.get(accepted.path, "choices"),
         )
         if request.stream and request.choices == 1 and can_go_on(accepted.path, accepted.body):

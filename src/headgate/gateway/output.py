@@ -30,15 +30,14 @@ _NO_REASONING: Final = b'"reasoning_content":null'
 """In every event, with some engines."""
 
 
-def answer_headers(accepted: Accepted, given: dict[str, str], queue_s: float) -> Headers:
+def answer_headers(allowance: Allowance | None, lane: str, given: dict[str, str], queue_s: float) -> Headers:
     """Beside an answer: why it may say no more; and for clients that ask for it, in which lane it was, and how long it
     waited there."""
-    allowance = accepted.allowance
     told: list[tuple[str, str]] = []
     if allowance is not None and allowance.why:
         told.append(("x-headgate-max-tokens", allowance.why))
     if TIMINGS in given:
-        told.append(("x-headgate-lane", accepted.request.lane))
+        told.append(("x-headgate-lane", lane))
         told.append(("x-headgate-queue-ms", f"{queue_s * 1e3:.3f}"))
     return tuple(told)
 
