@@ -3,6 +3,7 @@
 import ast
 import inspect
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +12,7 @@ from headgate.model import gateway_config, hints
 from headgate.model.bounds import BOUNDS
 from headgate.model.contradictions import contradictions, did_you_mean, replica_id
 from headgate.model.gateway_config import ANONYMOUS, ClassifyConfig, EmbeddedConfig, GatewayConfig, RelayConfig, Tenant
-from headgate.model.hints import KeyHash, Name, ReplicaUrl, Seconds, Share, Text
+from headgate.model.hints import HeaderValue, KeyHash, Name, ReplicaUrl, Seconds, Share, Text, WebOrigin
 from headgate.model.lane import LANES
 from headgate.model.replica import Replica
 
@@ -73,6 +74,8 @@ def test_every_config_is_frozen_and_every_bound_is_of_a_field_that_exists() -> N
         (Share, [0.0, 1.0], [-0.1, 1.1]),
         (Name, ["fast", "a-1_B"], ["", "a b", "-a", "a.b", "é", "a\n", "x" * 65]),
         (Text, ["meta/llama 3:8b", "é"], ["", "a\nb", "\x7f", "\ud800", "x" * 257]),
+        (HeaderValue, ["Bearer a b"], ["", " a", "a\r\nx: y", "é", "x" * 4097]),
+        (WebOrigin, ["*", "https://a.example:8443"], ["", "null", "https://a.example/", "https://u@a", "ftp://a"]),
         (KeyHash, KEYS, ["", "sk-1", "A" * 64, "1" * 63, hints._HASH_OF_NOTHING, "1" * 64 + "\n"]),
         (
             ReplicaUrl,
@@ -137,6 +140,21 @@ def test_two_replicas_with_one_id_are_refused() -> None:
     ]
 
 
+def test_what_goes_with_every_question_to_an_engine_is_said_once_and_kept_out_of_what_is_written_down() -> None:
+    one = Replica(id="a", url="https://a", api_key_file=Path("key"), headers={"x-team": "b"}, ca=Path("ca.pem"))
+    assert found(replicas=(one,)) == []
+    assert one.public == Replica(id="a", url="https://a")
+    for headers, flaw in (
+        ({"Host": "b"}, "host is written with every request; leave it out"),
+        ({"x-a": "1", "X-A": "2"}, "x-a is given twice"),
+        ({"authorization": "b"}, "authorization is what api_key_file is for; give one of the two"),
+    ):
+        assert ("replicas[0].headers", flaw) in found(replicas=(replace(one, headers=headers),))
+    assert found(replicas=(replace(one, url="http://a"),)) == [
+        ("replicas[0].ca", "expected an https address, got http://a")
+    ]
+
+
 def test_one_key_has_one_holder_and_is_not_shown() -> None:
     other = Tenant(name="other", key_sha256=(KEYS[1], KEYS[0]))
     assert found(tenants=(ACME, other), admin_keys=(KEYS[2], KEYS[0], KEYS[2])) == [
@@ -176,3 +194,9 @@ def test_a_spool_is_no_smaller_than_what_it_relieves() -> None:
 def test_only_a_tenants_key_counts_as_a_key() -> None:
     assert GatewayConfig(tenants=(ACME,)).has_keys
     assert not GatewayConfig(admin_keys=(KEYS[0],)).has_keys
+
+
+def test_keys_are_asked_for_from_the_first_on_or_where_nobody_is_served_without() -> None:
+    assert GatewayConfig(tenants=(ACME,)).asks_for_keys
+    assert GatewayConfig(anonymous=replace(ANONYMOUS, allowed=False)).asks_for_keys
+    assert not GatewayConfig().asks_for_keys

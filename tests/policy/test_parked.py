@@ -27,6 +27,7 @@ def test_a_parked_one_gets_nothing_and_takes_who_waits_the_moment_it_is_activate
     parked(made, "p", 2)
     first, second, third = request(), request(), request()
     assert placed(send(made, first, second, third)) == [first.id]
+    assert made.members.is_parked("p")
     assert placed(made.on(Probed("p", ok=True), 0.05)) == []
     assert placed(made.on(ReplicaParked("p", False), 0.1)) == [second.id, third.id]
 
