@@ -247,7 +247,8 @@ def test_a_lane_bounds_lists_and_logprobs() -> None:
         accept({"logprobs": 3}, lane=lane, path=TEXT)
     with pytest.raises(InvalidRequest, match="2 stop sequences"):
         accept({"stop": ["a", "b"]}, lane=lane)
-    assert accept({"logprobs": True}, lane=replace(lane, logprobs_limit=0))
+    with pytest.raises(InvalidRequest, match="logprobs: 1, and lane 'slow' allows 0"):
+        accept({"logprobs": True}, lane=replace(lane, logprobs_limit=0))
 
 
 @pytest.mark.parametrize("name", PROBABILITIES)

@@ -136,8 +136,8 @@ def keep_bounds(shape: Shape, extra: Extra | None, lane: Lane) -> None:
     top, own = shape.top_logprobs, shape.logprobs
     if top is not None and top > lane.logprobs_limit:
         _refuse("top_logprobs", str(top), lane, "logprobs_limit", lane.logprobs_limit)
-    if own is not None and own is not True and own > lane.logprobs_limit:
-        _refuse("logprobs", str(own), lane, "logprobs_limit", lane.logprobs_limit)
+    if own is not None and own > lane.logprobs_limit:  # true, of a chat, counts as one: the token's own
+        _refuse("logprobs", str(int(own)), lane, "logprobs_limit", lane.logprobs_limit)
     if extra is not None:
         if extra.entries is not None and extra.entries[1] > lane.entries_limit:
             _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
