@@ -29,7 +29,7 @@ from tests.fuzz.stage import Process, Stage, staged
 from tests.fuzz.talking import Unanswered, answers_in, heads_in, judged, post, talked
 
 AT_ONCE, ROUND_S = 64, 12.0
-SETTLE_S = 15.0
+SETTLE_S = 25.0
 """Until everything that was held is back."""
 MOST_GROWTH_MB = 12.0
 """From the most in a third of the time to the end."""
@@ -136,12 +136,14 @@ async def beside(run: Run) -> None:
 
 async def round_of(run: Run, cases: Callable[[], tuple[str, int] | None], until: float) -> None:
     async def worker() -> None:
-        while time.monotonic() < until and (case := cases()):
+        while time.monotonic() < until and len(run.failures) < MOST_FAILURES and (case := cases()):
             await tried(run, *case)
 
     run.stage.calm(False)
     asking = asyncio.ensure_future(beside(run))
-    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(AT_ONCE):
+            workers.create_task(worker())
     asking.cancel()
     run.stage.calm(True)
 

@@ -64,7 +64,7 @@ def ordinary(rng: random.Random, path: str) -> dict[str, Any]:
             return {"model": body["model"], "prompt": text(rng, 60)}
         case _:
             body["input"] = text(rng, 60)
-            body.pop("max_tokens")
+            body["max_output_tokens"] = body.pop("max_tokens")
     return body
 
 

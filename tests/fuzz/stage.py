@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headgate.model.lane import LANES
+from headgate.model.output_config import TASKS
 from tests.fuzz.engines import Engine
 
 READY_WITHIN_S = 120.0
@@ -84,6 +86,9 @@ def config(engines: dict[str, int]) -> dict[str, Any]:
             "header_s": 2, "body_s": 3, "idle_s": 5, "connect_s": 1, "first_token_s": 2, "stall_s": 1.5,
             "slow_client_grace_s": 0.5, "no_replica_wait_s": 1,
         },
+        "lanes": {name: {"max_tokens": 16} for name in LANES},
+        "output": {"tasks": {name: {"max_tokens": 8} for name in TASKS}},
+        "warm": {"timeout_s": 5},
         "health": {"deep_interval_s": 5},
         "observe": {"keep": 500},
     }  # fmt: skip
@@ -106,7 +111,7 @@ async def staged(seed: int) -> AsyncIterator[Stage]:
                 "--slots",
                 "4",
                 "--context",
-                "1024",
+                "256",
                 "--max-tokens",
                 "8",
                 "--model-name",

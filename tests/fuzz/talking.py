@@ -48,12 +48,14 @@ async def _talked(port: int, pieces: Iterable[bytes], leaves: bool, says_all: bo
     try:
         with contextlib.suppress(OSError):
             for piece in pieces:
+                if writer.transport.is_closing():
+                    break
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(pause_s)
             if leaves:
                 return bytes(heard)
-            if says_all:
+            if says_all and not writer.transport.is_closing():
                 writer.write_eof()
         await listening
     finally:
