@@ -125,6 +125,13 @@ def test_an_answer_that_keeps_its_lanes_promise_and_ends_in_time_is_asked_for_as
 # -- what an event says ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("content", ["5", "true", "[1, 2]", '{"a": "b"}', "1.5"])
+def test_an_event_whose_text_is_none_adds_nothing(content: str) -> None:
+    for field in ('"delta": {"content": %s}', '"text": %s'):
+        assert text_of(b'{"id": "x", "choices": [{%b}]}' % (field % content).encode()) == b""
+
+
+
 @pytest.mark.parametrize(
     ("text", "dumps"),
     [

@@ -74,7 +74,8 @@ def _decoded_text(event: bytes) -> bytes:
         choices = msgspec.json.decode(event)["choices"]
         delta = choices[0].get("delta") or choices[0]
         text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
-        return msgspec.json.encode(text)[1:-1]
+        # Of anything but a text there may be nothing within its first and last byte.
+        return msgspec.json.encode(text)[1:-1] if isinstance(text, str) else b""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return b""
 
