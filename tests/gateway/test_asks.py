@@ -251,6 +251,20 @@ def test_a_lane_bounds_lists_and_logprobs() -> None:
         accept({"logprobs": True}, lane=replace(lane, logprobs_limit=0))
 
 
+@pytest.mark.parametrize("more", [{"max_output_tokens": 100_000}, {"min_tokens": 50}, {"n_predict": -1}])
+def test_what_an_engine_is_told_does_not_depend_on_how_the_body_was_spelled(more: dict[str, Any]) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3, **more}
+    sent = []
+    for spelled in (json.dumps(asked), json.dumps(asked, separators=(",", ":"))):
+        exchange = Exchange(Connection(), 0.0)
+        exchange.path, exchange.headers, exchange.request_id, exchange.body = CHAT, {}, "r", spelled.encode()
+        accepted = acceptor().accept(exchange)
+        sent.append(json.loads(accepted.encoded or json.dumps(accepted.body)))
+    assert sent[0] == sent[1]
+    assert sent[0].get("min_tokens", 0) <= sent[0]["max_tokens"] == 3
+    assert not sent[0].keys() & {"max_output_tokens", "n_predict"}
+
+
 @pytest.mark.parametrize("name", PROBABILITIES)
 def test_other_names_for_top_logprobs_are_bounded_too(name: str) -> None:
     assert accept({name: 20}).body[name] == 20

@@ -131,7 +131,6 @@ def test_an_event_whose_text_is_none_adds_nothing(content: str) -> None:
         assert text_of(b'{"id": "x", "choices": [{%b}]}' % (field % content).encode()) == b""
 
 
-
 @pytest.mark.parametrize(
     ("text", "dumps"),
     [

@@ -113,6 +113,7 @@ async def asked(door: Door, line: str, *headers: str, host: str = "127.0.0.1:800
         return await client.ask("\r\n".join([f"{line} HTTP/1.1", f"host: {host}", *headers, "", ""]).encode())
 
 
+SOCKET = "GET /v1/chat/completions"
 CHAT, MODELS = "POST /v1/chat/completions", "GET /v1/models"
 
 
@@ -166,6 +167,34 @@ async def test_who_gets_in(line: str, headers: tuple[str, ...], host: str, open_
         assert json.loads(answer.body)["error"]["code"] == "foreign_page"
     door.change(clients_have_keys=True, admins_have_keys=True)
     assert (await asked(door, line, *headers, host=host)).status == keyed
+
+
+UPGRADE = ("upgrade: websocket", "connection: upgrade")
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "host", "status"),
+    [
+        (CHAT, ("authorization: Bearer k",), "127.0.0.1:8000", 200),
+        (CHAT, ("authorization: Bearer ",), "127.0.0.1:8000", 403),
+        (CHAT, ("x-api-key: ",), "127.0.0.1:8000", 403),
+        (CHAT, ("authorization: Bearer ", "x-api-key: k"), "127.0.0.1:8000", 403),  # the first counts
+        (CHAT, ("authorization: Basic a2V5",), "127.0.0.1:8000", 403),
+        (SOCKET, (*UPGRADE, "sec-websocket-protocol: a, openai-insecure-api-key.k"), "127.0.0.1:8000", 200),
+        (SOCKET, (*UPGRADE, "sec-websocket-protocol: a, openai-insecure-api-key."), "127.0.0.1:8000", 403),
+        (SOCKET, (*UPGRADE, "sec-websocket-protocol: xopenai-insecure-api-key.k"), "127.0.0.1:8000", 403),
+        (CHAT, ("sec-websocket-protocol: openai-insecure-api-key.k",), "127.0.0.1:8000", 403),
+        (CHAT, ("authorization: Bearer k",), "pointed.example:8000", 200),
+        (CHAT, ("sec-fetch-site: same-origin",), "evil.example", 403),
+    ],
+)  # fmt: skip
+@live
+async def test_where_nobody_needs_a_key_a_page_does(
+    line: str, headers: tuple[str, ...], host: str, status: int
+) -> None:
+    door = Door(ROUTER, loopback_only=True)
+    door.change(clients_have_keys=True, admins_have_keys=True, anonymous=True)
+    assert (await asked(door, line, EVIL, *headers, host=host)).status == status
 
 
 @live

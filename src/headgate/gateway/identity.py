@@ -4,6 +4,7 @@ import hashlib
 
 from headgate.model.errors import Unauthorized
 from headgate.model.gateway_config import Tenant
+from headgate.wire.origin import key_in
 
 
 class Identities:
@@ -18,8 +19,7 @@ class Identities:
 
     def of(self, headers: dict[str, str]) -> Tenant:
         """Raises Unauthorized. A wrong key is one even where none is needed: the client believes it is somebody."""
-        given = headers.get("authorization", "")
-        key = given[7:].strip() if given[:7].lower() == "bearer " else headers.get("x-api-key", "")
+        key = key_in(headers)
         if key and self._by_digest:
             # Looked up by digest: how long that takes depends on the digest, from which nobody gets back to the key.
             tenant = self._by_digest.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest())

@@ -18,7 +18,7 @@ from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
 from headgate.wire.message import MessageExchange
-from headgate.wire.origin import KEY_PREFIX
+from headgate.wire.origin import key_offered
 from headgate.wire.reader import SANE_ID
 from headgate.wire.router import Routes
 from headgate.wire.state import ServerState
@@ -129,10 +129,9 @@ class Sockets:
             if name not in OF_THE_CONNECTION and not name.startswith("sec-websocket-")
         }
         offered = [name.strip() for name in given.get("sec-websocket-protocol", "").split(",") if name.strip()]
-        if "authorization" not in headers and "x-api-key" not in headers:
-            for name in offered:
-                if name.startswith(KEY_PREFIX):
-                    headers["authorization"] = f"Bearer {name.removeprefix(KEY_PREFIX)}"
+        key = key_offered(given.get("sec-websocket-protocol", ""))
+        if key and "authorization" not in headers and "x-api-key" not in headers:
+            headers["authorization"] = f"Bearer {key}"
         self._gateway.acceptor.known(headers)
         if offered and SUBPROTOCOL not in offered:
             raise InvalidRequest(f"of subprotocols only {SUBPROTOCOL!r} is spoken: offer it as well")

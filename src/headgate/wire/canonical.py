@@ -5,6 +5,7 @@ for byte, there is nothing in it that another parser could take for something el
 of 310 bytes.
 """
 
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ _LONG_NUMBER: Final = b"0" * (INT_DIGITS + 1)
 # Keep quotes and brackets, and make objects arrays: of a valid body only the nesting is asked.
 _NESTING: Final = bytes.maketrans(b"{}", b"[]")
 _NOT_NESTING: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_SIGNED: Final = bytes.maketrans(b"[]", b"\x01\xff")
+_PASSES: Final = 3
 
 _read: Final = msgspec.json.Decoder().decode
 _write: Final = msgspec.json.Encoder().encode
@@ -37,15 +40,19 @@ def canonical(body: bytes, depth: int) -> object:
 
 
 def too_deep(body: bytes, limit: int) -> bool:
-    """Whether a body that has been parsed nests deeper than `limit`. Each pass takes off the innermost
-    level. All of it runs in C, which walking the values would not."""
+    """Whether a body nests deeper than `limit`. Each pass takes off the innermost level; after a few, the depth is
+    summed up bracket by bracket, since 60 kB of deep lists would take 12 ms otherwise. All of it runs in C, which
+    walking the values would not. Of what is no JSON it says something."""
     if body.count(b"[") + body.count(b"{") <= limit:
         return False
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     outside_strings = unescaped.translate(_NESTING, _NOT_NESTING).split(b'"')[::2]
     brackets = b"".join(outside_strings)
-    for _ in range(limit):
+    for taken in range(limit):
         brackets = brackets.replace(b"[]", b"")
         if not brackets:
             return False
+        if taken == _PASSES:
+            levels = memoryview(brackets.translate(_SIGNED)).cast("b")
+            return max(accumulate(levels)) > limit - taken - 1
     return True

@@ -4,9 +4,10 @@ Browsers let any page send requests to anywhere, also to this machine, and only 
 needed, that is all there is to go by. A client that is no browser says nothing of a page, and is let through.
 
 A page may ask if it comes from here, if its origin is allowed by config (paths below /v1 only; the answers then carry
-CORS headers), or if it sends a key and the path asks for keys: the route judges the key. Where no key is needed and
-only this machine is listened to, the Host must be a name of this machine as well. Any other name was pointed here by
-its owner (DNS rebinding), and to the browser that owner's page and this gateway are then the same origin.
+CORS headers), or if it sends a key and the path asks for keys: the route judges the key. Where a request without a key
+is served and only this machine is listened to, the Host must be a name of this machine as well. Any other name was
+pointed here by its owner (DNS rebinding), and to the browser that owner's page and this gateway are then the same
+origin.
 """
 
 from collections.abc import Iterable
@@ -34,6 +35,21 @@ _LOCAL: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HEALTH: Final = ("/health/live", "/health/ready", "/health")
 _PUBLIC: Final = (*_HEALTH, "/", "/docs", "/docs/style.css", "/openapi.json")
 _LOOKING: Final = ("GET", "HEAD")
+
+
+def key_in(headers: dict[str, str]) -> str:
+    """The key that a request brings; empty: none."""
+    given = headers.get("authorization", "")
+    return given[7:].strip() if given[:7].lower() == "bearer " else headers.get("x-api-key", "")
+
+
+def key_offered(protocols: str) -> str:
+    """The key among a WebSocket's subprotocols; empty: none."""
+    key = ""
+    for name in protocols.split(","):
+        if name.strip().startswith(KEY_PREFIX):
+            key = name.strip().removeprefix(KEY_PREFIX)
+    return key
 
 
 def is_local(host: str) -> bool:
@@ -74,13 +90,20 @@ class Door:
         self.change()
 
     def change(
-        self, origins: Iterable[str] = (), *, clients_have_keys: bool = False, admins_have_keys: bool = False
+        self,
+        origins: Iterable[str] = (),
+        *,
+        clients_have_keys: bool = False,
+        admins_have_keys: bool = False,
+        anonymous: bool = False,
     ) -> None:
-        """From now on: pages from these origins may use /v1, and keys are asked for there, or at /admin."""
+        """From now on: pages from these origins may use /v1, and there are keys for it, or for /admin. `anonymous`:
+        although there are keys, requests without one are served too."""
         self._origins = frozenset([origin.lower() for origin in origins])
         self._clients_have_keys = clients_have_keys
         self._admins_have_keys = admins_have_keys
-        self._checks_host = not clients_have_keys and (self._loopback_only or bool(self._names))
+        serves_anybody = anonymous or not clients_have_keys
+        self._checks_host = serves_anybody and (self._loopback_only or bool(self._names))
 
     def __call__(self, exchange: Exchange) -> None:
         if self.lets_in(exchange):
@@ -94,7 +117,8 @@ class Door:
         # To what they take for a page's own origin, browsers say an Origin with every method but these two.
         if not from_page and exchange.method not in _LOOKING:
             return True
-        if self._checks_host and headers.get("host", "") not in self._hosts and not self._knows_host(exchange):
+        unknown_host = self._checks_host and headers.get("host", "") not in self._hosts
+        if unknown_host and not self._brings_key(exchange) and not self._knows_host(exchange):
             return False
         if not from_page:
             return True
@@ -132,11 +156,11 @@ class Door:
         path, headers = exchange.path, exchange.headers
         asks_clients = self._clients_have_keys and path.startswith("/v1/")
         asks_admins = self._admins_have_keys and path.startswith("/admin/")
-        return (asks_clients or asks_admins) and (
-            headers.get("authorization", "")[:7].lower() == "bearer "
-            or "x-api-key" in headers
-            or KEY_PREFIX in headers.get("sec-websocket-protocol", "")
-        )
+        if not asks_clients and not asks_admins:
+            return False
+        if "authorization" in headers or "x-api-key" in headers:
+            return bool(key_in(headers))
+        return exchange.method == "GET" and bool(key_offered(headers.get("sec-websocket-protocol", "")))
 
     # -- pages that are allowed --------------------------------------------------------------------------------
 

@@ -216,7 +216,12 @@ def identities(config: GatewayConfig) -> Identities:
 
 def open_door(door: Door, config: GatewayConfig, access: Access) -> None:
     """Tell it who needs a key, and whose web pages may ask."""
-    door.change(config.cors.origins, clients_have_keys=config.asks_for_keys, admins_have_keys=not access.is_open)
+    door.change(
+        config.cors.origins,
+        clients_have_keys=config.asks_for_keys,
+        admins_have_keys=not access.is_open,
+        anonymous=config.anonymous.allowed,
+    )
 
 
 def _object(text: str) -> dict[str, Any]:
