@@ -21,7 +21,7 @@ from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 from headgate.replica.credentials import Credentials
 from tests.engine.process import TESTED, ask, headgate
-from tests.gateway.raw_engine import raw_engine
+from tests.gateway.raw_engine import TOKEN, Answer, events, raw_engine, whole
 from tests.gateway.test_gateway import chat, eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -175,6 +175,46 @@ def test_a_key_that_stops_being_taken_puts_the_replica_out(tmp_path: Path) -> No
             assert "401" in replicas_of(url)[0]["why"]
             for _ in range(5):
                 assert ask(url + CHAT, chat("hello"))[0] == 200
+
+
+def test_the_first_request_that_is_not_let_in_puts_an_only_replica_out(tmp_path: Path) -> None:
+    """Long before the next deep check: /health, which wants no key, is still well."""
+    health = {"probe_interval_s": 0.1, "deep_interval_s": 3600}
+    with raw_engine({}, key=KEY.encode()) as engine:
+        replica = {"url": engine.url, "slots": 4, "id": "a", "api_key_file": str(key_file(tmp_path))}
+        with headgate("serve", "--config", str(written(tmp_path, [replica], health=health))) as (_, url):
+            eventually(lambda: ask(url + CHAT, chat("hello"))[0] == 200)
+            engine.key = b"sk-another"
+            assert ask(url + CHAT, chat("hello"))[0] >= 500
+            eventually(lambda: ask(f"{url}/health/ready")[0] == 503)
+            assert "401" in replicas_of(url)[0]["why"]
+            engine.key = KEY.encode()
+            eventually(lambda: ask(url + CHAT, chat("hello"))[0] == 200)
+
+
+ECHO = b'{"error":{"message":"no: Bearer %b, blue-secret"}}' % KEY.encode()
+
+
+def test_an_engine_that_quotes_its_key_does_not_give_it_away(tmp_path: Path) -> None:
+    answers: dict[str, Answer] = {
+        "denied": whole(ECHO, b"401 X"), "invalid": whole(ECHO, b"400 X"), "broken": whole(ECHO, b"500 X"),
+        "event": events(TOKEN, ECHO), "first": events(ECHO),
+    }  # fmt: skip
+    with raw_engine(answers) as engine:
+        secrets = {"api_key_file": str(key_file(tmp_path)), "headers": {"x-tok": "blue-secret"}}
+        path, records = written(tmp_path, [{"url": engine.url, "slots": 4, **secrets}]), tmp_path / "records"
+        with headgate("serve", "--config", str(path), "--record", str(records)) as (process, url):
+            eventually(lambda: ask(url + CHAT, chat("hello"))[0] == 200)
+            said = b""
+            for name in answers:
+                said += ask(url + CHAT, chat(f"say={name}", stream=name in ("event", "first")))[1]
+            said += all_said(url)
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+        said += records.read_bytes()
+        assert said.count(b"***") > 4
+        assert KEY.encode() not in said
+        assert b"blue-secret" not in said
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ class Watch:
     _rest: int = 0
     """Looks until the next."""
     _looked_deep_at: float = -inf
+    _denials: int = 0
+    """Of the pool's, those that were looked into."""
     _denied: str = ""
     """Why it would not list its models, if it wants another key."""
     _given: bool = field(init=False)
@@ -211,13 +213,22 @@ class Watch:
         while True:
             await asyncio.sleep(self.interval_s)
             out = self._is_out()
-            well = await self.look(ready=out)
+            well = await self.look(ready=out) and await self._lets_in()
             if not well or not out:
                 self._warm, self._failed, self._rest = False, 0, 0  # it may be another process when it is back
             elif not self._warm:
                 await self._warm_again()
                 continue
             self.tell(Probed(self.replica.id, well))
+
+    async def _lets_in(self) -> bool:
+        """Whether it takes our key, as far as is known. Where it answered a request otherwise, it is asked for a token,
+        again and again until it gives one: that it is well, most engines say to anybody."""
+        if self.pool.denials == self._denials:
+            return True
+        well = await self.look_deep() is not False
+        self._denials = self.pool.denials if well else -1
+        return well
 
     def _is_out(self) -> bool:
         standing = self.owner.standing(self.replica.id)

@@ -39,6 +39,8 @@ class Home(Protocol):
     clock: Clock
     limits: PoolLimits
     outbox: Outbox
+    secrets: tuple[bytes, ...]
+    denials: int
 
     def opened(self, connection: "Connection") -> None: ...
     def lost(self, connection: "Connection") -> None: ...
@@ -214,6 +216,8 @@ class Connection(asyncio.Protocol):
                 raise ValueError("no answer after so many that are only announced")
         else:
             self._status = status
+            if status == 401 or status == 403:
+                self._home.denials += 1
 
     def on_body(self, data: bytes) -> None:
         self._unaccounted = 0
@@ -260,6 +264,8 @@ class Connection(asyncio.Protocol):
                     error = flaw
                 else:
                     if events:
+                        if self._home.secrets:
+                            events = [self._hide(event) if b'"error"' in event else event for event in events]
                         listener.on_events(events)
         if self._call is not call:
             return
@@ -289,7 +295,8 @@ class Connection(asyncio.Protocol):
     def _finish(self, call: Call, listener: Listener) -> None:
         if self._splitter is None:
             body = self._body
-            listener.on_body(body[0] if len(body) == 1 else b"".join(body))
+            whole = body[0] if len(body) == 1 else b"".join(body)
+            listener.on_body(self._hide(whole) if self._home.secrets and self._status >= 300 else whole)
             if self._call is not call:
                 return
         # First let go: the listener may have the next request at hand.
@@ -297,6 +304,12 @@ class Connection(asyncio.Protocol):
         call.end()
         self._release()
         listener.on_done()
+
+    def _hide(self, said: bytes) -> bytes:
+        """An error without what only the engine and we may know: some quote what they were asked with."""
+        for secret in self._home.secrets:
+            said = said.replace(secret, b"***")
+        return said
 
     def _release(self) -> None:
         self._used = True

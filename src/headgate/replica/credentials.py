@@ -13,6 +13,8 @@ from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 
 LONGEST_KEY: Final = 4096
+LEAST_SECRET: Final = 6
+"""Characters: what is shorter is in every other text, and no secret."""
 """Bytes; a longer file is taken for something else."""
 
 
@@ -24,6 +26,12 @@ class Credentials:
         """None: whom the system trusts."""
         self.lines = self._read()
         """Of every head that is sent there."""
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The values in those lines, longest first; of `Bearer KEY`, the key."""
+        values = [line.partition(b": ")[2].removeprefix(b"Bearer ") for line in self.lines.split(b"\r\n") if line]
+        return tuple(sorted([value for value in values if len(value) >= LEAST_SECRET], key=len, reverse=True))
 
     def read_again(self) -> None:
         """Raises StartupError, and the old key stays."""

@@ -58,6 +58,10 @@ class Pool:
         self._credentials = credentials
         self.lines = b"" if credentials is None else credentials.lines
         """What it wants with everything that it is asked."""
+        self.secrets: tuple[bytes, ...] = () if credentials is None else credentials.secrets
+        """Of those lines, what no client may read in its answers."""
+        self.denials = 0
+        """Answers that say that it wants another key."""
         if credentials is not None:
             tls = tls or credentials.tls
         self._tls = (tls or ssl.create_default_context()) if url.startswith("https:") else None
@@ -118,6 +122,7 @@ class Pool:
         if self._credentials is not None:
             self._credentials.read_again()
             self.lines = self._credentials.lines
+            self.secrets = self._credentials.secrets
 
     def denied(self, path: str, status: int) -> str:
         """What to tell people of an answer of 401 or 403. The key is read again, should it have been replaced."""
