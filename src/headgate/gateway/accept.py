@@ -198,6 +198,7 @@ class Acceptor:
         allowance = None
         if not embeds:
             asked = _asked(shape, extra, body, responds)
+            same = same and shape.max_output_tokens is None
             allowance = self._allow(asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
             if responds:
                 cap(allowance, body)
@@ -206,6 +207,7 @@ class Acceptor:
             if extra is not None and allowance.tokens is not None:
                 for name in extra.least:
                     body[name] = min(body[name], allowance.tokens)
+                    same = False
         session = headers.get("x-headgate-session") or shape.user
         chosen = None
         if models is not None:
