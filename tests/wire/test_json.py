@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import math
+import time
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from headgate.model.errors import InvalidRequest
 from headgate.wire.json import decode, parse
 from headgate.wire.limits import Limits
+from headgate.wire.long_json import LONG_BYTES
 from tests.wire.serving import steady
 
 LIMITS = Limits()
@@ -50,7 +52,7 @@ def nested(depth: int) -> bytes:
         (b'{"t": 1e999}', "number out of range at `$.t`", "t"),
         (b'{"t": 0.' + b"1" * 5000 + b"}", "number out of range at `$.t`", "t"),
         (b'{"seed": 12345678901234567890}', "more than 19 digits at `$.seed`", "seed"),
-        (b"[" + b"9" * 10_000 + b"]", "more than 19 digits at `$[0]`", None),
+        (b"[" + b"9" * 5_000 + b"]", "more than 19 digits at `$[0]`", None),
         (b'{"a": NaN, "b": }', "NaN is not JSON at `$`", None),
         (rb'{"messages": [{"content": "\ud800"}]}', "lone surrogate at `$.messages[0].content`", "messages"),
         (rb'{"messages": [{"\uDc00": 1}]}', "lone surrogate at `$.messages[0]`", "messages"),
@@ -89,8 +91,50 @@ def test_exactly_the_allowed_depth_is_allowed() -> None:
     parse(b'{"a":' * 64 + b"1" + b"}" * 64, LIMITS)
 
 
-def test_a_flaw_in_a_huge_body_is_refused_even_where_its_place_is_not_looked_for() -> None:
-    assert refusal(b"[" + b"1," * 20_000 + b"NaN]").message == "NaN is not JSON at `$`"
+@pytest.mark.parametrize(
+    ("flawed", "message"),
+    [
+        (b'{"a":[%b],"n":1,"n":1}', "duplicate key in the body"),
+        (b'{"a":[%b],"n":1,"\\u006e":1}', "duplicate key in the body"),
+        (b'{"a":[%b],"s":"\\"::","n":1, "n":1}', "duplicate key in the body"),
+        (b"[%b,NaN]", "body is not JSON: invalid character (byte 40"),
+        (b"[%b,1e999]", "body is not JSON: Number out of range"),
+        (b'[%b,"\\ud800"]', "body is not JSON: "),
+        (b'["%b", "\xff"]', "body is not UTF-8 at byte 4000"),
+        (b"[%b,12345678901234567890]", "integer of more than 19 digits"),
+        (b"[%b," + nested(64) + b"]", "nested deeper than 64"),
+    ],
+)
+def test_a_flaw_in_a_huge_body_is_refused_even_where_its_place_is_not_looked_for(flawed: bytes, message: str) -> None:
+    assert message in refusal(flawed.replace(b"%b", b"1," * 20_000 + b"1")).message
+
+
+FILLED = b'{"a":[1,2.5,{}]},' * 3600
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"zz":[' + FILLED + b'{}],"n":1,"n":1}',
+        b'{"zz":[' + b"1," * 31_000 + b'1],"n":1,"n":1}',
+        b'{"zz":[' + b"1.5," * 15_500 + b'1],"n":1,"n":1}',
+        b'{"zz":[' + FILLED + b"NaN]}",
+        b'{"zz":[' + FILLED + nested(70) + b"]}",
+        b'{"zz": [' + FILLED + b"{}]}",
+        b'{"zz":[' + (nested(62) + b",") * 480 + nested(70) + b"]}",
+    ],
+    ids=["objects", "numbers", "fractions", "no number", "depth", "spaces", "deep lists"],
+)
+def test_no_short_body_holds_the_loop_up(body: bytes) -> None:
+    """What takes longer than others should wait for their next token is for a thread, which short ones are not."""
+    assert len(body) <= LONG_BYTES
+    took: list[float] = []
+    for _ in range(10):
+        began = time.thread_time()
+        with contextlib.suppress(InvalidRequest):
+            parse(body, LIMITS)
+        took.append(time.thread_time() - began)
+    assert min(took) < 0.009
 
 
 class Message(msgspec.Struct):

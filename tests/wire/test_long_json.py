@@ -1,5 +1,6 @@
 """Are long bodies read as short ones are, counted first, and written again as they were?"""
 
+import contextlib
 import json
 from typing import Any
 
@@ -9,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.errors import InvalidRequest
-from headgate.wire.json import parse
+from headgate.wire.json import SEARCHED_BYTES, parse
 from headgate.wire.limits import Limits
-from headgate.wire.long_json import LONG_BYTES, SLICE, count, heavy, lightened, parse_long
+from headgate.wire.long_json import LONG_BYTES, SLICE, count, heavy, lightened, parse_long, parse_middling
 from tests.wire.serving import steady
 from tests.wire.test_json import FRAGMENTS, VALUES
 
@@ -49,6 +50,21 @@ def test_what_a_short_body_would_be_refused_for_a_long_one_is_too(body: bytes) -
     else:
         assert not refused
         assert value == strict
+
+
+@steady
+@given(FRAGMENTS | st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_a_body_of_any_length_is_read_alike(body: bytes) -> None:
+    """Padded, it is too long for the parser that searches for flaws, and too short for the one that counts first."""
+    try:
+        strict = parse(body, LIMITS)
+    except InvalidRequest as error:
+        # A fraction of so many digits is taken in a longer one.
+        with contextlib.suppress(InvalidRequest):
+            parse_middling(body + b" " * SEARCHED_BYTES, LIMITS)
+            assert "number out of range" in error.message
+    else:
+        assert parse(body + b" " * SEARCHED_BYTES, LIMITS) == parse_middling(body, LIMITS) == strict
 
 
 @pytest.mark.parametrize("shift", range(8))

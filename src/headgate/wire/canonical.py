@@ -30,9 +30,11 @@ _write: Final = msgspec.json.Encoder().encode
 def canonical(body: bytes, depth: int) -> object:
     """The value in a body that is written the one way we would write it and nests no deeper than `depth`;
     NOT_CANONICAL otherwise."""
+    if too_deep(body, depth):  # first: much depth is slow to read and to write
+        return NOT_CANONICAL
     try:
         value = _read(body)
-        if _write(value) == body and body.translate(_DIGITS).find(_LONG_NUMBER) < 0 and not too_deep(body, depth):
+        if _write(value) == body and body.translate(_DIGITS).find(_LONG_NUMBER) < 0:
             return value
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         pass  # the strict parser will say what is wrong
