@@ -1,6 +1,5 @@
 """Are long bodies read as short ones are, counted first, and written again as they were?"""
 
-import contextlib
 import json
 from typing import Any
 
@@ -58,11 +57,9 @@ def test_a_body_of_any_length_is_read_alike(body: bytes) -> None:
     """Padded, it is too long for the parser that searches for flaws, and too short for the one that counts first."""
     try:
         strict = parse(body, LIMITS)
-    except InvalidRequest as error:
-        # A fraction of so many digits is taken in a longer one.
-        with contextlib.suppress(InvalidRequest):
+    except InvalidRequest:
+        with pytest.raises(InvalidRequest):
             parse_middling(body + b" " * SEARCHED_BYTES, LIMITS)
-            assert "number out of range" in error.message
     else:
         assert parse(body + b" " * SEARCHED_BYTES, LIMITS) == parse_middling(body, LIMITS) == strict
 

@@ -253,6 +253,81 @@ def test_a_request_is_stamped_when_its_first_byte_is_read() -> None:
     connection.connection_made(Recorder())
     for part in (GET[:1], GET[1:9], GET[9:], GET + GET):
         connection.data_received(part)
+    loop.run_until_complete(asyncio.sleep(0))  # the third has its turn
     connection.connection_lost(None)
     loop.close()
     assert stamps == [100.0, 103.0, 103.0]
+
+
+@live
+async def test_requests_that_are_answered_at_once_let_others_go_first_in_between() -> None:
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+
+    def handler(exchange: Exchange) -> None:
+        order.append(exchange.body.decode())
+        loop.call_soon(order.append, "other")
+        exchange.respond(200, exchange.body)
+
+    async with serving(handler) as served:
+        client = await served.connect()
+        client.send(post(b"1") + post(b"2") + post(b"3"))
+        assert [(await client.answer()).body for _ in range(3)] == [b"1", b"2", b"3"]
+    assert order[:5] == ["1", "other", "2", "other", "3"]
+
+
+@live
+async def test_what_comes_while_pipelined_requests_take_turns_is_answered_after_them() -> None:
+    async with serving(echo, Limits(held_bytes=100_000)) as served:
+        client = await served.connect()
+        bodies = [b"%d" % number for number in range(40)]
+        for body in bodies:
+            client.send(post(body))
+            await asyncio.sleep(0)
+        assert [(await client.answer()).body for _ in bodies] == bodies
+
+
+def taking_turns() -> tuple[ServerProtocol, Recorder]:
+    """A connection with three requests, the first of which is answered."""
+    loop = asyncio.get_running_loop()
+    ids = itertools.count()
+    state = ServerState(
+        handler=echo, clock=loop.time, limits=Limits(held_bytes=1000), new_id=lambda: f"r{next(ids)}", loop=loop
+    )
+    protocol, transport = ServerProtocol(state), Recorder()
+    protocol.connection_made(transport)
+    protocol.data_received(post(b"1") + post(b"2") + post(b"3"))
+    assert b"".join(transport.written).count(b"HTTP/1.1 200") == 1
+    assert protocol.busy
+    return protocol, transport
+
+
+@live
+async def test_a_client_that_sends_no_more_is_still_answered_what_it_asked() -> None:
+    async with serving(echo) as served:
+        client = await served.connect()
+        client.send(post(b"1") + post(b"2") + post(b"3"))
+        client.writer.write_eof()
+        assert (await client.rest()).count(b"HTTP/1.1 200") == 3
+
+
+@live
+async def test_a_connection_that_is_lost_between_two_answers_gives_no_more() -> None:
+    protocol, transport = taking_turns()
+    protocol.connection_lost(None)
+    await asyncio.sleep(0.01)
+    assert b"".join(transport.written).count(b"HTTP/1.1 200") == 1
+
+
+@live
+async def test_too_much_behind_pipelined_requests_is_thrown_away_and_they_are_answered() -> None:
+    for shed in (False, True):
+        protocol, transport = taking_turns()
+        if shed:
+            protocol.data_received(post(b"4"))
+            protocol.shed()
+        else:
+            protocol.data_received(post(b"4" * 2000))
+        await asyncio.sleep(0.01)
+        assert b"".join(transport.written).count(b"HTTP/1.1") == 3
+        protocol.connection_lost(None)

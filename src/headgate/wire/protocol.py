@@ -37,9 +37,11 @@ class ServerProtocol(asyncio.Protocol):
         "_answers",
         "_current",
         "_deadline",
+        "_eof",
         "_extra",
         "_held",
         "_held_at",
+        "_later",
         "_noted",
         "_opening",
         "_pumping",
@@ -75,6 +77,10 @@ class ServerProtocol(asyncio.Protocol):
         self._held = bytearray()
         self._held_at = 0.0
         self._pumping = False
+        self._later = False
+        """The next request that is in hand has its turn when the loop has looked at others."""
+        self._eof = False
+        """The client sends no more, and is still answered what it asked."""
         self._reading = True
         self._timed: str = ANSWERING
         """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
@@ -99,7 +105,7 @@ class ServerProtocol(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        return self._current is not None
+        return self._current is not None or self._later
 
     @property
     def spare_since(self) -> float:
@@ -122,17 +128,22 @@ class ServerProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._timed is CLOSING:
             return
-        if self._current is not None:
+        if self._current is not None or self._later:
             self._hold(self._current, data)
             return
         self._reader.feed(data, self._server.clock())
         self._pump()
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
+        """Whether the connection stays open."""
         # Clients that shut down only their sending side and still wait are rare; those that closed while
         # we compute an answer are not, and close() would first wait for them to read what is unsent.
         if self._current is not None:
             self.transport.abort()
+        elif self._later and self.transport.can_write_eof():
+            self._eof = True
+            return True
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timed = CLOSING
@@ -231,7 +242,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def shed(self) -> None:
         """For the inbox: what is here of a request that is not complete takes memory that others need."""
-        if self._current is not None:
+        if self._current is not None or self._later:
             self._overrun(self._current)
         else:
             most = f"limits.bodies_bytes is {self._server.limits.bodies_bytes}"
@@ -252,7 +263,8 @@ class ServerProtocol(asyncio.Protocol):
     # -- one request after the other ---------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Hand over all that has been read, as far as it is answered at once; then wait for more."""
+        """Hand over all that has been read, as far as it is answered at once; then wait for more. Between one and the
+        next the loop looks at others: each may take milliseconds."""
         reader = self._reader
         self._pumping = True
         while self._current is None and self._timed is not CLOSING:
@@ -261,6 +273,13 @@ class ServerProtocol(asyncio.Protocol):
                 break
             if reader.ready:
                 self._hand_over(reader.ready.popleft())
+                if self._current is not None:
+                    if self._eof:
+                        self.transport.abort()
+                elif (reader.ready or self._held) and self._timed is not CLOSING:
+                    self._later = True
+                    self._server.loop.call_soon(self._go_on)
+                    break
             elif reader.refusal is not None:
                 self._refuse(*reader.refusal)
             elif reader.exhausted:
@@ -270,10 +289,17 @@ class ServerProtocol(asyncio.Protocol):
                 data = bytes(self._held)
                 self._held.clear()
                 reader.feed(data, self._held_at)
+            elif self._eof:
+                self._close()
             else:
                 self._await_input()
                 break
         self._pumping = False
+
+    def _go_on(self) -> None:
+        self._later = False
+        if self._timed is not CLOSING:
+            self._pump()
 
     def _stall(self) -> None:
         if self._timed is not STALLED:
@@ -304,7 +330,7 @@ class ServerProtocol(asyncio.Protocol):
             log.error("request %s: the handler failed", exchange.request_id, exc_info=error)
             exchange.fail(EngineFailed("internal error"))
 
-    def _hold(self, exchange: Exchange, data: bytes) -> None:
+    def _hold(self, exchange: Exchange | None, data: bytes) -> None:
         if self._reader.exhausted or self._reader.refusal is not None:
             return
         if not self._held:
@@ -315,13 +341,13 @@ class ServerProtocol(asyncio.Protocol):
         else:
             self._note(len(self._held))
 
-    def _overrun(self, exchange: Exchange) -> None:
-        """Too much has come behind the request that is being answered: none of it will be."""
+    def _overrun(self, exchange: Exchange | None) -> None:
+        """Too much has come behind the request that is being answered, if one is: none of it will be."""
         self._held.clear()
         self._note(0)
         self._unread = True
         self._reader.exhausted = True
-        if not self._reader.ready and not exchange.started:
+        if exchange is not None and not self._reader.ready and not exchange.started:
             exchange.keep_alive = False
 
     def _await_input(self) -> None:
