@@ -1,5 +1,6 @@
 """Completions over a WebSocket, as clients meet them: a real client library, the gateway as a process."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -19,10 +20,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-from headgate.gateway.websocket import open_message
+from headgate.gateway.websocket import Conversation, open_message
+from headgate.model.errors import ServeError
 from headgate.wire.limits import Limits
+from headgate.wire.message import MessageExchange
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import PHASES, ROOT, chat, double, eventually, gateway, seen
+from tests.wire.serving import Recorder
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -172,7 +176,9 @@ def test_an_envelope_is_taken_off_and_nothing_else_is_changed() -> None:
     assert open_message(plain, limits) == (plain, None, None)
     assert open_message(b'{"event_id":"e","a":1.0}', limits) == (b'{"a":1.0}', "e", None)
     twice = b'{"a":1,"a":2,"event_id":"e"}'
-    assert open_message(twice, limits) == (twice, "e", None), "left to whoever refuses it"
+    opened_twice = open_message(twice, limits)
+    assert opened_twice[:2] == (twice, "e")
+    assert "duplicate key" in str(opened_twice.error), "it need not be read once more to be refused"
 
 
 # -- leaving, and not wanting more ---------------------------------------------------------------------------------
@@ -218,6 +224,101 @@ def test_cancelling_ends_what_is_answered_and_not_what_waits_behind_it(url: str)
         client.send('{"type":"cancel"}')
         assert error(client)["event_id"] == "first"
         assert answer(client)[-1] == "[DONE]"
+
+
+def test_a_long_message_that_is_cancelled_before_it_is_opened_is_named(url: str) -> None:
+    long = json.dumps({**chat("ttft=30000", stream=True, event_id="long-cancelled"), "zz": ["x" * 100] * 2000})
+    with opened(url) as client:
+        for _ in range(5):
+            client.send(long)
+            client.send('{"type":"cancel"}')
+            said = error(client)
+            assert (said["status"], said["event_id"], said["request_id"]) == (499, "long-cancelled", "long-cancelled")
+
+
+class AtOnce:
+    """A gateway that answers in the same moment, and a socket that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.transport = Recorder()
+        self.loop = asyncio.get_running_loop()
+        self.limits = Limits()
+        self.open_now: set[Any] = set()
+        self.writable = self.is_open = True
+        self.draining = self.drained = False
+        self.talk = Conversation(self, self, "/v1/chat/completions", {})  # type: ignore[arg-type]
+        self.talk.on_open(self, self)  # type: ignore[arg-type]
+
+    def clock(self) -> float:
+        return 0.0
+
+    def new_id(self) -> str:
+        return "r"
+
+    def complete(self, exchange: MessageExchange) -> None:
+        self.order.append(exchange.body.decode())
+        self.loop.call_soon(self.order.append, "other")
+        exchange.respond(200, b"{}")
+
+    def turn_away(self, exchange: MessageExchange, error: ServeError) -> None:
+        self.order.append(f"{error.outcome.value} {exchange.event_id}")
+        exchange.fail(error)
+
+    def send(self, data: bytes) -> None: ...
+
+    def drain(self) -> None:
+        self.draining = True
+        if not self.talk.busy:
+            self.is_open, self.drained = False, True
+
+    def answered(self, keep_alive: bool) -> None:
+        self.talk.on_answered(keep_alive)
+
+
+def test_messages_that_are_answered_at_once_let_others_go_first_in_between() -> None:
+    async def order() -> list[str]:
+        scene = AtOnce()
+        for body in (b"1", b"2", b"3"):
+            scene.talk.on_message(body)
+        assert scene.order == ["1"]
+        await asyncio.sleep(0.01)
+        assert not scene.talk.busy
+        return scene.order
+
+    assert asyncio.run(order()) == ["1", "other", "2", "other", "3", "other"]
+
+
+def test_a_message_whose_turn_it_is_can_be_cancelled() -> None:
+    async def order() -> list[str]:
+        scene = AtOnce()
+        for body in (b"1", b'{"event_id":"two"}', b"[", b"3"):
+            scene.talk.on_message(body)
+        for _ in range(2):
+            scene.talk.on_message(b'{"type":"cancel"}')
+        await asyncio.sleep(0.01)
+        assert not scene.talk.busy
+        return scene.order
+
+    assert asyncio.run(order()) == ["1", "cancelled two", "cancelled None", "other", "3", "other"]
+
+
+def test_between_two_messages_a_socket_can_be_drained_or_lost() -> None:
+    async def between(drained: bool) -> None:
+        scene = AtOnce()
+        for body in (b"1", b"2"):
+            scene.talk.on_message(body)
+        if drained:
+            scene.drain()
+        else:
+            scene.talk.on_lost()
+        await asyncio.sleep(0.01)
+        assert scene.order == ["1", "other"]
+        assert not scene.talk.busy
+        assert scene.drained is drained
+
+    asyncio.run(between(True))
+    asyncio.run(between(False))
 
 
 def test_a_client_that_does_not_read_is_let_go_and_memory_stays_flat(url: str, engine: str) -> None:

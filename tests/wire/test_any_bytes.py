@@ -32,6 +32,8 @@ def converse(parts: list[bytes]) -> tuple[list[object], list[bytes], bool]:
     connection.connection_made(transport)
     for part in parts:
         connection.data_received(part)
+    for _ in range(state.limits.pipelined):  # each request that was in hand has its turn
+        loop.run_until_complete(asyncio.sleep(0))
     connection.connection_lost(None)
     loop.close()
     return seen, transport.written, transport.ended

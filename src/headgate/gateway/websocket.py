@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 
 
 def open_message(data: bytes, limits: Limits) -> Opened:
-    """The body without what was around it. What is no JSON, or none that we take, is left to whoever reads bodies."""
+    """The body without what was around it. What is no JSON is left to the gateway, which reads bodies."""
     try:
         envelope = _read_envelope(data)
     except (msgspec.DecodeError, RecursionError):
@@ -68,11 +68,20 @@ def open_message(data: bytes, limits: Limits) -> Opened:
         return Opened(data, None, InvalidRequest(wrong, param="event_id"))
     try:
         body = json.parse(data, limits)
-    except InvalidRequest:
-        return Opened(data, event_id, None)
+    except InvalidRequest as error:
+        return Opened(data, event_id, error)
     assert isinstance(body, dict)
     del body["event_id"]
     return Opened(_encode(body), event_id, None)
+
+
+def _event_id(data: bytes) -> str | None:
+    """Of a message that nobody will open."""
+    try:
+        event_id = _read_envelope(data).event_id
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return event_id if isinstance(event_id, str) and len(event_id) <= LONGEST_EVENT_ID else None
 
 
 def _is_cancel(data: bytes) -> bool:
@@ -150,6 +159,10 @@ class Conversation:
         self._held: deque[bytes] = deque()
         self.waiting_bytes = 0
         self._pumping = False
+        self._unopened = False
+        """The message that is being answered is still being opened, aside."""
+        self._later = False
+        """The next message has its turn when the loop has looked at others."""
         self.busy = False
 
     # -- told by the socket ------------------------------------------------------------------------
@@ -164,6 +177,8 @@ class Conversation:
         if _is_cancel(data):
             if current is not None:
                 self._cancel(current)
+            elif self._later and self._held:
+                self._cancel_next()
             return
         limits = self._server.limits
         self.waiting_bytes += len(data)
@@ -205,16 +220,27 @@ class Conversation:
 
     def _pump(self) -> None:
         """Begin with the next, if the client has read the last answer, so that what it has not read stays bounded."""
-        if self._pumping:
+        if self._pumping or self._later:
             return
         self._pumping = True
-        while self._held and self._current is None and self._socket.writable and self._socket.is_open:
-            data = self._held.popleft()
-            self.waiting_bytes -= len(data)
-            self._begin(data)
+        if self._held and self._current is None and self._socket.writable and self._socket.is_open:
+            self._begin(self._take())
+            if self._current is None:  # it was answered at once, which may have taken milliseconds: others first
+                self._later = self.busy = True
+                self._server.loop.call_soon(self._go_on)
         self._pumping = False
 
-    def _begin(self, data: bytes) -> None:
+    def _go_on(self) -> None:
+        self._later = self.busy = False
+        if self._socket.draining:
+            self._socket.drain()
+        else:
+            self._pump()
+
+    def _take(self) -> MessageExchange:
+        """The next."""
+        data = self._held.popleft()
+        self.waiting_bytes -= len(data)
         server = self._server
         exchange = MessageExchange(self._socket, server.clock())
         exchange.path = self._path
@@ -223,10 +249,14 @@ class Conversation:
         exchange.request_id = server.new_id()
         self._current = exchange
         self.busy = True
-        if len(data) > ASIDE_BYTES:
+        return exchange
+
+    def _begin(self, exchange: MessageExchange) -> None:
+        if len(exchange.body) > ASIDE_BYTES:
+            self._unopened = True
             self._gateway.aside(lambda: self._open_aside(exchange))
         else:
-            self._hand_on(exchange, open_message(data, server.limits))
+            self._hand_on(exchange, open_message(exchange.body, self._server.limits))
 
     def _open_aside(self, exchange: MessageExchange) -> None:
         """As long as the gateway would need to understand it."""
@@ -234,10 +264,10 @@ class Conversation:
         self._server.loop.call_soon_threadsafe(self._hand_on, exchange, opened)
 
     def _hand_on(self, exchange: MessageExchange, opened: Opened) -> None:
+        if exchange is self._current:
+            self._unopened = False
         exchange.body = opened.body
-        exchange.event_id = opened.event_id
-        if opened.event_id is not None and SANE_ID.fullmatch(opened.event_id):
-            exchange.request_id = opened.event_id
+        _name(exchange, opened.event_id)
         try:
             if opened.error is not None:
                 self._gateway.turn_away(exchange, opened.error)
@@ -247,15 +277,34 @@ class Conversation:
             _fail(exchange, error)
 
     def _cancel(self, current: MessageExchange) -> None:
+        if self._unopened:
+            _name(current, _event_id(current.body))
         self._settle()
-        error = Gone("cancelled by the client")
-        error.code = error.outcome.value
-        self._socket.send(current.cancelled(error))
+        self._socket.send(current.cancelled(_cancelled()))
         self.on_answered(True)
+
+    def _cancel_next(self) -> None:
+        """The one whose turn it is, before it began."""
+        exchange = self._take()
+        _name(exchange, _event_id(exchange.body))
+        self._gateway.turn_away(exchange, _cancelled())
 
     def _settle(self) -> None:
         self._current = None
-        self.busy = False
+        self._unopened = False
+        self.busy = self._later
+
+
+def _cancelled() -> Gone:
+    error = Gone("cancelled by the client")
+    error.code = error.outcome.value
+    return error
+
+
+def _name(exchange: MessageExchange, event_id: str | None) -> None:
+    exchange.event_id = event_id
+    if event_id is not None and SANE_ID.fullmatch(event_id):
+        exchange.request_id = event_id
 
 
 def _fail(exchange: Exchange, error: Exception) -> None:
