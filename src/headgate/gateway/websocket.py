@@ -225,7 +225,7 @@ class Conversation:
         self._pumping = True
         if self._held and self._current is None and self._socket.writable and self._socket.is_open:
             self._begin(self._take())
-            if self._current is None:  # it was answered at once, which may have taken milliseconds: others first
+            if not self.busy:  # it was answered at once, which may have taken milliseconds: others first
                 self._later = self.busy = True
                 self._server.loop.call_soon(self._go_on)
         self._pumping = False

@@ -273,7 +273,7 @@ class ServerProtocol(asyncio.Protocol):
                 break
             if reader.ready:
                 self._hand_over(reader.ready.popleft())
-                if self._current is not None:
+                if self.busy:
                     if self._eof:
                         self.transport.abort()
                 elif (reader.ready or self._held) and self._timed is not CLOSING:
