@@ -31,7 +31,11 @@ KEY = "sk-very-secret-0123456789"
 
 def written(tmp_path: Path, replicas: list[dict[str, Any]], **more: Any) -> Path:
     path = tmp_path / "headgate.yaml"
-    config = {"replicas": replicas, "listen": {"port": 0}, "health": {"probe_interval_s": 0.1, "deep_interval_s": 0.2}}
+    config = {
+        "replicas": replicas,
+        "listen": {"port": 0},
+        "health": {"probe_interval_s": 0.1, "deep_interval_s": 0.2, "ramp_s": 1},
+    }
     path.write_text(json.dumps({**config, **more}))
     return path
 
