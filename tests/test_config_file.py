@@ -326,6 +326,7 @@ def test_bodies_together_may_not_be_less_than_one_of_them() -> None:
     assert problems("limits: {bodies_bytes: 1000}") == [
         "1: limits.bodies_bytes: expected no less than limits.body_bytes",
     ]
+    assert problems("limits: {held_bytes: 1000}") == ["1: limits.held_bytes: expected no less than limits.body_bytes"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "0", "localhost.example.org"])

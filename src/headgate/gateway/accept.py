@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.gateway.abilities import CHAT, RESPONSES, Abilities
 from headgate.gateway.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
+from headgate.gateway.continuation import can_go_on
 from headgate.gateway.identity import Identities
 from headgate.gateway.models import Chosen, Models
 from headgate.gateway.naming import Naming
@@ -31,9 +32,11 @@ from headgate.wire import json
 from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import Limits
-from headgate.wire.long_json import LONG_BYTES, Heavy, heavy, lightened, parse_long
+from headgate.wire.long_json import LONG_BYTES, lightened, parse_long, whole
 
 LONGEST_NAME: Final = 256
+LONGEST_SESSION: Final = 1024
+"""Characters by which sessions are told apart."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,7 +57,8 @@ class Accepted:
         "body",
         "chosen",
         "encoded",
-        "heavy",
+        "goes_on",
+        "opened",
         "path",
         "prompt_bytes",
         "request",
@@ -88,12 +92,23 @@ class Accepted:
         """What its answer may say; None: it has none, as embeddings."""
         self.chosen = chosen
         """What its model's name came to; None: it stands for itself."""
-        self.heavy: Heavy | None = None
-        """The fields of a long body that have been written already; None: its body is short."""
+        self.goes_on: bool | None = None
+        """Of a long body: whether some replica could go on with its stream; None: its body is short."""
+        self.opened = _opened(body)
+        """Whether it begins with a system message."""
 
-    def written(self, body: dict[str, Any]) -> bytes:
-        """`body`, which is this one or made from it, as it is sent."""
-        return _encode(body if self.heavy is None else lightened(body, self.heavy))
+    @property
+    def can_go_on(self) -> bool:
+        return can_go_on(self.path, self.body) if self.goes_on is None else self.goes_on
+
+    def lighten(self) -> None:
+        """Keep long fields only as they are written."""
+        self.goes_on = can_go_on(self.path, self.body)
+        self.body = lightened(self.body)
+
+    def whole(self) -> dict[str, Any]:
+        """Its body with all that is in it, for those that look into its long fields."""
+        return self.body if self.goes_on is None else whole(self.body)
 
     def stand_in(self, model: str) -> None:
         """It is answered by another version than was drawn for it."""
@@ -109,7 +124,7 @@ class Accepted:
             self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.allowance,
             self.chosen,
         )  # fmt: skip
-        made.heavy = self.heavy
+        made.goes_on = self.goes_on
         return made
 
 
@@ -152,6 +167,11 @@ class Acceptor:
     def keyed(self) -> bool:
         """Nobody is served without a key."""
         return self._identities.keyed
+
+    @property
+    def several(self) -> bool:
+        """Some tenants have keys."""
+        return self._identities.several
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Raises InvalidRequest or Unauthorized."""
@@ -209,6 +229,8 @@ class Acceptor:
                     body[name] = min(body[name], allowance.tokens)
                     same = False
         session = headers.get("x-headgate-session") or shape.user
+        if session is not None and len(session) > LONGEST_SESSION:
+            session = session[:LONGEST_SESSION]
         chosen = None
         if models is not None:
             task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task) or ""
@@ -251,7 +273,7 @@ class Acceptor:
         prompt_bytes = 0 if found.tokens or found.media else found.size
         accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
         if long:
-            accepted.heavy = heavy(body)
+            accepted.lighten()
         return accepted
 
     def _understood(self, body: object) -> tuple[Shape, bool]:
@@ -285,7 +307,11 @@ class Acceptor:
             except Untold as untold:
                 self._must_respond(names, *untold.args)
             else:
-                exchange.voice = Translated(body, exchange.request_id)
+                # Its input is in the chat.
+                echoed = {name: value for name, value in body.items() if name != "input"}
+                if len(exchange.body) > LONG_BYTES:
+                    echoed = lightened(echoed)
+                exchange.voice = Translated(echoed, exchange.request_id)
                 return CHAT, chat
         exchange.voice = Native()
         return RESPONSES, body
@@ -302,7 +328,7 @@ class Acceptor:
         """Usage as the replica counted it."""
         if accepted.prompt_bytes:
             model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
-            self.prompt_sizes.learn(model, _opened(accepted.body), accepted.prompt_bytes, prompt_tokens)
+            self.prompt_sizes.learn(model, accepted.opened, accepted.prompt_bytes, prompt_tokens)
         self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
 
     def _prompt_tokens(self, found: PromptFound, model: str, body: dict[str, Any]) -> int:

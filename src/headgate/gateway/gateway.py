@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any, Final
 
@@ -17,10 +16,12 @@ import msgspec
 from headgate.gateway.abilities import RESPONSES, Abilities
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import Account
+from headgate.gateway.aside import Aside, too_many_waiting
 from headgate.gateway.bounded import bounded, still_bounded
-from headgate.gateway.continuation import can_go_on, rest_of
+from headgate.gateway.continuation import rest_of
 from headgate.gateway.failure import failure
 from headgate.gateway.hedge import Rival
+from headgate.gateway.held import HeldBodies
 from headgate.gateway.naming import Naming
 from headgate.gateway.output import TIMINGS, answer_headers, bounds_told, closing, generation_s
 from headgate.gateway.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
@@ -35,6 +36,7 @@ from headgate.model.record import Ahead, Attempt, Gap, Record, Seen, kept
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.limits import over_message
 from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Listener, Once, Pool, request_head
 from headgate.wire.errors import STATUS
@@ -188,7 +190,7 @@ class Gateway:
         self._relay_limits = relay_limits
         self._clock = clock
         self._wall_offset = wall_offset
-        self._aside = ThreadPoolExecutor(1, "headgate-accept")
+        self.held = HeldBodies()
         self.contexts: Contexts | None = None
         """None: nobody collects traces, and the client's own context is passed on as it came."""
         self.events: Callable[[Event, float, list[Command]], None] | None = None
@@ -202,19 +204,23 @@ class Gateway:
         self.shadows: Shadows | None = None
         """Who makes copies, where names have versions."""
         self._loop = asyncio.get_running_loop()
+        self._aside = Aside(self._loop, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
     # -- requests ----------------------------------------------------------------------------------------
 
-    def aside(self, work: Callable[[], None]) -> None:
-        """Do it in the thread for what would hold the loop up: one, as more would only share the interpreter's lock."""
-        self._loop.run_in_executor(self._aside, work)
+    def aside(
+        self, work: Callable[[], None], tenant: str = "", size: int = 0, refuse: Callable[[], None] | None = None
+    ) -> None:
+        """Do it in the thread for what would hold the loop up, when it is this tenant's turn. `refuse`: what to do
+        instead if too many wait."""
+        self._aside.do(work, tenant, size, refuse)
 
     def complete(self, exchange: Exchange) -> None:
         """A handler: chat, text completions, embeddings."""
         if len(exchange.body) > ASIDE_BYTES:
-            self.aside(lambda: self._accept_aside(exchange))
+            self._take_long(exchange)
             return
         try:
             accepted = self.acceptor.accept(exchange)
@@ -225,9 +231,38 @@ class Gateway:
         else:
             self._enter(exchange, accepted)
 
-    def _accept_aside(self, exchange: Exchange) -> None:
+    def _take_long(self, exchange: Exchange) -> None:
+        """Whatever is known before its body is understood is decided before."""
+        size = len(exchange.body)
+        tenant = ""
+        try:
+            tenant = self.acceptor.known(exchange.headers).name
+            self._refuse_spent(tenant)
+            self.held.take(exchange, tenant, size, self.acceptor.several)
+        except ServeError as error:
+            self.turn_away(exchange, error, tenant)
+            return
+        refuse = lambda: self.turn_away(exchange, too_many_waiting(), tenant)  # noqa: E731
+        self.aside(lambda: self._accept_aside(exchange, tenant), tenant, size, refuse)
+
+    def _refuse_spent(self, tenant: str) -> None:
+        """Raises Refused if its limits would let nothing in, however little. It looks, and takes nothing."""
+        limits = self.dispatcher.tenants.get(tenant)
+        if limits is None:
+            return
+        now = self._clock()
+        over = self.dispatcher.limits.look(tenant, limits, 1, now)
+        if over is not None:
+            error = Refused(over_message(tenant, over), Outcome.OVER_LIMIT, over.retry_after_s)
+            self._tell_rates(error, tenant, now)
+            raise error
+
+    def _accept_aside(self, exchange: Exchange, tenant: str) -> None:
         """Understanding a long body takes longer than others should wait for their next token."""
         try:
+            if exchange.done:
+                raise Gone("the client left before its request was read")
+            self._refuse_spent(tenant)  # again: those that came with it may have been let in meanwhile
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
             self._loop.call_soon_threadsafe(self.turn_away, exchange, error)
@@ -236,8 +271,9 @@ class Gateway:
         else:
             self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
 
-    def turn_away(self, exchange: Exchange, error: ServeError) -> None:
+    def turn_away(self, exchange: Exchange, error: ServeError, tenant: str = "") -> None:
         """It is no request that anybody could serve. It leaves a record all the same."""
+        self.held.drop(exchange)
         at, now = exchange.received_at, self._clock()
         self.account.open()
         self.account.close(
@@ -246,7 +282,7 @@ class Gateway:
                 at=at,
                 wall=at + self._wall_offset,
                 lane=NO_LANE,
-                tenant="",
+                tenant=tenant,
                 model="",
                 outcome=error.outcome,
                 status=STATUS[error.outcome],
@@ -281,6 +317,8 @@ class Gateway:
         chosen = accepted.chosen
         if chosen is not None and chosen.shadow is not None and self.shadows is not None and request.choices == 1:
             self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
+        if accepted.goes_on is not None:
+            exchange.body = b""  # what is sent has been written anew, and it may wait for long
 
     def _show(self, ticket: Ticket) -> None:
         """To those who only watch: what they can't do is no reason not to serve it."""
@@ -409,17 +447,17 @@ class Gateway:
             answer_headers(allowance, request.lane, ticket.exchange.headers, ticket.queue_s),
             WANTED.get(accepted.path, "choices"),
         )
-        if request.stream and request.choices == 1 and can_go_on(accepted.path, accepted.body):
+        if request.stream and request.choices == 1 and accepted.can_go_on:
             relay.said = bytearray()
         head = self._head(ticket, place)
         body = self._body(ticket, accepted, place, lane)
         if allowance is not None and (not own or (request.stream and request.choices > 1)):
             reader = bounded(accepted, allowance, lane, relay, self._clock)
             if reader is not None:
-                reader.start(_ask(ticket, place, head, accepted.written(reader.body(body)), reader))
+                reader.start(_ask(ticket, place, head, _encode(reader.body(body)), reader))
                 return
         encoded = accepted.encoded if body is accepted.body else b""
-        relay.start(_ask(ticket, place, head, encoded or accepted.written(body), relay))
+        relay.start(_ask(ticket, place, head, encoded or _encode(body), relay))
 
     def _hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
         """Ask a second replica while the first has not answered."""
@@ -432,7 +470,7 @@ class Gateway:
         lane = self.dispatcher.lanes[accepted.request.lane]
         ticket.rival = rival = Rival(self, ticket, relay, place.replica, command, lane, self._clock, now)
         body = rival.body(self._body(ticket, accepted, place, lane))
-        rival.start(_ask(ticket, place, self._head(ticket, place), accepted.written(body), rival))
+        rival.start(_ask(ticket, place, self._head(ticket, place), _encode(body), rival))
 
     def _head(self, ticket: Ticket, place: Place) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
@@ -484,7 +522,7 @@ class Gateway:
             return False
         if ticket.accepted.request.choices > 1:
             return False
-        return can_go_on(ticket.accepted.path, ticket.accepted.body)
+        return ticket.accepted.can_go_on
 
     def broken_off(self, ticket: Ticket, error: ServeError) -> None:
         """Its stream has begun, and its relay waits. The dispatcher finds another replica, or says there is none."""
@@ -499,7 +537,7 @@ class Gateway:
         """Ask for what is missing of a stream that broke off."""
         place, accepted = self._places[replica_id], ticket.accepted
         said, kind = relay.said, place.replica.kind
-        rest = None if said is None else rest_of(kind, accepted.path, accepted.body, said, relay.events)
+        rest = None if said is None else rest_of(kind, accepted.path, accepted.whole(), said, relay.events)
         if rest is None:
             relay.fail(ReplicaFailed("the replica broke off, and no other can go on after what it had said"))
             return
@@ -507,7 +545,7 @@ class Gateway:
         body = self._body(ticket, accepted.asking(rest), place, self.dispatcher.lanes[accepted.request.lane])
         allowance = accepted.allowance
         reader = relay if allowance is None or kind == "headgate" else still_bounded(allowance, relay)
-        relay.go_on(_ask(ticket, place, self._head(ticket, place), ticket.accepted.written(body), reader))
+        relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         """It is recorded and let go of first, and learned from last."""
@@ -653,6 +691,8 @@ class Gateway:
             )
         )
         del self.tickets[request.id]
+        if self.held.total:
+            self.held.drop(ticket.exchange)
         ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
         if not self.tickets:
             self.idle.set()

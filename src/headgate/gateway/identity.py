@@ -17,6 +17,11 @@ class Identities:
         """Nobody is served without a key."""
         return not self._anonymous.allowed
 
+    @property
+    def several(self) -> bool:
+        """Some tenants have keys."""
+        return bool(self._by_digest)
+
     def of(self, headers: dict[str, str]) -> Tenant:
         """Raises Unauthorized. A wrong key is one even where none is needed: the client believes it is somebody."""
         key = key_in(headers)

@@ -49,6 +49,8 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
     if config.limits.bodies_bytes < config.limits.body_bytes:
         yield "limits.bodies_bytes", "expected no less than limits.body_bytes"
+    if config.limits.held_bytes < config.limits.body_bytes:
+        yield "limits.held_bytes", "expected no less than limits.body_bytes"
     if config.relay.spool_bytes < config.relay.bytes:
         yield "relay.spool_bytes", "expected no less than relay.bytes"
 

@@ -145,6 +145,9 @@ class LimitsConfig:
     bodies_bytes: Annotated[int, between(1, 1 << 40)] = 256 * 1024 * 1024
     """Bytes of all bodies and WebSocket messages that are being received, together; past it, the one that has taken
     longest is answered 503. No less than body_bytes."""
+    held_bytes: Annotated[int, between(1, 1 << 40)] = 256 * 1024 * 1024
+    """Bytes of all bodies longer than 64 KiB whose requests wait or run, together; past it, a further one is answered
+    503. Where tenants have keys, each may hold as much as it leaves free. No less than body_bytes."""
     json_depth: Annotated[int, between(4, 500)] = 64
     """Objects and arrays within each other in a body."""
     json_containers: Annotated[int, between(1000, GIGA)] = 30_000

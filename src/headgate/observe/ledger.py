@@ -41,6 +41,7 @@ class Holdings:
         return {
             "client_connections": 0 if self.server is None else self.server.answering,
             "received_bytes": 0 if self.server is None else self.server.receiving,
+            "held_bytes": gateway.held.total,
             "tickets": len(gateway.tickets),
             "records_open": gateway.account.open_now,
             "passages": len(dispatcher.passages),

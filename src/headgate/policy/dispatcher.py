@@ -43,7 +43,7 @@ from headgate.policy.fleet import Fleet
 from headgate.policy.full import SetAside
 from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
-from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits, over_message
 from headgate.policy.members import Members
 from headgate.policy.outlier import About
 from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneState, Passage, Pool, Race, Tally
@@ -193,7 +193,7 @@ class Dispatcher:
     def _arrive(self, request: Request, now: float, commands: list[Command]) -> None:
         granted = self._charge(request, now)
         if isinstance(granted, OverLimit):
-            message = f"tenant {request.tenant!r} is over its limit of {granted.which} per minute"
+            message = over_message(request.tenant, granted)
             commands.append(Refuse(request.id, Outcome.OVER_LIMIT, message, granted.retry_after_s))
             return
         self.retries.earn(now)

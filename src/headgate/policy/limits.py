@@ -69,6 +69,10 @@ class OverLimit:
     view: RateView
 
 
+def over_message(tenant: str, over: OverLimit) -> str:
+    return f"tenant {tenant!r} is over its limit of {over.which} per minute"
+
+
 UNLIMITED = Grant("", TenantLimits(), 0)
 
 
@@ -103,18 +107,30 @@ class Limits:
         if limits.requests_per_min is None and limits.tokens_per_min is None:
             return UNLIMITED
         account = self._account(tenant, now)
+        over = self._over(account, tenant, limits, tokens, now)
+        if over is not None:
+            return over
+        one_s, tokens_s = _cost_s(1, limits.requests_per_min), _cost_s(tokens, limits.tokens_per_min)
+        account.requests_full_at = max(account.requests_full_at, now) + one_s
+        account.tokens_full_at = max(account.tokens_full_at, now) + tokens_s
+        self.reserved += 1
+        return Grant(tenant, limits, tokens)
+
+    def look(self, tenant: str, limits: TenantLimits, tokens: int, now: float) -> OverLimit | None:
+        """Whether `take` would refuse it. Nothing is reserved or remembered."""
+        account = self._accounts.get(tenant)
+        return None if account is None else self._over(account, tenant, limits, tokens, now)
+
+    def _over(self, account: _Account, tenant: str, limits: TenantLimits, tokens: int, now: float) -> OverLimit | None:
         burst_s = 60.0 * limits.burst
         one_s, tokens_s = _cost_s(1, limits.requests_per_min), _cost_s(tokens, limits.tokens_per_min)
         requests_wait_s = account.requests_full_at - now - max(0.0, burst_s - one_s)
         tokens_wait_s = account.tokens_full_at - now - max(0.0, burst_s - tokens_s)
         wait_s = max(requests_wait_s, tokens_wait_s)
-        if wait_s > ROUNDING_S:
-            which: Literal["requests", "tokens"] = "requests" if requests_wait_s >= tokens_wait_s else "tokens"
-            return OverLimit(which, wait_s, self.view(tenant, limits, now))
-        account.requests_full_at = max(account.requests_full_at, now) + one_s
-        account.tokens_full_at = max(account.tokens_full_at, now) + tokens_s
-        self.reserved += 1
-        return Grant(tenant, limits, tokens)
+        if wait_s <= ROUNDING_S:
+            return None
+        which: Literal["requests", "tokens"] = "requests" if requests_wait_s >= tokens_wait_s else "tokens"
+        return OverLimit(which, wait_s, self.view(tenant, limits, now))
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
         """What was really used. The bucket may go below empty, but extra charges take it no further than one whole

@@ -92,6 +92,16 @@ class SharedLimits(Limits):
             self._spend(tenant, limits, 1, tokens)
         return Grant(tenant, limits, tokens)
 
+    def look(self, tenant: str, limits: TenantLimits, tokens: int, now: float) -> OverLimit | None:
+        if not self.connected:
+            return super().look(tenant, self._part(limits), tokens, now)
+        wait_s = self.wait_s(tenant, limits, tokens, now)
+        if not wait_s:
+            return None
+        view = self.view(tenant, limits, now)
+        spent = view.requests is not None and not view.requests.remaining
+        return OverLimit("requests" if spent else "tokens", max(SOON_S, wait_s), view)
+
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
         if grant is UNLIMITED:
             return

@@ -24,8 +24,8 @@ SLICE: Final = 32 * 1024
 """Bytes counted at a time: at most 2 ms."""
 MOST_FIELDS: Final = 1000
 """Of the body itself: all of them are looked at each time it is sent."""
-HEAVY_BYTES: Final = 4096
-"""A longer field is written once, where the body is read."""
+HEAVY_BYTES: Final = 1024
+"""A longer field of a long body is written once, where the body is read, and kept only like that."""
 _TWICE: Final = "duplicate key in the body: each may be given once"
 _SIGNED: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -150,18 +150,20 @@ def _first_not_utf8(body: bytes) -> int:
 
 # -- written again ------------------------------------------------------------------------------------------------
 
-Heavy = dict[str, tuple[object, msgspec.Raw]]
-"""Fields of a body by name, each as it is and as it is written."""
+
+def lightened(body: dict[str, Any]) -> dict[str, Any]:
+    """The same body with long fields as they are written: this need not be done where others wait, and a text takes up
+    to four times its size while it is parsed."""
+    return {name: _light(value) for name, value in body.items()}
 
 
-def heavy(body: dict[str, Any]) -> Heavy:
-    """The long fields of a long body, written here so that this need not be done where others wait."""
-    written = {name: _write(value) for name, value in body.items() if isinstance(value, str | dict | list)}
-    return {name: (body[name], msgspec.Raw(text)) for name, text in written.items() if len(text) > HEAVY_BYTES}
+def _light(value: Any) -> Any:
+    if not isinstance(value, str | dict | list):
+        return value
+    text = _write(value)
+    return msgspec.Raw(text) if len(text) > HEAVY_BYTES else value
 
 
-def lightened(body: dict[str, Any], known: Heavy) -> dict[str, Any]:
-    """The same body with what has been written already in place of long fields; those that were changed stay."""
-    return {
-        name: known[name][1] if name in known and known[name][0] is value else value for name, value in body.items()
-    }
+def whole(body: dict[str, Any]) -> dict[str, Any]:
+    """The same body with all fields parsed again."""
+    return {name: _read(value) if isinstance(value, msgspec.Raw) else value for name, value in body.items()}

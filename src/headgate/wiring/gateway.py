@@ -214,7 +214,9 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
         stall_s=config.timeouts.stall_s,
         first_token_s=config.timeouts.first_token_s,
     )
-    return Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
+    gateway = Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
+    gateway.held.most = config.limits.held_bytes
+    return gateway
 
 
 def _wire_limits(config: GatewayConfig) -> Limits:
