@@ -211,3 +211,18 @@ def test_whatever_was_reserved_only_what_was_settled_counts(uses: list[tuple[int
     rate = limits.view("a", rule, 9.0).tokens
     assert rate is not None
     assert rate.reset_s == pytest.approx(sum(used for _, used in uses) / 100, abs=1e-6)
+
+
+@pytest.mark.parametrize("per_min", [0.5, 1, 60])
+def test_a_look_says_what_taking_would_and_reserves_nothing(per_min: float) -> None:
+    limits, one = Limits(), TenantLimits(requests_per_min=per_min, tokens_per_min=100)
+    assert limits.look("t", one, 1, 0.0) is None
+    assert len(limits) == 0
+    while limits.look("t", one, 1, 0.0) is None:
+        granted(limits.take("t", one, 1, 0.0))
+    reserved = limits.reserved
+    over = limits.look("t", one, 1, 0.0)
+    assert over == refused(limits.take("t", one, 1, 0.0))
+    assert over is not None
+    assert limits.reserved == reserved
+    assert limits.look("t", one, 1, over.retry_after_s) is None

@@ -251,3 +251,23 @@ def test_an_allowance_decides_and_a_recorded_run_replays_to_the_same(tmp_path: P
     assert sum(isinstance(command, Refuse) for command in answered) > 50
     found = replay(path)
     assert isinstance(found, Replayed), str(found)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_look_refuses_only_what_taking_would(connected: bool) -> None:
+    limits = shared(connected=connected)
+    assert limits.look("t", LIMITS, 1, 0.0) is None
+    limits.leased("t", 0.0, 0.0, EMPTY_S, 0.0, 0.0)
+    over = limits.look("t", LIMITS, 1, 0.0)
+    assert over is not None
+    assert over.which == "requests"
+    assert isinstance(limits.take("t", LIMITS, 1, 0.0), OverLimit)
+    limits.leased("t", 0.0, 0.0, 0.0, EMPTY_S, 0.0)
+    over = limits.look("t", LIMITS, 1, 0.0)
+    assert over is not None
+    assert over.which == "tokens"
+    assert isinstance(limits.take("t", LIMITS, 1, 0.0), OverLimit)
+    if connected:
+        limits.leased("t", 1.0, 1.0, EMPTY_S, EMPTY_S, 0.0)
+        assert limits.look("t", LIMITS, 1, 0.0) is None
+        assert isinstance(limits.take("t", LIMITS, 1, 0.0), Grant)
