@@ -30,9 +30,11 @@ class RelayLimits:
     spool_bytes: int = 4 * 1024 * 1024
     """Unsent bytes at which a spooled client is given up."""
     first_token_s: float = 300.0
-    """A replica that has said nothing for this long has stalled."""
+    """A replica whose first token has not come this long after it was asked has stalled, whatever else it sends."""
     answer_s: float = 600.0
-    """The same where the answer comes in one piece, when all of it is generated: as long as official clients wait."""
+    """The same for all of an answer in one piece: as long as official clients wait."""
+    body_s: float = 60.0
+    """How long an answer in one piece may take after its head, plus `stall_s`, where its lane has no `generation_s`."""
     stall_s: float = 60.0
     """A replica that says nothing for this long in the middle of a stream has stalled."""
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.output import DONE, REPETITION, TIME, text_of
+from headgate.gateway.output import DONE, REPETITION, TIME, speaks, text_of
 from headgate.gateway.relay import Relay
 from headgate.model.clock import Clock
-from headgate.model.errors import ReplicaFailed
+from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
 from headgate.replica.openai import read_error
@@ -117,6 +117,9 @@ class Gather:
         self._streams = False
         self._said_done = False
         self._bytes = 0
+        self._asked_at = 0.0
+        self._heard_at: float | None = None
+        """When something of the answer last came; None: nothing has."""
         self._ends_at: float | None = None
 
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -125,6 +128,7 @@ class Gather:
 
     def start(self, call: Call) -> None:
         self._call = call
+        self._asked_at = self._clock()
         self._relay.start(call)
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
@@ -136,13 +140,11 @@ class Gather:
         call = self._call
         if self._said_done or call is None:
             return
-        if self._ends_at is None and self._limit_s is not None:
-            self._ends_at = self._clock() + self._limit_s
-            call.late_at = min(call.late_at, self._ends_at)
+        now, said = self._clock(), self._whole.events
         for event in events:
             if event == DONE:
                 self._said_done = True
-                call.late_at = self._clock() + _AFTER_DONE_S
+                call.late_at = now + _AFTER_DONE_S
                 return
             self._bytes += len(event)
             if event.startswith(b'{"error"'):
@@ -153,6 +155,8 @@ class Gather:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
                 self._give_up(ReplicaFailed("the replica's stream is no completion"))
                 return
+            if self._heard_at is None and speaks(event):
+                self._begin(call, now)
             self._relay.events = self._whole.events  # so far: should the client leave, this is what was made
             if self._bytes > MOST_BYTES:
                 self._give_up(ReplicaFailed(f"the replica's answer is longer than {MOST_BYTES} bytes"))
@@ -160,6 +164,15 @@ class Gather:
             if self._detector is not None and self._detector.hear(text_of(event)):
                 self._answer(REPETITION, "stop")
                 return
+        if self._heard_at is not None and self._whole.events > said:
+            self._heard_at = now
+
+    def _begin(self, call: Call, now: float) -> None:
+        """Its first token is there."""
+        self._heard_at = now
+        if self._limit_s is not None:
+            self._ends_at = now + self._limit_s
+            call.late_at = min(call.late_at, self._ends_at)
 
     def on_body(self, body: bytes) -> None:
         self._relay.on_body(body)
@@ -180,14 +193,24 @@ class Gather:
             self._relay.on_failed(error, sent)
 
     def on_late(self) -> None:
-        call = self._call
+        call, now = self._call, self._clock()
         if self._said_done:
             self.on_done()
-        elif self._ends_at is not None and self._clock() >= self._ends_at:
+        elif self._ends_at is not None and now >= self._ends_at:
             self._answer(TIME, "length")
-        else:
+        elif not self._streams or call is None:
             self._relay.on_late()
-            if call is not None and self._ends_at is not None:
+        else:
+            limits = self._relay.limits
+            heard_at = self._heard_at
+            due_at = self._asked_at + limits.first_token_s if heard_at is None else heard_at + limits.stall_s
+            if now >= due_at:
+                said = "gave no token" if heard_at is None else "said nothing"
+                since = self._asked_at if heard_at is None else heard_at
+                self._give_up(ReplicaStalled(f"the replica {said} for {now - since:.1f} s"))
+                return
+            call.late_at = min(due_at, now + limits.stall_s)
+            if self._ends_at is not None:
                 call.late_at = min(call.late_at, self._ends_at)
 
     def on_broken(self, flaw: Exception) -> None:

@@ -180,6 +180,7 @@ class Relay:
     """A Listener to the replica."""
 
     __slots__ = (
+        "_asked_at",
         "_backlog",
         "_before",
         "_body",
@@ -191,11 +192,12 @@ class Relay:
         "_gap_floor_s",
         "_gaps",
         "_generation_s",
+        "_head_at",
         "_headers",
         "_heard_at",
         "_held",
+        "_idle",
         "_last",
-        "_limits",
         "_owner",
         "_received",
         "_room_in_s",
@@ -213,6 +215,7 @@ class Relay:
         "first_at",
         "fruitless",
         "last_at",
+        "limits",
         "over",
         "rival",
         "said",
@@ -237,7 +240,7 @@ class Relay:
         without which it is no answer (choices, data, output); empty: any object is one."""
         self._exchange = exchange
         self._owner = owner
-        self._limits = limits
+        self.limits = limits
         self._spool = slow_client == "spool"
         self._stream = stream
         self._wants_usage = wants_usage
@@ -275,7 +278,14 @@ class Relay:
         self._body = b""
         self._said_done = False
         self._usage: Usage | None = None
+        self._asked_at = 0.0
+        """When the replica that is asked now was asked."""
+        self._head_at = 0.0
+        """When the head of an answer in one piece, or of a refusal, had come."""
         self._heard_at = 0.0
+        """When the replica last said something of an answer; of one in one piece, when its last bytes were noticed."""
+        self._idle = 0
+        """Events passed on that say nothing of an answer."""
         self._received = 0
         """Bytes of an answer in one piece that had come when it was last looked at."""
         self._backlog: Backlog | None = None
@@ -297,10 +307,10 @@ class Relay:
     def start(self, call: Call) -> None:
         """`call` has been sent with this relay as its listener. From here on the relay answers the exchange."""
         self._call = call
-        self._heard_at = now = self._clock()
+        self._asked_at = self._heard_at = now = self._clock()
         self._received = 0
         self._exchange.on_gone = self._on_gone
-        call.late_at = now + min(self._limits.first_token_s, self._limits.stall_s)
+        call.late_at = now + min(self.limits.first_token_s, self.limits.stall_s)
 
     def go_on(self, call: Call) -> None:
         """`call` asks for the rest of a stream that broke off."""
@@ -343,6 +353,9 @@ class Relay:
         self._status = status
         if status >= 300:
             self._room_in_s = room_in_s(headers) if status in FULL else None
+            self._head_at = now = self._clock()
+            if self._call is not None:
+                self._call.late_at = min(self._call.late_at, now + self.limits.stall_s)
             return
         if status != 200:
             self._break_off(ReplicaAnswered(f"the replica answered {status}, which is no answer"))
@@ -350,6 +363,8 @@ class Relay:
             self._break_off(ReplicaFailed(f"the replica answered with {named(headers)}"))
         elif is_stream and not self._exchange.started:
             self._exchange.stream(self._headers)
+        elif not is_stream:
+            self._head_at = self._clock()
 
     def on_events(self, events: list[bytes]) -> None:
         if self._said_done:
@@ -364,7 +379,8 @@ class Relay:
                 self.fail(ReplicaFailed("the replica broke off, and another one began to think again in its place"))
                 return
         if self.first_at is not None and now - self._heard_at > self._gap_floor_s:
-            self._note_gap(self._silence_s(now), now)
+            self._note_gap(self._silence_s(now, self._heard_at), now)
+        heard_at, spoken = self._heard_at, self.events - self._idle
         self._heard_at = self.last_at = now
         tokens: list[bytes] = []
         call = self._call
@@ -388,6 +404,8 @@ class Relay:
         self._pass_on(tokens)
         if self.over or self._call is not call:
             return
+        if self.events - self._idle == spoken:
+            self._heard_at = heard_at  # nothing of an answer: it does not put off any limit
         if first and exchange.started:
             self._unheard = False
             self._owner.on_first()
@@ -422,27 +440,49 @@ class Relay:
         self._end_stream(error)
 
     def on_late(self) -> None:
-        """Events do not put it off: it comes at least every `stall_s`, and looks how long the silence is."""
-        limits, call, now = self._limits, self._call, self._clock()
-        unheard_s = limits.first_token_s if self._stream else limits.answer_s
-        if not self._stream and call is not None and call.received:
-            # An engine that has begun to write an answer in one piece has all of it; one that is gathered comes as it
-            # is made.
-            unheard_s = limits.stall_s
-            if call.received > self._received:
-                self._received, self._heard_at = call.received, now
-        # Whoever goes on with a stream has to read all of it first, as with any other prompt.
-        allowed_s = unheard_s if self._unheard else limits.stall_s
-        silent_s = self._silence_s(now)
+        """Events do not put it off: it comes at least every `stall_s`, and looks how long the replica still has."""
+        call, now = self._call, self._clock()
+        patience_s = self._patience_s(now)
         left_s = inf if self.first_at is None else self.first_at + self._generation_s - now
         if self._said_done:
             self._end_stream(ReplicaStalled("the replica did not end its answer"))
         elif left_s <= 0:
             self.cut("time", "length")
-        elif silent_s >= allowed_s:
-            self._break_off(ReplicaStalled(f"the replica said nothing for {silent_s:.1f} s"))
+        elif patience_s <= 0:
+            self._break_off(ReplicaStalled(self._lateness(now)))
         elif call is not None:
-            call.late_at = now + min(allowed_s - silent_s, limits.stall_s, left_s)
+            call.late_at = now + min(patience_s, self.limits.stall_s, left_s)
+
+    def _patience_s(self, now: float) -> float:
+        """How much longer the replica may go on as it does. Only tokens put it off, and no limit from when it was asked
+        is put off by anything."""
+        limits, call = self.limits, self._call
+        if self._status >= 300:
+            return self._head_at + limits.stall_s - now
+        if self._stream:
+            if self._unheard:  # whoever goes on with a stream has to read all of it first, as with any other prompt
+                return limits.first_token_s - self._silence_s(now, self._asked_at)
+            return limits.stall_s - self._silence_s(now, self._heard_at)
+        due_at = self._asked_at + limits.answer_s
+        if call is not None and call.received:
+            # An engine that has begun to write an answer in one piece has all of it.
+            if call.received > self._received:
+                self._received, self._heard_at = call.received, now
+            if self._status:
+                body_s = limits.body_s if self._generation_s == inf else self._generation_s
+                complete_at = self._head_at + body_s + limits.stall_s
+            else:
+                began_at = now if call.first_byte_at is None else call.first_byte_at
+                complete_at = max(began_at + limits.stall_s, self._asked_at + limits.first_token_s)
+            due_at = min(due_at, complete_at, self._heard_at + limits.stall_s)
+        return due_at - now
+
+    def _lateness(self, now: float) -> str:
+        call, silent_s = self._call, self._silence_s(now, self._heard_at)
+        if not self._unheard or call is None or not call.received:
+            return f"the replica said nothing for {silent_s:.1f} s"
+        missing = "no token" if self._stream and self._status < 300 else "no complete answer"
+        return f"the replica gave {missing} within {now - self._asked_at:.1f} s"
 
     def on_broken(self, flaw: Exception) -> None:
         self._owner.on_broken(flaw)
@@ -518,7 +558,11 @@ class Relay:
             else:
                 self._judge_refusal(error.status or 500, data)
             return False
-        return bytes(chunk.usage) in _NO_ERROR or not self.note_usage(data) or self._wants_usage
+        if bytes(chunk.usage) in _NO_ERROR or not self.note_usage(data):
+            return True
+        if self._wants_usage and self.first_at is not None:
+            self._idle += 1
+        return self._wants_usage
 
     def _has_finished(self) -> bool:
         """Whether the replica has said why its stream ends. Behind that, engines say what it took, and hardly more."""
@@ -544,12 +588,12 @@ class Relay:
         if len(gaps) == GAPS:
             self._gap_floor_s = gaps[-1][0]
 
-    def _silence_s(self, now: float) -> float:
+    def _silence_s(self, now: float, since: float) -> float:
         """The replica's own: while it is not read, it has no chance to speak."""
         backlog = self._backlog
         if backlog is None:
-            return now - self._heard_at
-        return 0.0 if backlog.pausing else now - max(self._heard_at, backlog.resumed_at)
+            return now - since
+        return 0.0 if backlog.pausing else now - max(since, backlog.resumed_at)
 
     def _judge_refusal(self, status: int, body: bytes) -> None:
         """Nothing has been sent to the client yet."""
@@ -624,7 +668,7 @@ class Relay:
             self._backlog = Backlog(
                 self._exchange,
                 self._call,
-                self._limits,
+                self.limits,
                 self._spool,
                 self._clock,
                 self._give_up_client,
