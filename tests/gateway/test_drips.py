@@ -177,6 +177,8 @@ ODD = {
     "object is an object": event(b'{"object":{},"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
     "choices are a text": event(b'{"choices":"ab"}'),
     "choices are an object": event(b'{"choices":{"a":1}}'),
+    "object is a number": event(b'{"object":0,"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
+    "delta is an empty text after one": token("a") + chunk(delta=""),
     "no object": event(b"[1]"),
 }
 

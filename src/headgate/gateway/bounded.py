@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.accept import Accepted
-from headgate.gateway.gather import Gather
+from headgate.gateway.gather import MOST_CHOICES, Gather
 from headgate.gateway.output import REPETITION, text_of
 from headgate.gateway.relay import NONE_ENDED, Relay
 from headgate.gateway.response_reader import ResponseReader
@@ -75,10 +75,6 @@ def told_whole(body: dict[str, Any]) -> bool:
         if value is not None and value is not False and value != [] and value != {}:
             return True
     return False
-
-
-MOST_CHOICES: Final = 4096
-"""An engine that numbers further is not followed."""
 
 
 class Several:

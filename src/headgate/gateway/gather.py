@@ -18,6 +18,8 @@ from headgate.replica.openai import read_error
 
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of events for one answer; no lane's ceiling comes near."""
+MOST_CHOICES: Final = 4096
+"""An engine that numbers its choices or calls further is not followed."""
 _AFTER_DONE_S: Final = 1.0
 _GROWING: Final = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"})
 """Fields of which each event brings a part. Of the rest the last one counts."""
@@ -37,11 +39,15 @@ class Whole:
         """Raises msgspec.DecodeError, TypeError or LookupError for what is no event of a completion."""
         said = msgspec.json.decode(event)
         choices = said.pop("choices")
+        if not isinstance(choices, list) or not isinstance(said.get("object"), str | None):
+            raise TypeError("no event of a completion")
         first = {name: value for name, value in said.items() if value is not None}
         # Who it is does not change; usage and whatever engines add comes last.
         self._head = {**first, **self._head, **({"usage": first["usage"]} if "usage" in first else {})}
         for choice in choices:
-            _grow(self._choices.setdefault(choice.get("index", 0), {}), choice)
+            if not isinstance(choice.get("delta"), dict | None):
+                raise TypeError("a delta that is no object")
+            _grow(self._choices.setdefault(_index(choice), {}), choice)
             self.events += 1
 
     @property
@@ -69,6 +75,14 @@ class Whole:
         return msgspec.json.encode({**head, "choices": choices})
 
 
+def _index(entry: dict[str, Any]) -> int:
+    """Of a choice or a call. Raises LookupError for what is no number of one."""
+    index = entry.get("index", 0)
+    if type(index) is not int or not 0 <= index < MOST_CHOICES:
+        raise LookupError(f"an index that is not 0 to {MOST_CHOICES - 1}")
+    return index
+
+
 def _grow(known: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         old = known.get(name)
@@ -79,7 +93,7 @@ def _grow(known: dict[str, Any], more: dict[str, Any]) -> None:
         elif name == "tool_calls":
             calls = known[name] = old or {}
             for call in value:
-                _grow(calls.setdefault(call.get("index", 0), {}), call)
+                _grow(calls.setdefault(_index(call), {}), call)
         elif isinstance(value, dict):
             inner = known[name] = old if isinstance(old, dict) else {}
             _grow(inner, value)
@@ -217,10 +231,15 @@ class Gather:
         self._relay.on_broken(flaw)
 
     def _answer(self, stop: str, finish: str) -> None:
+        try:
+            body = self._whole.body(stop, finish, self._prompt_tokens)
+        except Exception as flaw:  # of whatever kind: it is made of what the replica said, and of nothing else
+            self._give_up(ReplicaFailed(f"the replica's stream can't be put together: {flaw!r}"))
+            return
         relay, self._call = self._relay, None
         relay.stop = stop
         relay.on_head(200, self._headers, False)
-        relay.on_body(self._whole.body(stop, finish, self._prompt_tokens))
+        relay.on_body(body)
         relay.on_done()
 
     def _refuse(self, event: bytes) -> None:
