@@ -45,6 +45,8 @@ class Home:
         self.limits = PoolLimits(header_bytes=1500, body_bytes=1000, event_bytes=1000)
         self.clock: Clock = lambda: 0.0
         self.outbox = Outbox()
+        self.secrets: tuple[bytes, ...] = ()
+        self.denials = 0
         self.kept = False
 
     def opened(self, connection: Connection) -> None:
