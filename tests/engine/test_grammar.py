@@ -156,3 +156,12 @@ def test_a_grammar_that_gets_stuck_ends_its_own_sequence_only(grammars: Grammars
     assert grammar.allows(min(tokenizer.eog))
     assert set(grammar.mask().nonzero()[0].tolist()) == tokenizer.eog
     grammar.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["start: <|im_end|>", "start: <[2]>", "start: <|endoftext|>", "start: <[0,2]>"])
+def test_a_grammar_that_wants_an_end_as_its_text_is_stuck(grammars: Grammars, tokenizer: Tokenizer, text: str) -> None:
+    grammar = grammars.compile(text)
+    assert set(grammar.mask().nonzero()[0].tolist()) == tokenizer.eog
+    assert grammar.stuck
+    grammar.close()

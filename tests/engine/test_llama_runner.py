@@ -11,6 +11,7 @@ import pytest
 from headgate.engine.grammar import response_grammar
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner, available_bytes
+from headgate.engine.sampler import Logits
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
 from headgate.model.sampling import Sampled, Sampling
@@ -287,6 +288,50 @@ def test_logprobs_come_only_where_asked(runner: LlamaRunner, prompt: list[int]) 
     silent.generate(1)
     assert silent.drawn[0].logprobs == ()
     silent.close()
+
+
+PLAIN = Sampling(temperature=0)
+
+
+@pytest.mark.parametrize("settings", [(PLAIN, PLAIN), (PLAIN, DICED), (DICED, DICED)])
+@pytest.mark.parametrize("broken", [np.nan, -np.inf, np.inf])
+def test_broken_logits_of_one_row_fail_that_sequence_and_of_all_rows_the_engine(
+    runner: LlamaRunner,
+    prompt: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: tuple[Sampling, Sampling],
+    broken: float,
+) -> None:
+    runs = [Run(runner, prompt, slot, sampling) for slot, sampling in enumerate(settings)]
+    drafted = [runs[0].row(draft=(5, 6)), runs[1].row()]
+    real = runner._context.logits
+    spoilt = slice(0, 3)
+
+    def logits(wanted: int) -> Logits:
+        rows = real(wanted).copy()
+        rows[spoilt] = broken
+        return rows
+
+    monkeypatch.setattr(runner._context, "logits", logits)
+    failed, well = runner.run(Step((), tuple(drafted)))
+    assert isinstance(failed.error, EngineFailed)
+    assert len(failed.tokens) == 1
+    assert well.error is None
+    assert len(well.tokens) == 1
+    spoilt = slice(0, 4)
+    trims = (Trim(0, 0), Trim(1, 0))
+    with pytest.raises(EngineFailed, match="no finite logits"):
+        runner.run(Step(trims, tuple(drafted)))
+    for run in runs:
+        run.close()
+
+
+def test_settings_that_leave_no_token_are_the_requests_own_fault(runner: LlamaRunner, prompt: list[int]) -> None:
+    every = frozenset(range(runner.tokenizer.n_vocab))
+    run = Run(runner, prompt, 0, Sampling(min_tokens=5, stop_token_ids=every))
+    (failed,) = runner.run(Step((), (run.row(),)))
+    assert isinstance(failed.error, InvalidRequest)
+    run.close()
 
 
 def test_a_step_that_is_too_wide_fails_and_says_so(runner: LlamaRunner) -> None:

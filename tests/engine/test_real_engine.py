@@ -3,14 +3,16 @@
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.engine import GRAMMAR, Ask, Engine, Said
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig
+from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
 from headgate.policy.batch import Batcher
@@ -42,18 +44,19 @@ class Real:
         self.engine.start()
         self._said: dict[int, list[Said]] = {}
         self._changed = threading.Condition()
+        self.may_fail: set[int] = set()
 
     def _hear(self, said: list[Said]) -> None:
         with self._changed:
             for one in said:
-                assert one.error is None, one.error
+                assert one.error is None or one.sequence_id in self.may_fail, one.error
                 self._said.setdefault(one.sequence_id, []).append(one)
             self._changed.notify_all()
 
-    def submit(self, number: int, text: str, max_output: int) -> Sequence:
+    def submit(self, number: int, text: str, max_output: int, sampling: Sampling | None = None) -> Sequence:
         tokens = self.tokenizer.encode(text)
         one = scripted_sequence(number, tokens, max_output=max_output, arrived=monotonic())
-        one.sampling = Sampling(temperature=0.0, ignore_eos=True)
+        one.sampling = sampling or Sampling(temperature=0.0, ignore_eos=True)
         self.engine.submit(Ask(one))
         return one
 
@@ -62,7 +65,7 @@ class Real:
 
         def true() -> bool:
             said = self._said.get(number, [])
-            return bool(said and said[-1].finish) or (words is not None and len(said) >= words)
+            return bool(said and (said[-1].finish or said[-1].error)) or (words is not None and len(said) >= words)
 
         with self._changed:
             assert self._changed.wait_for(true, timeout=120)
@@ -78,6 +81,9 @@ class Real:
 
     def text(self, number: int) -> str:
         return "".join(one.text for one in self._said[number])
+
+    def last(self, number: int) -> Said:
+        return self._said[number][-1]
 
     def alone(self, number: int, text: str, max_output: int) -> str:
         self.submit(number, text, max_output)
@@ -146,3 +152,49 @@ def test_drafts_change_the_speed_and_not_the_text(real: Real, model: Model) -> N
     assert plain.batcher.counts.drafted == 0
     plain.engine.stop()
     eager.engine.stop()
+
+
+BANNED = {token: -100.0 for token in range(1000)}
+STUCK = ["start: <|im_end|>", 'start: "a" <|im_end|>', "start: <[2]>", "start: <[2]> <[2]>", "start: <|endoftext|>"]
+
+
+def odd_settings() -> Iterator[tuple[str, Sampling]]:
+    """What is left to draw from is little or nothing. With each: what it stops for."""
+    more: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0},
+        {"min_tokens": 5},
+        {"ignore_eos": True},
+        {"logit_bias": BANNED},
+        {"stop_token_ids": frozenset({0, 2})},
+        {"min_tokens": 5, "ignore_eos": True, "logit_bias": BANNED, "stop_token_ids": frozenset({0, 2})},
+    ]
+    for settings in more:
+        for grammar in STUCK:
+            yield GRAMMAR, Sampling(grammar=grammar, **settings)
+        for grammar in ('start: "a"', 'start: ""', "start: <|im_end|>?"):
+            yield "", Sampling(grammar=grammar, **settings)
+    for min_tokens in (0, 5):  # the stop token is all that the grammar takes first
+        yield "", Sampling(grammar=STUCK[1], min_tokens=min_tokens, stop_token_ids=frozenset({81}))
+
+
+def test_settings_that_leave_nothing_to_draw_end_their_own_sequence_only(real: Real) -> None:
+    neighbour = real.alone(4000, PROMPTS[0], 40)
+    real.submit(4001, PROMPTS[0], 40)
+    every = list(enumerate(odd_settings(), 4100))
+    for number, (_, sampling) in every:
+        real.submit(number, PROMPTS[1], 8, sampling)
+    hopeless = Sampling(min_tokens=5, stop_token_ids=frozenset(range(real.tokenizer.n_vocab)))
+    real.may_fail.add(4002)
+    real.submit(4002, PROMPTS[1], 8, hopeless)
+    for number, (stop, sampling) in every:
+        real.wait(number)
+        assert real.last(number).stop == stop, sampling
+    real.wait(4002)
+    assert isinstance(real.last(4002).error, InvalidRequest)
+    real.wait(4001)
+    assert real.text(4001) == neighbour
+    assert real.alone(4003, PROMPTS[0], 40) == neighbour
+    assert real.engine.failed is None
+    real.wait_for_room(0)
+    check_balance(real.batcher)

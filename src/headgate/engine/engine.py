@@ -119,6 +119,7 @@ class _Life:
     bound: Bound | None
     detokenize_s: float = 0.0
     stop: str = ""
+    error: ServeError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,8 @@ class Engine:
                     self.runner.attend(one.sequence_id)
             if one.stuck:
                 life.stop = GRAMMAR
-            if stop or life.stop:
+            life.error = one.error
+            if stop or life.stop or life.error:
                 stopped.append(one.sequence_id)
             kept.append(Sampled(one.sequence_id, tokens))
             said.append(Said(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
@@ -298,6 +300,8 @@ class Engine:
         life = self._lives[sequence.id]
         text = said.text + life.text.finish()
         self._close(sequence.id)
+        if life.error is not None:
+            return Said(said.sequence_id, "", error=life.error)
         if life.ask.pin and isinstance(short := self.batcher.pin(slot, now), Short):
             tokens = short.blocks * self.batcher.ledger.block_tokens
             return Said(said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it"))

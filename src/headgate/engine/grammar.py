@@ -192,6 +192,7 @@ class Grammar:
             self._left_s -= thread_time() - began
             ends = self._c.llg_matcher_is_accepting(self._handle)
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._n_vocab].view(np.bool_)
+        allowed[self._eog_ids] = False  # a grammar may name an end as part of its text: that is none to draw
         if not ends and not allowed.any():
             ends = self.stuck = True
         allowed[self._eog_ids] = ends

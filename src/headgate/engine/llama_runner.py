@@ -12,7 +12,7 @@ from headgate.engine.llama import Context, Model, library
 from headgate.engine.sampler import Logits, Sampler, chance, logprobs
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.clock import Clock, monotonic
-from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
+from headgate.model.errors import EngineFailed, InvalidRequest, ServeError, StartupError
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Load, Move, Row, Save, Step, Trim
@@ -162,14 +162,15 @@ class LlamaRunner:
         best: list[int] = []
         if all(sampler.plain for _, sampler in drawing):
             top = logits.argmax(axis=1)
-            if not np.isfinite(logits[np.arange(top.size), top]).all():
-                raise EngineFailed("the model gave no finite logits")
-            best = top.tolist()
+            if np.isfinite(logits[np.arange(top.size), top]).all():
+                best = top.tolist()
         sampled, at = [], 0
         for row, sampler in drawing:
             end = at + 1 + len(row.draft)
             sampled.append(self._verify(row, sampler, logits[at:end], best[at:end]))
             at = end
+        if all(one.error for one in sampled) and not np.isfinite(logits.max(axis=1)).any():
+            raise EngineFailed("the model gave no finite logits")
         return sampled
 
     def _verify(self, row: Row, sampler: Sampler, logits: Logits, best: list[int]) -> Sampled:
@@ -178,7 +179,10 @@ class LlamaRunner:
         told: list[TokenLogprob] = []
         chances: list[float] = []
         for index, guess in enumerate((*row.draft, None)):
-            token = best[index] if best else sampler.draw(logits[index], row.start + row.count + index)
+            try:
+                token = best[index] if best else sampler.draw(logits[index], row.start + row.count + index)
+            except EngineFailed as error:
+                return Sampled(row.sequence.id, (*tokens, 0), error=_cause(logits[index], error))
             tokens.append(token)
             if sampler.sampling.top_logprobs is not None:
                 told.append(logprobs(logits[index], token, sampler.sampling.top_logprobs))
@@ -211,6 +215,13 @@ class LlamaRunner:
                 f"{host / 2**30:.1f} GiB for {host_tokens} tokens of swapped and cached KV, "
                 f"but {free / 2**30:.1f} GiB are available; lower --slots, --context or --host-tokens"
             )
+
+
+def _cause(logits: Logits, error: EngineFailed) -> ServeError:
+    """Why nothing could be drawn from this row: the model gave nothing, or the request's settings exclude all it gave."""
+    if not np.isfinite(logits.max()):
+        return error
+    return InvalidRequest("no token is left to draw: logit_bias, min_tokens, stop_token_ids or ignore_eos exclude all")
 
 
 def available_bytes(root: Path = Path("/")) -> int:

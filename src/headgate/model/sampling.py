@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from headgate.model.errors import ServeError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
@@ -45,7 +47,7 @@ class Sampled:
     """What a step gave one sequence: one token, or several when drafted tokens were accepted. Nobody changes it."""
 
     # No dataclass, for the same reason as step.Row.
-    __slots__ = ("chances", "logprobs", "sequence_id", "stuck", "tokens")
+    __slots__ = ("chances", "error", "logprobs", "sequence_id", "stuck", "tokens")
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Sampled:
         logprobs: tuple[TokenLogprob, ...] = (),
         chances: tuple[float, ...] = (),
         stuck: bool = False,
+        error: ServeError | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.tokens = tokens
@@ -63,3 +66,5 @@ class Sampled:
         """How likely each token was, while the engine wants to know, else empty."""
         self.stuck = stuck
         """Its grammar can't be followed any further, or costs too much to: the answer ends here, unfinished."""
+        self.error = error
+        """Why the sequence ends here without an answer. Its last token means nothing then."""
