@@ -154,7 +154,7 @@ def test_drafts_change_the_speed_and_not_the_text(real: Real, model: Model) -> N
     eager.engine.stop()
 
 
-BANNED = {token: -100.0 for token in range(1000)}
+BANNED = dict.fromkeys(range(1000), -100.0)
 STUCK = ["start: <|im_end|>", 'start: "a" <|im_end|>', "start: <[2]>", "start: <[2]> <[2]>", "start: <|endoftext|>"]
 
 

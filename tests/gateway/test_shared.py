@@ -19,7 +19,7 @@ import uvloop
 
 from headgate.gateway import shared_store
 from headgate.gateway.shared import HOLD_S, MOST_HELD, Sharing
-from headgate.gateway.shared_store import RedisStore, StoreGone
+from headgate.gateway.shared_store import Lease, RedisStore, StoreGone
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.model.event import Arrived, Command, Ended, Event, Refuse
@@ -34,7 +34,7 @@ from tests.policy.test_dispatcher import dispatcher, request
 from tests.wire.serving import until
 
 P = ParamSpec("P")
-pytest.importorskip("redis", reason="needs the Redis client: pip install 'headgate[redis]'")
+aioredis = pytest.importorskip("redis.asyncio", reason="needs the Redis client: pip install 'headgate[redis]'")
 SERVER = shutil.which("redis-server")
 needs_server = pytest.mark.skipif(SERVER is None, reason="needs redis-server")
 pytestmark = pytest.mark.timeout(60)
@@ -444,3 +444,119 @@ async def test_a_store_that_says_something_else_counts_as_gone() -> None:
     assert not sharing.connected
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+ODD = ["nan", "-nan", "inf", "-inf", "1e308", "-1", "x", "0x7fffffffffffff", ""]
+
+
+@needs_server
+@live
+async def test_odd_values_of_one_gateway_count_as_that_gateway_not_being_there(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = aioredis.Redis.from_url(redis.url)
+    async with sides(redis.url, {"t": REQUESTS}) as made:
+        await until(lambda: all(side.limits.gateways == 2 for side in made))
+        for odd in ODD:
+            await client.hset("{test}:gateways", f"q{odd}", f"{time.time() + 2.0} {odd}")
+            await client.hset("{test}:gateways", f"u{odd}", f"{odd} 1.0")
+        await client.hset("{test}:gateways", b"\xff\xfe", "9999999999 1.0")
+        await asyncio.sleep(1.2)
+        assert [side.limits.gateways for side in made] == [2, 2]
+        for clock in ODD:
+            await client.hset("{test}:gateways", ":clock", clock)
+            await asyncio.sleep(0.6)
+        await client.set("{test}:gateways", "no hash")
+        await asyncio.sleep(1.2)
+        assert all(side.sharing.connected and side.limits.gateways == 2 for side in made)
+    assert not any(record.exc_info for record in caplog.records)
+    await client.aclose()
+
+
+@needs_server
+@live
+async def test_odd_values_in_a_bucket_count_as_no_bucket(redis: RedisServer) -> None:
+    client, store = aioredis.Redis.from_url(redis.url), RedisStore(redis.url, "test")
+    ask_ = Ask("t", 60.0, least=(1.0, 1.0), most=(1.0, 1.0))
+    for odd in ODD:
+        for field in ("requests", "tokens", "seen"):
+            await client.delete("{test}:tenant:t")
+            await client.hset("{test}:tenant:t", field, odd)
+            (lease,) = await store.lease([ask_])
+            assert (lease.requests_s, lease.tokens_s) == (1.0, 1.0), (field, odd)
+            assert (lease.requests_full_s, lease.tokens_full_s) == (1.0, 1.0), (field, odd)
+    await client.set("{test}:tenant:t", "no hash")
+    (lease,) = await store.lease([ask_])
+    assert lease.requests_full_s == 1.0
+    await store.close()
+    await client.aclose()
+
+
+class Babbling:
+    """Answers every script with what it is told to."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    async def eval(self, script: str, *given: object) -> Any:
+        return self.answer
+
+    async def aclose(self) -> None: ...
+
+
+@live
+async def test_an_answer_that_is_no_answer_is_a_store_that_is_gone() -> None:
+    store = RedisStore("redis://127.0.0.1:1/0", "test")
+    ask_ = Ask("t", 60.0)
+    answer: Any
+    for answer in (
+        None,
+        5,
+        "abc",
+        [[]],
+        [0],
+        [None, None],
+        ["x", "1"],
+        [0, "nan"],
+        [0, "inf"],
+        [0, "1", "g", None],
+        {},
+    ):
+        store._redis = Babbling(answer)
+        if answer != {}:  # what a gateway that takes leave is told
+            with pytest.raises(StoreGone):
+                await store.beat("g", 1.0)
+        with pytest.raises(StoreGone):
+            await store.lease([ask_])
+    for odd in ("nan", "inf", "-5", "1e308"):
+        store._redis = Babbling([0, "100.0", "g", "1.0", "other", odd])
+        assert (await store.beat("g", 1.0))[0] == {"g": 1.0}
+        store._redis = Babbling([odd, "1", "1", "1", "1", "2", "3", "4"])
+        first, second = await store.lease([ask_, ask_])
+        assert first == Lease("t", 0.0, 0.0, 0.0, 0.0)
+        assert second == Lease("t", 1.0, 2.0, 3.0, 4.0)
+
+
+@live
+async def test_whatever_a_store_says_the_gateway_goes_on_and_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Flawed(Silent):
+        async def beat(self, gateway: str, demand: float | None) -> Any:
+            raise RecursionError("too\ndeep" * 1000)
+
+        async def lease(self, asks: list[Ask]) -> list[object]:
+            raise RecursionError
+
+    made = dispatcher(tenants={"t": REQUESTS})
+    store = Flawed()
+    sharing = Sharing("g", store, made, lambda event: made.on(event, monotonic()), lambda asked: None, monotonic)  # type: ignore[arg-type]
+    await sharing.start()
+    running = asyncio.get_running_loop().create_task(sharing.run())
+    await asyncio.sleep(1.2)
+    assert not running.done()
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not record.exc_info
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 400
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await sharing.close()

@@ -183,6 +183,12 @@ def test_who_has_more_to_do_gets_more_and_who_is_idle_keeps_some() -> None:
     assert part_of({}, "a") == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 1e308])
+def test_a_demand_that_can_not_be_is_of_a_gateway_that_is_not_there(odd: float) -> None:
+    assert part_of({"a": 1.0, "b": odd}, "a") == (0.0, 1.0)
+    assert part_of({"a": 1.0, "b": odd}, "b") == part_of({"a": 1.0, "b": 0.0}, "b")
+
+
 # -- the dispatcher ---------------------------------------------------------------------------------------
 
 

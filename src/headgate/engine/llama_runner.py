@@ -218,7 +218,7 @@ class LlamaRunner:
 
 
 def _cause(logits: Logits, error: EngineFailed) -> ServeError:
-    """Why nothing could be drawn from this row: the model gave nothing, or the request's settings exclude all it gave."""
+    """Why nothing could be drawn from this row: the model gave nothing, or the request's settings exclude it all."""
     if not np.isfinite(logits.max()):
         return error
     return InvalidRequest("no token is left to draw: logit_bias, min_tokens, stop_token_ids or ignore_eos exclude all")

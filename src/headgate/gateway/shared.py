@@ -125,7 +125,7 @@ class Sharing:
 
     async def start(self) -> None:
         """One beat, so that the first request finds everything in place if it can be."""
-        await self._beat()
+        await self._try_to_beat()
 
     async def run(self) -> None:
         """Until cancelled. Both loops look at `_closing` too: a client may take a cancel for a timeout of its own."""
@@ -149,24 +149,26 @@ class Sharing:
             if self.connected:
                 await self._lease([self._return(tenant, purse) for tenant, purse in self._limits.purses.items()])
                 await self._store.beat(self._name, None)
-        except StoreGone as error:
+        except Exception as error:
             log.debug("left without a word: %s", error)
         await self._store.close()
 
     async def _keep_beating(self) -> None:
         while not self._closing:
             await asyncio.sleep(BEAT_S)
-            try:
-                await self._beat()
-            except Exception as flaw:
-                self._flawed(flaw)
+            await self._try_to_beat()
             self._wake.set()
+
+    async def _try_to_beat(self) -> None:
+        try:
+            await self._beat()
+        except Exception as flaw:
+            self._flawed(flaw)
 
     def _flawed(self, flaw: Exception) -> None:
         """What the store said made no sense: it counts as gone, which ends no gateway."""
-        if not self._told:
-            log.error("shared limits: the store's answer could not be used", exc_info=flaw)
-        self._lost(StoreGone(f"{type(flaw).__name__}: {flaw}"))
+        log.debug("shared limits: the store's answer could not be used", exc_info=flaw)
+        self._lost(StoreGone(f"its answer could not be used: {type(flaw).__name__}: {flaw}"))
 
     async def _beat(self) -> None:
         self._demand += 0.5 * (len(self._dispatcher.passages) - self._demand)
@@ -190,7 +192,8 @@ class Sharing:
         shared, (low, high) = self._limits, self._dispatcher.members.part
         if not self._told:
             self._told = True
-            log.warning("shared limits: %s; until it is back, this gateway keeps to 1/%d", error, shared.gateways)
+            why = " ".join(str(error).split())[:200]
+            log.warning("shared limits: %s; until it is back, this gateway keeps to 1/%d", why, shared.gateways)
         if shared.connected:
             self._hear(Shared(shared.gateways, low, high, False))
             self._appetites.clear()

@@ -1,12 +1,13 @@
 """Where gateways keep what they share: tenants' buckets, and who is there. In Redis, by its clock."""
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
-from headgate.policy.allowance import Ask
+from headgate.policy.allowance import MOST_DEMAND, Ask
 
 ANSWER_S: Final = 0.25
 """For any answer of the store; then it counts as gone."""
@@ -15,23 +16,40 @@ SET_S: Final = 1.0
 ALIVE_S: Final = 3.0
 """A gateway that has not been heard of for so long is gone."""
 
+MOST_S: Final = 1e9
+"""No bucket takes longer to fill, and no lease is for more."""
+
+# Others may write there too. What none of us would have written counts as not being there: NaN is not within either.
+_SANE: Final = """
+local function sane(text, most)
+  local n = tonumber(text or '')
+  if n and n >= 0 and n <= most then return n end
+end
+"""
+
 # A bucket is two moments at which it will be full again, as in policy/limits.py. A lease is a charge like any other: of
 # a gateway that dies with one, it wears off by itself. A bucket that is full is forgotten. The store's clock may be set
 # back: `seen` is when a bucket was last touched, and if that is still to come, its moments are moved back as far.
-LEASE: Final = """
+LEASE: Final = (
+    _SANE
+    + """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local out = {}
 for i, key in ipairs(KEYS) do
   local a = (i - 1) * 9
   local burst = tonumber(ARGV[a + 1])
-  local had = redis.call('HMGET', key, 'requests', 'tokens', 'seen')
-  local back = math.max(0, (tonumber(had[3] or '') or now) - now)
+  local had = redis.pcall('HMGET', key, 'requests', 'tokens', 'seen')
+  if had.err then
+    redis.call('DEL', key)
+    had = {}
+  end
+  local back = math.max(0, (sane(had[3], now + 1e9) or now) - now)
   local full, room, least, enough = {}, {}, {}, true
   for j = 1, 2 do
     local charge, floor = tonumber(ARGV[a + 1 + j]), tonumber(ARGV[a + 7 + j])
     least[j] = tonumber(ARGV[a + 3 + j])
-    local at = math.max((tonumber(had[j] or '') or 0) - back, now + floor)
+    local at = math.max((sane(had[j], now + 1e9) or 0) - back, now + floor)
     if charge > 0 then
       at = math.min(at + charge, math.max(at, now + 2 * burst))
     else
@@ -59,10 +77,13 @@ for i, key in ipairs(KEYS) do
 end
 return out
 """
+)
 
 # Who is there is known until a moment that each puts off with every beat. If the clock was set meanwhile, which shows
 # in a last beat that is still to come or far too long ago, all those moments are moved along.
-BEAT: Final = """
+BEAT: Final = (
+    _SANE
+    + """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 if ARGV[2] == '' then
@@ -70,7 +91,12 @@ if ARGV[2] == '' then
   return {}
 end
 local alive = tonumber(ARGV[3])
-local last = tonumber(redis.call('HGET', KEYS[1], ':clock') or '') or now
+local clock = redis.pcall('HGET', KEYS[1], ':clock')
+if type(clock) == 'table' then
+  redis.call('DEL', KEYS[1])
+  clock = nil
+end
+local last = sane(clock, now + 1e9) or now
 local moved = 0
 if now < last - 0.5 or now > last + alive then moved = now - last end
 local new = redis.call('HSET', KEYS[1], ARGV[1], string.format('%.3f %s', now + alive - moved, ARGV[2]))
@@ -79,10 +105,11 @@ redis.call('EXPIRE', KEYS[1], 60)
 local all, out = redis.call('HGETALL', KEYS[1]), {new, string.format('%.3f', now)}
 for i = 1, #all, 2 do
   local until_, demand = string.match(all[i + 1], '^(%S+) (%S+)$')
-  local ends = until_ and tonumber(until_) + moved
+  local ends = sane(until_, 1e12)
+  ends = ends and ends + moved
   if all[i] == ':clock' then
     ends = nil
-  elseif not ends or ends <= now then
+  elseif not ends or ends <= now or ends > now + alive + 1 or not sane(demand, 1e9) then
     redis.call('HDEL', KEYS[1], all[i])
   else
     if moved ~= 0 then redis.call('HSET', KEYS[1], all[i], string.format('%.3f %s', ends, demand)) end
@@ -92,6 +119,7 @@ for i = 1, #all, 2 do
 end
 return out
 """
+)
 
 
 class StoreGone(Exception):
@@ -137,6 +165,7 @@ class RedisStore:
                 socket_connect_timeout=ANSWER_S,
                 retry=Retry(NoBackoff(), 0),  # whoever asks knows what to do instead
                 decode_responses=True,
+                encoding_errors="replace",  # a name that is no text is of none of us
             )
         except ValueError as error:
             raise StartupError(f"shared.redis: {error}") from error
@@ -149,16 +178,29 @@ class RedisStore:
     async def lease(self, asks: list[Ask]) -> list[Lease]:
         keys = [f"{self._prefix}:tenant:{ask.tenant}" for ask in asks]
         given = [str(n) for ask in asks for n in (ask.burst_s, *ask.charge, *ask.least, *ask.most, *ask.floor)]
-        numbers = [float(n) for n in await self._call(LEASE, keys, given)]
+        told = await self._call(LEASE, keys, given)
+        try:
+            numbers = [float(n) for n in told]
+        except (TypeError, ValueError) as error:
+            raise StoreGone(f"no lease: {error}") from error
         if len(numbers) != 4 * len(asks):
             raise StoreGone(f"{len(numbers)} numbers came for {len(asks)} buckets")
-        return [Lease(ask.tenant, *numbers[4 * i : 4 * i + 4]) for i, ask in enumerate(asks)]
+        return [_lease(ask.tenant, numbers[4 * i : 4 * i + 4]) for i, ask in enumerate(asks)]
 
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
         said = "" if demand is None else f"{demand:.3f}"
         told = await self._call(BEAT, [f"{self._prefix}:gateways"], [gateway, said, str(ALIVE_S)])
-        demands = {str(told[i]): float(told[i + 1]) for i in range(2, len(told) - 1, 2)}
-        return demands, bool(told) and (bool(int(told[0])) | self._was_set(float(told[1])))
+        if demand is None:
+            return {}, False
+        try:
+            new, clock = int(told[0]), float(told[1])
+            demands = {str(told[i]): float(told[i + 1]) for i in range(2, len(told) - 1, 2)}
+        except (TypeError, ValueError, LookupError) as error:
+            raise StoreGone(f"no beat: {type(error).__name__}: {error}") from error
+        if not math.isfinite(clock):
+            raise StoreGone(f"its clock says {clock}")
+        there = {name: demand for name, demand in demands.items() if 0.0 <= demand <= MOST_DEMAND}
+        return there, bool(new) | self._was_set(clock)
 
     def _was_set(self, told: float) -> bool:
         """Whether the store's clock was set since the last beat, by our own. Buckets have then filled up in no time, if
@@ -177,3 +219,9 @@ class RedisStore:
         except self._failures as error:
             raise StoreGone(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         return answer
+
+
+def _lease(tenant: str, numbers: list[float]) -> Lease:
+    if all(0.0 <= number <= MOST_S for number in numbers):
+        return Lease(tenant, *numbers)
+    return Lease(tenant, 0.0, 0.0, 0.0, 0.0)  # as of a bucket that is not there, of which nothing was taken

@@ -12,6 +12,8 @@ SMOOTH_S: Final = 0.5
 EVEN: Final = 0.25
 """Share of the replicas' room that is divided evenly, whoever has how much to do: so much is there for the first burst
 at a gateway that was idle."""
+MOST_DEMAND: Final = 1e9
+"""Requests that one gateway may say it has. More, or less than none, is of no gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Appetite:
 def part_of(demands: dict[str, float], gateway: str) -> tuple[float, float]:
     """Which stretch of every replica's room, from 0 to 1, is this gateway's? All that see the same demands agree, and
     their stretches meet without a gap."""
-    known = demands if gateway in demands else {**demands, gateway: 0.0}
+    known = {name: demand for name, demand in demands.items() if 0.0 <= demand <= MOST_DEMAND}  # no NaN either
+    known.setdefault(gateway, 0.0)
     total = sum(known.values())
     low, even = 0.0, 1.0 / len(known)
     for name in sorted(known):
