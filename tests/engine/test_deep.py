@@ -47,7 +47,7 @@ def full(
             for number in range(profile.slots):
                 extra = {"lane": lanes[number % len(lanes)]}
                 coming = client.completions.create(
-                    model="default", prompt=f"{number} {prompt}", max_tokens=3000, stream=True, extra_body=extra
+                    model="default", prompt=f"{number} {prompt}", max_tokens=2000, stream=True, extra_body=extra
                 )
                 if prompt == "Tell me":
                     await open_streams.enter_async_context(await coming)

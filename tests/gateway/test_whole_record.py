@@ -18,9 +18,11 @@ from headgate.config_file import hash_key
 from headgate.model.record import Record
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, seen
+from tests.ledger import ADMIN_KEY, ADMIN_KEYS
 
 pytestmark = pytest.mark.timeout(90)
 
+ADMIN = {"x-api-key": ADMIN_KEY}
 PROFILE = "h100-llama3-8b"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STAGES = ("accept_s", "queue_s", "retry_s", "first_s", "stream_s", "end_s")
@@ -30,6 +32,7 @@ ELSEWHERE = {
     "hedge": "tests/gateway/test_hedge.py",
     "fell_back": "tests/gateway/test_dead_version.py",
     "adapter": "not recorded yet",
+    "choices": "tests/gateway/test_asks.py",
 }
 compared: set[str] = set()
 """Fields that a test in this file has looked at."""
@@ -87,7 +90,7 @@ class Stage:
         """With the defaults, which a record leaves out."""
 
         def lines() -> dict[str, dict[str, Any]]:
-            made = map(json.loads, ask(f"{self.url}/admin/records?last=600")[1].splitlines())
+            made = map(json.loads, ask(f"{self.url}/admin/records?last=600", headers=ADMIN)[1].splitlines())
             return {line["id"]: line for line in made}
 
         eventually(lambda: name in lines())
@@ -124,6 +127,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                 }
             ],
             "tenants": {"acme": {"key_sha256": [hash_key("k")], "tier": "premium"}},
+            "admin_keys": ADMIN_KEYS,
             "anonymous": {"allowed": True},
             "routing": {"algorithm": "least_connections", "exploration": 0},
             "warm": {"before_use": False, "keep_alive_s": 0},
@@ -323,5 +327,7 @@ def running(stage: Stage) -> set[str]:
 
 
 def waiting(stage: Stage) -> int:
-    lanes: dict[str, Any] = {lane["name"]: lane for lane in json.loads(ask(f"{stage.url}/admin/state")[1])["lanes"]}
+    lanes: dict[str, Any] = {
+        lane["name"]: lane for lane in json.loads(ask(f"{stage.url}/admin/state", headers=ADMIN)[1])["lanes"]
+    }
     return sum(int(lane["waiting"]) for lane in lanes.values())
