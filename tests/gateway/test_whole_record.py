@@ -32,7 +32,6 @@ ELSEWHERE = {
     "hedge": "tests/gateway/test_hedge.py",
     "fell_back": "tests/gateway/test_dead_version.py",
     "adapter": "not recorded yet",
-    "choices": "tests/gateway/test_asks.py",
 }
 compared: set[str] = set()
 """Fields that a test in this file has looked at."""
@@ -210,6 +209,12 @@ def test_what_an_engine_found_in_its_cache_is_as_it_says(stage: Stage) -> None:
         told = answer.usage["prompt_tokens_details"]["cached_tokens"]
         compare(stage.record(name), cached_tokens=told, prompt_tokens=answer.usage["prompt_tokens"], cap=0)
         assert (told > 300) == ("uncached" not in name)
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_how_many_answers_were_asked_for(stage: Stage, choices: int) -> None:
+    assert stage.ask(f"choices-{choices}", chat("n=1", model="small", max_tokens=2, n=choices)).status == 200
+    compare(stage.record(f"choices-{choices}"), choices=choices)
 
 
 def test_which_version_answered_and_why_and_what_was_asked(stage: Stage) -> None:
