@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.gateway.abilities import Abilities
@@ -366,7 +367,7 @@ def test_a_picture_is_no_text(part: dict[str, Any]) -> None:
     assert found.request.prompt_tokens < 200
     assert found.request.lane == "fast"
     assert found.prompt_bytes == 0
-    assert found.body["messages"][0]["content"][1] == part
+    assert json.loads(msgspec.json.encode(found.body))["messages"][0]["content"][1] == part
     if part.get("type", "").startswith("input_"):
         item = {"role": "user", "content": [part]}
         response = accept(
