@@ -70,3 +70,4 @@ def test_pictures_for_the_readme(tmp_path: Path) -> None:
                     seen.page.locator("#request table.waterfall").wait_for()
                     seen.until("document.getAnimations().every(a => a.animationName !== 'slide')")
                     seen.page.screenshot(path=folder / "dashboard-waterfall.png")
+                assert seen.page.locator("#slow-rows tr").count(), "nothing happened that a picture could show"

@@ -77,8 +77,8 @@ def told_whole(body: dict[str, Any]) -> bool:
     return False
 
 
-class Several:
-    """Between a replica and the Relay of a stream with several choices: notes which have ended. A Listener."""
+class Along:
+    """Between a replica and its Relay: reads along, and passes everything on. A Listener."""
 
     __slots__ = ("_relay",)
 
@@ -95,10 +95,6 @@ class Several:
         self._relay.on_head(status, headers, is_stream)
 
     def on_events(self, events: list[bytes]) -> None:
-        for event in events:
-            said = event.count(_FINISH)
-            if said and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED):
-                self._relay.ended |= ended_in(event)
         self._relay.on_events(events)
 
     def on_body(self, body: bytes) -> None:
@@ -117,6 +113,19 @@ class Several:
         self._relay.on_broken(flaw)
 
 
+class Several(Along):
+    """Of a stream with several choices, notes which have ended."""
+
+    __slots__ = ()
+
+    def on_events(self, events: list[bytes]) -> None:
+        for event in events:
+            said = event.count(_FINISH)
+            if said and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED):
+                self._relay.ended |= ended_in(event)
+        self._relay.on_events(events)
+
+
 def ended_in(event: bytes) -> frozenset[int]:
     """The choices that an event says the end of."""
     try:
@@ -127,23 +136,14 @@ def ended_in(event: bytes) -> frozenset[int]:
         return NONE_ENDED
 
 
-class Bounded:
-    """Between a replica and its Relay: reads along, and ends what only repeats itself. A Listener."""
+class Bounded(Along):
+    """Ends what only repeats itself."""
 
-    __slots__ = ("_detector", "_relay")
+    __slots__ = ("_detector",)
 
     def __init__(self, relay: Relay, detector: Detector) -> None:
-        self._relay = relay
+        super().__init__(relay)
         self._detector = detector
-
-    def body(self, body: dict[str, Any]) -> dict[str, Any]:
-        return body
-
-    def start(self, call: Call) -> None:
-        self._relay.start(call)
-
-    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
-        self._relay.on_head(status, headers, is_stream)
 
     def on_events(self, events: list[bytes]) -> None:
         relay, detector = self._relay, self._detector
@@ -154,18 +154,3 @@ class Bounded:
                     relay.cut(REPETITION, "stop")
                 return
         relay.on_events(events)
-
-    def on_body(self, body: bytes) -> None:
-        self._relay.on_body(body)
-
-    def on_done(self) -> None:
-        self._relay.on_done()
-
-    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
-        self._relay.on_failed(error, sent)
-
-    def on_late(self) -> None:
-        self._relay.on_late()
-
-    def on_broken(self, flaw: Exception) -> None:
-        self._relay.on_broken(flaw)

@@ -242,8 +242,12 @@ class Gateway:
         except ServeError as error:
             self.turn_away(exchange, error, tenant)
             return
-        refuse = lambda: self.turn_away(exchange, too_many_waiting(), tenant)  # noqa: E731
-        self.aside(lambda: self._accept_aside(exchange, tenant), tenant, size, refuse)
+        self.aside(
+            lambda: self._accept_aside(exchange, tenant),
+            tenant,
+            size,
+            lambda: self.turn_away(exchange, too_many_waiting(), tenant),
+        )
 
     def _refuse_spent(self, tenant: str) -> None:
         """Raises Refused if its limits would let nothing in, however little. It looks, and takes nothing."""
