@@ -159,3 +159,24 @@ async def test_a_real_collection_is_seen() -> None:
         assert pulse.gc_pause_s > 0
     finally:
         pulse.stop()
+
+
+def test_a_collection_with_no_call_left_is_not_measured_and_throws_nothing() -> None:
+    """Seen in the fuzz: an engine's answer nested a thousand deep, and the collector ran at its bottom."""
+    calls_left = True
+
+    def clock() -> float:
+        if not calls_left:
+            raise RecursionError
+        return 1.0
+
+    pulse = Pulse(clock)
+    pulse.on_gc("start", {})
+    calls_left = False
+    pulse.on_gc("stop", {})
+    calls_left = True
+    pulse.on_gc("stop", {})
+    assert pulse.gc_pauses == 0
+    pulse.on_gc("start", {})
+    pulse.on_gc("stop", {})
+    assert pulse.gc_pauses == 1

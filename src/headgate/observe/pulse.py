@@ -97,14 +97,23 @@ class Pulse:
             self._look_later(self._loop)
 
     def on_gc(self, phase: str, info: dict[str, int]) -> None:
-        """Called by the collector before and after; in whichever thread, all of them stand still."""
+        """Called by the collector before and after; in whichever thread, all of them stand still.
+
+        The collector may run in the depths of a parse where no call is left: then that one collection is not measured.
+        """
+        try:
+            self._time_collection(phase)
+        except RecursionError:
+            self._gc_began = None
+
+    def _time_collection(self, phase: str) -> None:
         now = self.clock()
         if phase == "start":
             self._gc_began = now
         elif self._gc_began is not None:
-            took_s = now - self._gc_began
+            began, self._gc_began = self._gc_began, None
+            took_s = now - began
             self.gc_pauses += 1
             self.gc_pause_s += took_s
             if took_s >= PAUSE_S:
-                self.pauses.append(Pause("gc", self._gc_began, took_s))
-            self._gc_began = None
+                self.pauses.append(Pause("gc", began, took_s))
