@@ -1,7 +1,16 @@
 import pytest
 
 from headgate.model.record import EngineTimings
-from headgate.replica.openai import MOST_QUOTED, MOST_S, quoted, read_error, read_usage, room_in_s
+from headgate.replica.openai import (
+    MOST_QUOTED,
+    MOST_S,
+    flaw_in,
+    quoted,
+    read_answer,
+    read_error,
+    read_usage,
+    room_in_s,
+)
 from headgate.replica.shape import Usage
 
 USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}'
@@ -81,3 +90,36 @@ def test_what_is_quoted_of_an_engine_is_one_bounded_line() -> None:
     long = quoted(read_error(b'{"message":"' + b"x " * 9000 + b'"}'))
     assert len(long) == MOST_QUOTED
     assert long.endswith("…")
+
+
+# -- a whole answer, in one look ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted", "flaw", "told"),
+    [
+        (b'{"choices":[1],"usage":{"prompt_tokens":3,"completion_tokens":2}}', "choices", "", (3, 2)),
+        (b'{"data":[1],"usage":{"prompt_tokens":3}}', "data", "", (3, 0)),
+        (b'{"output":[],"usage":{"input_tokens":3,"output_tokens":2}}', "output", "", (3, 2)),
+        (b'{"choices":[1]}', "choices", "", None),
+        # What is wrong with its usage is not wrong with it.
+        (b'{"choices":[1],"usage":"many"}', "choices", "", None),
+        (b'{"choices":[1],"usage":{"prompt_tokens":-1}}', "choices", "", None),
+        (b'{"choices":[1],"usage":{"prompt_tokens":%s}}' % (b"9" * 400), "choices", "", None),
+        (b'{"choices":{},"usage":{"prompt_tokens":3}}', "choices", "answered without choices", None),
+        (b'{"error":{"message":"no"}}', "choices", "answered 200 with an error: no", None),
+        (b'{"choices":[1]}', "data", "answered without data", None),
+        (b'{"any":1}', "", "", None),
+        (b"", "choices", "answered with nothing", None),
+        (b"<html>", "choices", "answered with something that is no JSON object", None),
+        (b'{"choices":["\xff"]}', "choices", "answered with something that is no JSON object", None),
+        (b'{"choices":' + b"[" * 5000, "choices", "answered with something that is no JSON object", None),
+    ],
+)
+def test_a_whole_answer_is_judged_and_counted(
+    body: bytes, wanted: str, flaw: str, told: tuple[int, int] | None
+) -> None:
+    found, usage = read_answer(body, wanted)
+    assert found == flaw
+    assert found == flaw_in(body, wanted)
+    assert (None if usage is None else (usage.prompt, usage.output)) == told

@@ -15,7 +15,7 @@ from headgate.gateway.continuation import can_go_on
 from headgate.gateway.identity import Identities
 from headgate.gateway.models import Chosen, Models
 from headgate.gateway.naming import Naming
-from headgate.gateway.prompt import MEDIA_TOKENS, PromptFound, found_in
+from headgate.gateway.prompt import MEDIA_TOKENS, found_in
 from headgate.gateway.response_voice import Native, Translated
 from headgate.gateway.responses import Untold, as_chat, cap, read
 from headgate.gateway.shape import Shape, Usual
@@ -75,6 +75,7 @@ class Accepted:
         tenant: Tenant,
         wants_usage: bool,
         prompt_bytes: int,
+        opened: bool,
         allowance: Allowance | None = None,
         chosen: Chosen | None = None,
     ) -> None:
@@ -94,7 +95,7 @@ class Accepted:
         """What its model's name came to; None: it stands for itself."""
         self.goes_on: bool | None = None
         """Of a long body: whether some replica could go on with its stream; None: its body is short."""
-        self.opened = _opened(body)
+        self.opened = opened
         """Whether it begins with a system message."""
 
     @property
@@ -121,8 +122,8 @@ class Accepted:
     def asking(self, body: dict[str, Any]) -> "Accepted":
         """The same, asked in other words."""
         made = Accepted(
-            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.allowance,
-            self.chosen,
+            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.opened,
+            self.allowance, self.chosen,
         )  # fmt: skip
         made.goes_on = self.goes_on
         return made
@@ -192,10 +193,6 @@ class Acceptor:
             responds, same = path == RESPONSES, False
         shape, whole = self._understood(body)
         assert isinstance(body, dict)
-        if None in body.values():
-            for name in [name for name, value in body.items() if value is None]:
-                del body[name]
-            whole = False
         extra = sift(body, tenant.trusted, self._open_fields)
         same = same and whole and (extra is None or not extra.changed)
         model = shape.model or ""
@@ -209,12 +206,16 @@ class Acceptor:
         if shape.messages:
             self._bound("messages", len(shape.messages))
         found = found_in(shape, path, body)
-        prompt_tokens = self._prompt_tokens(found, model, body)
+        opened = _opened(body)
+        prompt_tokens = found.tokens or self.prompt_sizes.of(model, opened, found.size)
+        prompt_tokens += MEDIA_TOKENS * found.media
         lane = self._lane(shape, headers, tenant, prompt_tokens)
         embeds = path.endswith("/embeddings")
         choices = choices_of(shape, extra, found, lane, embeds)
-        keep_bounds(shape, extra, lane)
-        stream = shape.stream is True and not embeds
+        if extra is not None:
+            keep_bounds(shape, extra, lane)
+        streams = shape.stream is True
+        stream = streams and not embeds
         allowance = None
         if not embeds:
             asked = _asked(shape, extra, body, responds)
@@ -262,7 +263,7 @@ class Acceptor:
             choices=choices,
         )
         wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
-        if shape.stream and not stream:
+        if streams and not stream:
             del body["stream"]
             same = False
         elif stream and not wants_usage and not responds:
@@ -271,7 +272,7 @@ class Acceptor:
         encoded = exchange.body if same else b""
         wants_usage = wants_usage or exchange.voice is not None
         prompt_bytes = 0 if found.tokens or found.media else found.size
-        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, allowance, chosen)
+        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, opened, allowance, chosen)
         if long:
             accepted.lighten()
         return accepted
@@ -330,10 +331,6 @@ class Acceptor:
             model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
             self.prompt_sizes.learn(model, accepted.opened, accepted.prompt_bytes, prompt_tokens)
         self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
-
-    def _prompt_tokens(self, found: PromptFound, model: str, body: dict[str, Any]) -> int:
-        tokens = found.tokens or self.prompt_sizes.of(model, _opened(body), found.size)
-        return tokens + MEDIA_TOKENS * found.media
 
     def _bound(self, field: str, count: int) -> None:
         """Raises InvalidRequest if a conversation has more parts than are taken."""

@@ -14,7 +14,7 @@ from headgate.gateway.shape import INTEGERS, LONGEST_STOP, Shape
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import Lane
 from headgate.replica.dialects import Ranges
-from headgate.replica.fields import CHOICES, DROPPED, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL, SPECIAL_NAMES
+from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
 from headgate.wire import json
 
 MOST_BEST_OF: Final = 20
@@ -24,7 +24,7 @@ LARGEST: Final = float(1 << 62)
 
 
 class Extra:
-    """What fields come to that are no part of OpenAI's."""
+    """What fields come to that are no part of OpenAI's, or of which a lane says how much may be asked."""
 
     __slots__ = ("asked", "changed", "choices", "entries", "least", "logprobs")
 
@@ -43,12 +43,24 @@ class Extra:
 
 
 def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Extra | None:
-    """Looks at each field once. None: all of them are plain. Raises InvalidRequest."""
-    if SPECIAL_NAMES.isdisjoint(body):
+    """Looks at each field once, and takes out what is null, which is the same as nothing. None: all of them are plain.
+    Raises InvalidRequest."""
+    found: list[str] | None = None
+    for name, value in body.items():
+        if value is None or name in SPECIAL:
+            if found is None:
+                found = []
+            found.append(name)
+    if found is None:
         return None
     extra = Extra()
-    for name in [name for name in body if name in SPECIAL]:
-        kind, value = SPECIAL[name], body[name]
+    for name in found:
+        value = body[name]
+        if value is None:
+            del body[name]
+            extra.changed = True
+            continue
+        kind = SPECIAL[name]
         if kind == DROPPED:
             if not trusted:
                 del body[name]
@@ -79,7 +91,11 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
             extra.changed = True
             if extra.logprobs is None or number > extra.logprobs[1]:
                 extra.logprobs = (name, number)
-        elif isinstance(value, list | dict) and (extra.entries is None or len(value) > extra.entries[1]):
+        elif (
+            kind == ENTRIES
+            and isinstance(value, list | dict)
+            and (extra.entries is None or len(value) > extra.entries[1])
+        ):
             extra.entries = (name, len(value))
     return extra
 
@@ -126,7 +142,7 @@ def choices_of(shape: Shape, extra: Extra | None, found: PromptFound, lane: Lane
     return choices
 
 
-def keep_bounds(shape: Shape, extra: Extra | None, lane: Lane) -> None:
+def keep_bounds(shape: Shape, extra: Extra, lane: Lane) -> None:
     """Raises InvalidRequest."""
     stop, bias = shape.stop, shape.logit_bias
     if isinstance(stop, list) and len(stop) > lane.stops_limit:
@@ -138,11 +154,10 @@ def keep_bounds(shape: Shape, extra: Extra | None, lane: Lane) -> None:
         _refuse("top_logprobs", str(top), lane, "logprobs_limit", lane.logprobs_limit)
     if own is not None and own > lane.logprobs_limit:  # true, of a chat, counts as one: the token's own
         _refuse("logprobs", str(int(own)), lane, "logprobs_limit", lane.logprobs_limit)
-    if extra is not None:
-        if extra.entries is not None and extra.entries[1] > lane.entries_limit:
-            _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
-        if extra.logprobs is not None and extra.logprobs[1] > lane.logprobs_limit:
-            _refuse(extra.logprobs[0], str(extra.logprobs[1]), lane, "logprobs_limit", lane.logprobs_limit)
+    if extra.entries is not None and extra.entries[1] > lane.entries_limit:
+        _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
+    if extra.logprobs is not None and extra.logprobs[1] > lane.logprobs_limit:
+        _refuse(extra.logprobs[0], str(extra.logprobs[1]), lane, "logprobs_limit", lane.logprobs_limit)
 
 
 def _refuse(field: str, what: str, lane: Lane, setting: str, most: int) -> None:

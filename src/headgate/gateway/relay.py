@@ -33,11 +33,11 @@ from headgate.replica.http import Call
 from headgate.replica.openai import (
     FULL,
     error_body,
-    flaw_in,
     has_finish,
     is_event,
     named,
     quoted,
+    read_answer,
     read_error,
     read_usage,
     room_in_s,
@@ -426,11 +426,10 @@ class Relay:
         elif self._stream:
             self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
         else:
-            flaw = flaw_in(self._body, self._wanted)
+            flaw, self._usage = read_answer(self._body, self._wanted)
             if flaw:
                 self._break_off(ReplicaAnswered(f"the replica {flaw}"))
                 return
-            self.note_usage(self._body)
             self.first_at = self.last_at = self._clock()
             self._settle()
             self._exchange.respond(200, self._body, headers=self._headers)

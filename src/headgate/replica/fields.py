@@ -22,6 +22,9 @@ LOGPROBS: Final = 6
 ENTRIES: Final = 7
 """A list or an object with an entry for each of many tokens or words."""
 
+BOUNDED: Final = 8
+"""OpenAI's own, of which a lane says how much may be asked."""
+
 OWN: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
 """Fields that trusted clients may send and our own engine understands."""
 GUARDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
@@ -55,6 +58,7 @@ LISTS: Final = (
     "stop_token_ids", "bad_words", "bad_words_ids", "allowed_token_ids", "banned_tokens", "stop_words", "stop_regex",
     "guided_choice", "ignore_tokens", "force_words", "dry_sequence_breakers", "logprob_token_ids", "token_ids_logprob",
 )  # fmt: skip
+BOUNDS: Final = ("stop", "logit_bias", "top_logprobs", "logprobs")
 
 GUARDS: Final[dict[str, str]] = {name: engine for engine, names in GUARDED_BY.items() for name in names}
 """What only trusted keys may send, and whose it is."""
@@ -62,8 +66,7 @@ SPECIAL: Final[dict[str, int]] = {
     name: kind
     for kind, names in (
         (DROPPED, OWN), (GUARDED, tuple(GUARDS)), (LENGTH, LENGTHS), (LEAST, LEASTS), (CHOICES, COUNTS),
-        (LOGPROBS, PROBABILITIES), (ENTRIES, LISTS),
+        (LOGPROBS, PROBABILITIES), (ENTRIES, LISTS), (BOUNDED, BOUNDS),
     )
     for name in names
 }  # fmt: skip
-SPECIAL_NAMES: Final = frozenset(SPECIAL)

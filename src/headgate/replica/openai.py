@@ -12,7 +12,16 @@ from typing import Any, Final
 import msgspec
 
 from headgate.model.record import EngineTimings
-from headgate.replica.shape import Usage, decode_answer, decode_parts, decode_timings
+from headgate.replica.shape import (
+    NOTHING,
+    AnswerUsage,
+    Parts,
+    Usage,
+    decode_answer,
+    decode_parts,
+    decode_timings,
+    decode_whole,
+)
 
 MOST_MESSAGE = 4096
 """Characters of an engine's error message that are passed on."""
@@ -35,15 +44,20 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     found = answer.usage
     if found is None and answer.response is not None:
         found = answer.response.usage
-    if found is None:
-        return None, False
-    details = found.prompt_tokens_details or found.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    timings = _timings(answer.timings) if len(bytes(answer.timings)) > 4 else None  # neither absent nor null
-    prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
-    if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= (cached or 0) <= MOST_TOKENS):
-        return None, False
-    return Usage(prompt, output, cached or 0, timings), answer.choices == []
+    usage = None if found is None else _usage(found, answer.timings)
+    return usage, usage is not None and answer.choices == []
+
+
+def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
+    """What keeps a whole answer from being one, as `flaw_in` says it, and what it reports, in one look."""
+    try:
+        if not body.isascii():
+            body.decode()
+        whole = decode_whole(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return flaw_in(body, wanted), None  # what it says of its usage may be all that is wrong with it
+    flaw = _flaw(whole, body, wanted)
+    return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings)
 
 
 def flaw_in(body: bytes, wanted: str) -> str:
@@ -55,11 +69,28 @@ def flaw_in(body: bytes, wanted: str) -> str:
         parts = decode_parts(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "answered with nothing" if not body.strip() else "answered with something that is no JSON object"
-    if not wanted or bytes(getattr(parts, wanted))[:1] == b"[":
+    return _flaw(parts, body, wanted)
+
+
+def _flaw(parts: Parts, body: bytes, wanted: str) -> str:
+    if not wanted:
+        return ""
+    found = parts.choices if wanted == "choices" else parts.data if wanted == "data" else parts.output
+    if bytes(found)[:1] == b"[":
         return ""
     if bytes(parts.error) not in (b"", b"null"):
         return f"answered 200 with an error: {quoted(read_error(body))}"
     return f"answered without {wanted}"
+
+
+def _usage(found: AnswerUsage, timings: msgspec.Raw) -> Usage | None:
+    """None: it is nonsense."""
+    details = found.prompt_tokens_details or found.input_tokens_details
+    cached = 0 if details is None else details.cached_tokens or 0
+    prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
+    if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= cached <= MOST_TOKENS):
+        return None
+    return Usage(prompt, output, cached, None if timings is NOTHING else _timings(timings))
 
 
 def is_event(data: bytes) -> bool:

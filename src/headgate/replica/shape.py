@@ -4,6 +4,9 @@ import msgspec
 
 from headgate.model.record import EngineTimings
 
+NOTHING = msgspec.Raw()
+"""Of a field that is not there."""
+
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt: int
@@ -13,11 +16,11 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     timings: EngineTimings | None = None
 
 
-class PromptDetails(msgspec.Struct):
+class PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class AnswerUsage(msgspec.Struct):
+class AnswerUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -27,24 +30,20 @@ class AnswerUsage(msgspec.Struct):
     input_tokens_details: PromptDetails | None = None
 
 
-class Response(msgspec.Struct):
+class Response(msgspec.Struct, gc=False):
     usage: AnswerUsage | None = None
 
 
-class Answer(msgspec.Struct):
-    """Of a stream's event, or of a whole body; whatever else is in it is skipped, not decoded."""
+class Answer(msgspec.Struct, gc=False):
+    """Of a stream's event that tells usage; whatever else is in it is skipped, not decoded."""
 
     usage: AnswerUsage | None = None
     choices: list[msgspec.Raw] | None = None
-    timings: msgspec.Raw = msgspec.Raw()
+    timings: msgspec.Raw = NOTHING
     """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. Not `| None`,
     with which msgspec takes nothing but null."""
     response: Response | None = None
     """What an event of /v1/responses is about."""
-
-
-NOTHING = msgspec.Raw()
-"""Of a field that is not there."""
 
 
 class Chunk(msgspec.Struct, gc=False):
@@ -55,7 +54,7 @@ class Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw = NOTHING
 
 
-class Parts(msgspec.Struct):
+class Parts(msgspec.Struct, gc=False):
     """Of a whole answer: what a client needs of it, as it is written."""
 
     choices: msgspec.Raw = NOTHING
@@ -64,7 +63,15 @@ class Parts(msgspec.Struct):
     error: msgspec.Raw = NOTHING
 
 
+class Whole(Parts, gc=False):
+    """A whole answer that also tells what it took, in one look."""
+
+    usage: AnswerUsage | None = None
+    timings: msgspec.Raw = NOTHING
+
+
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_parts = msgspec.json.Decoder(Parts).decode
+decode_whole = msgspec.json.Decoder(Whole).decode
 decode_timings = msgspec.json.Decoder(EngineTimings).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
