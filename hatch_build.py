@@ -22,7 +22,7 @@ HOT = {
     " route runaway shape shared_limits speculate standing turns urgency",
     "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
     "replica": "call connection dialects http openai sse",
-    "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay",
+    "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay repeats",
     "observe": "evidence exposition figures histogram little series windows",
     "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",
 }

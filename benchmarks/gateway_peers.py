@@ -47,12 +47,15 @@ class Site:
         return [f"http://127.0.0.1:{port}" for port in self.replicas]
 
 
+MOCKED: dict[str, object] = {"output": {"tasks": {"chat": {"runaway": "off"}}}}
+"""Mocks say the alphabet again and again: watched, each of their streams would be ended after a hundred tokens. What
+watching costs is in results/runaway.md."""
+
+
 def headgate_command(site: Site) -> Command:
-    """As `make serve` would start it: compiled, all policies, records and metrics at their defaults."""
-    replicas = [part for url in site.urls for part in ("--replica", url)]
-    if site.slots:
-        return _configured(site, {"replicas": [{"url": url, "slots": site.slots} for url in site.urls]})
-    return headgate_with(site, replicas)
+    """As `make serve` would start it: compiled, all policies, records and metrics at their defaults, but for MOCKED."""
+    slots = {"slots": site.slots} if site.slots else {}
+    return _configured(site, {"replicas": [{"url": url, **slots} for url in site.urls]})
 
 
 def uninstrumented_command(site: Site) -> Command:
@@ -62,7 +65,7 @@ def uninstrumented_command(site: Site) -> Command:
 
 def _configured(site: Site, config: dict[str, object]) -> Command:
     path = site.folder / "headgate.yaml"
-    path.write_text(json.dumps(config))  # JSON is YAML
+    path.write_text(json.dumps({**config, **MOCKED}))  # JSON is YAML
     return headgate_with(site, ["--config", str(path)])
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gateway_peers import COMPILED, Site, headgate_with
+from benchmarks.gateway_peers import COMPILED, MOCKED, Site, headgate_with
 from benchmarks.kit import Command, Kit, Processes, ask, free_port, started, wait_until_serving
 from benchmarks.peers import ROOT
 
@@ -103,6 +103,7 @@ class Stage:
             # Shorter than by default, so that each of them is met often in a few minutes.
             "timeouts": {"first_token_s": 5, "stall_s": 2, "slow_client_grace_s": 0.5, "no_replica_wait_s": 2},
             "observe": {"keep": self.keep},
+            **MOCKED,
             "record": {"path": str(self.journal), "rotate_bytes": JOURNAL_BYTES, "files": 2},
         }
 

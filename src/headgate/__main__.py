@@ -65,7 +65,7 @@ class EngineFlags:
     system_prompt: Annotated[tuple[str, ...], Parameter(group=MODEL, negative="")] = ()
     """System prompt to prefill and keep in the prefix cache for good; may be given several times."""
     max_tokens: Annotated[int | None, positive, Parameter(group=MODEL)] = None
-    """Output limit of a request that names none. Default: 512; with serve, 256 as for the task `other`."""
+    """Output limit of a request that names none. Default: 512; with serve, 384 for chats and 256 for text."""
     truncate: Annotated[bool, Parameter(group=MODEL, negative="")] = False
     """Cut an over-long prompt from the left instead of refusing it."""
     slots: Annotated[int | None, positive, Parameter(group=MEMORY)] = None

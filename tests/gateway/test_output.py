@@ -72,6 +72,23 @@ def test_the_cap_is_what_goes_on_and_what_is_counted_with() -> None:
     assert found.encoded == b""
 
 
+def test_a_plain_chat_is_a_chat_and_plain_text_is_not() -> None:
+    for path, body in (("/v1/chat/completions", {}), ("/v1/responses", {"model": "m", "input": "Hello"})):
+        found = accepted(body, path=path)
+        assert found.allowance is not None
+        assert (found.allowance.task, found.allowance.runaway, found.body["max_tokens"]) == ("chat", "safe", 384)
+    text = accepted({"model": "m", "prompt": "Hello"}, path="/v1/completions")
+    assert text.allowance is not None
+    assert (text.allowance.task, text.allowance.runaway, text.body["max_tokens"]) == ("other", "off", 256)
+
+
+def test_stops_of_a_task_are_not_for_several_answers() -> None:
+    config = OutputConfig(tasks={**TASKS, "chat": TaskConfig(stop=("###",))})
+    assert accepted({}, config=config).body["stop"] == ["###"]
+    assert "stop" not in accepted({"n": 2}, config=config).body
+    assert "stop" not in accepted({"tools": [{"type": "function", "function": {"name": "f"}}]}, config=config).body
+
+
 def test_a_value_that_is_kept_leaves_the_body_as_it_came() -> None:
     found = accepted({"max_tokens": 40})
     assert (found.body["max_tokens"], found.request.max_output) == (40, 40)
@@ -415,7 +432,9 @@ def test_the_answer_says_which_cap_applied(url: str, stream: bool) -> None:
     where = f"{url}/v1/chat/completions"
     task = {"x-headgate-task": "chat"}
     assert headers_of(where, chat("n=2", stream=stream), task)[0]["x-headgate-max-tokens"] == "384; task=chat"
-    assert headers_of(where, chat("n=2", stream=stream))[0]["x-headgate-max-tokens"] == "256; task=other"
+    assert headers_of(where, chat("n=2", stream=stream))[0]["x-headgate-max-tokens"] == "384; task=chat"
+    text = {"model": "double", "prompt": "n=2", "stream": stream}
+    assert headers_of(f"{url}/v1/completions", text)[0]["x-headgate-max-tokens"] == "256; task=other"
     kept = headers_of(where, chat("n=2", stream=stream, max_tokens=30))[0]
     assert kept["x-headgate-max-tokens"] is None
     assert ask(where, chat("n=2", stream=stream), {"x-headgate-task": "poetry"})[0] == 400

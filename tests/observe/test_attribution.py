@@ -190,6 +190,7 @@ def test_why_names_the_injected_cause_of_nearly_every_slow_request(tmp_path: Pat
         config = {
             "listen": {"port": 0}, "replicas": replicas, "lanes": lanes, "tenants": keys, "admin_keys": ADMIN_KEYS,
             "anonymous": {"allowed": True}, "timeouts": {"slow_client_grace_s": 1.5},
+            "output": {"tasks": {"chat": {"runaway": "off"}}},  # the doubles say one word for as long as they may
             "warm": {"before_use": False},  # or nobody would ever meet a cold replica
         }  # fmt: skip
         path = tmp_path / "headgate.yaml"

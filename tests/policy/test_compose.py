@@ -18,6 +18,7 @@ from headgate.model.gateway_config import (
 from headgate.model.output_config import TASKS, OutputConfig, TaskConfig
 from headgate.model.tier import Tier
 from headgate.policy.compose import batcher_for, capped, classifier, dispatcher_for, output_of, reconfigure
+from headgate.policy.output import Allowance
 
 CONFIG = GatewayConfig(
     classify=ClassifyConfig(long_above_tokens=1000, fast_below_tokens=100),
@@ -80,6 +81,13 @@ def test_memory_is_what_slots_hold_unless_less_is_said() -> None:
         (
             GatewayConfig(
                 embedded=EmbeddedConfig(default_max_tokens=600),
+                output=OutputConfig(tasks={**TASKS, "other": TaskConfig(runaway="quick")}),
+            ),
+            600,
+        ),
+        (
+            GatewayConfig(
+                embedded=EmbeddedConfig(default_max_tokens=600),
                 output=OutputConfig(tasks={**TASKS, "other": TaskConfig(max_tokens=90)}),
             ),
             90,
@@ -92,3 +100,24 @@ def test_an_operators_limit_for_requests_that_name_none_is_the_cap_of_the_task_o
     made = output_of(config)
     assert made.tasks["other"].max_tokens == most
     assert made.tasks["chat"] == TASKS["chat"]
+
+
+@pytest.mark.parametrize(
+    ("told", "tasks", "most"),
+    [
+        (None, {}, 384),
+        (600, {}, 600),
+        (256, {}, 256),
+        (600, {"other": TaskConfig(max_tokens=90)}, 90),
+        (600, {"chat": TaskConfig(max_tokens=500)}, 500),
+    ],
+)
+def test_an_operators_limit_counts_for_a_chat_that_names_no_task(
+    told: int | None, tasks: dict[str, TaskConfig], most: int
+) -> None:
+    made = output_of(
+        GatewayConfig(embedded=EmbeddedConfig(default_max_tokens=told), output=OutputConfig(tasks={**TASKS, **tasks}))
+    )
+    found = made.allow(None, None, None, 10, 4096, None, True, True)
+    assert isinstance(found, Allowance)
+    assert (found.tokens, found.task) == (most, "chat")

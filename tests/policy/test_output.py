@@ -20,8 +20,9 @@ def allow(
     most: int | None = None,
     caps: bool = True,
     config: OutputConfig | None = None,
+    chat: bool = False,
 ) -> Allowance:
-    found = Output(config or OutputConfig()).allow(named, default, asked, prompt, ceiling, most, caps)
+    found = Output(config or OutputConfig()).allow(named, default, asked, prompt, ceiling, most, caps, chat)
     assert isinstance(found, Allowance)
     return found
 
@@ -37,6 +38,38 @@ def test_a_task_has_its_cap_where_the_client_gives_no_value(task: str, cap: int)
 
 def test_who_names_no_task_has_the_cap_of_all_others() -> None:
     assert (allow().task, allow().tokens, allow().why) == ("other", 256, "256; task=other")
+
+
+def test_a_chat_that_names_no_task_is_a_chat_and_is_watched() -> None:
+    found = allow(chat=True)
+    assert (found.task, found.tokens, found.why, found.runaway) == ("chat", 384, "384; task=chat", "safe")
+    assert (allow(chat=True, prompt=4001).tokens, allow(asked=3000, chat=True).tokens) == (256, 3000)
+    assert (allow(asked=3000, chat=True).runaway, allow(asked=3000, chat=True).why) == ("safe", "")
+
+
+def test_a_chat_that_says_otherwise_is_what_it_says() -> None:
+    assert (allow("other", chat=True).task, allow("other", chat=True).runaway) == ("other", "off")
+    assert (allow(default="code", chat=True).tokens, allow("extract", chat=True).tokens) == (768, 96)
+    assert allow(chat=True, caps=False).runaway == "off"
+
+
+def tasks(**changed: TaskConfig) -> OutputConfig:
+    return OutputConfig(tasks={**TASKS, **changed})
+
+
+def test_what_an_operator_sets_for_those_who_name_no_task_counts_for_chats_too() -> None:
+    told = tasks(other=TaskConfig(max_tokens=600))
+    found = allow(chat=True, config=told)
+    assert (found.task, found.tokens, found.why, found.runaway) == ("chat", 600, "600; task=chat", "safe")
+    assert allow("chat", config=told).tokens == 384
+    assert allow(chat=True, config=tasks(other=TaskConfig(runaway="quick", stop=("###",)))).runaway == "quick"
+    assert allow(chat=True, config=tasks(other=TaskConfig(stop=("###",)))).stop == ("###",)
+
+
+def test_what_an_operator_sets_for_chats_counts_first() -> None:
+    both = tasks(other=TaskConfig(max_tokens=600), chat=TaskConfig(max_tokens=500, runaway="off"))
+    assert (allow(chat=True, config=both).tokens, allow(chat=True, config=both).runaway) == (500, "off")
+    assert allow(chat=True, config=OutputConfig(tasks={"other": TaskConfig()})).task == "other"
 
 
 def test_an_explicit_value_is_kept_up_to_the_lanes_ceiling() -> None:
@@ -138,3 +171,47 @@ def test_stops_are_added_to_the_clients_as_far_as_there_is_room(given: Any, afte
     apply(allow("chat", config=config), body)
     assert body["stop"] == after
     assert MOST_STOPS == 4
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        {"tools": [{"type": "function"}]},
+        {"functions": [{"name": "f"}]},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a+"}},
+        {"guided_json": {}, "guided_choice": ["a", "b"]},
+        {"guided_regex": "a+"},
+        {"grammar": "root ::= [a-z]+"},
+        {"json_schema": {"type": "object"}},
+        {"regex": "a+"},
+        {"ebnf": "root ::= [a-z]+"},
+        {"structural_tag": "x"},
+        {"format": "json"},
+    ],
+)
+def test_a_tasks_stops_never_cut_what_has_a_form(shaped: dict[str, Any]) -> None:
+    told = tasks(chat=TaskConfig(stop=("###",)))
+    body = {"stop": "x", **shaped}
+    apply(allow("chat", config=told), body)
+    assert body["stop"] == "x"
+
+
+def test_a_tasks_stops_are_not_for_several_answers_and_nothing_asked_is_no_form() -> None:
+    told = allow("chat", config=tasks(chat=TaskConfig(stop=("###",))))
+    several: dict[str, Any] = {}
+    apply(told, several, 2)
+    assert "stop" not in several
+    for nothing in ({"tools": []}, {"response_format": None}, {"temperature": 1}):
+        body: dict[str, Any] = dict(nothing)
+        apply(told, body)
+        assert body["stop"] == ["###"]
+
+
+def test_only_labels_have_stops_by_default_and_none_of_those_is_text() -> None:
+    """A chat, an extract or code may spell a template's own marks; a label can't."""
+    stops = {task: allow(task).stop for task in TASKS if allow(task).stop}
+    assert set(stops) == {"classify"}
+    assert len(stops["classify"]) <= MOST_STOPS
+    assert all(stop.startswith("<|") and stop.endswith("|>") for stop in stops["classify"])

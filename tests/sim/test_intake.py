@@ -50,3 +50,11 @@ def test_only_the_same_prompt_as_a_whole_is_known_again() -> None:
     assert prefix(1, 1024, (1, 2)) != prefix(2, 1024, (1, 3))
     assert prefix(1, 1025, (1, 2)) != prefix(2, 1025, (1, 2))
     assert prefix(1, 10, ()) != prefix(2, 10, ())
+
+
+def test_what_a_lane_allows_at_most_is_all_that_is_said_unless_the_tenant_has_no_caps() -> None:
+    free = Tenant(name="free of caps", key_sha256=("0" * 64,), caps=False)
+    intake = Intake(GatewayConfig(tenants=(free,)))
+    most = GatewayConfig().lanes[0].max_tokens
+    assert intake.request(Arrival(0.0, 10, most + 900), 1, 0.0)[1] == most
+    assert intake.request(Arrival(0.0, 10, most + 900, tenant="free of caps"), 2, 0.0)[1] == most + 900

@@ -22,6 +22,7 @@ from headgate.gateway.shape import Shape, Usual
 from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
+from headgate.model.output_config import CHAT as CHAT_TASK
 from headgate.model.output_config import OutputConfig
 from headgate.model.request import NOBODY, Request
 from headgate.policy.estimate import Ratio
@@ -220,11 +221,14 @@ class Acceptor:
         if not embeds:
             asked = _asked(shape, extra, body, responds)
             same = same and shape.max_output_tokens is None
-            allowance = self._allow(asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task)
+            chat = responds or path == CHAT
+            allowance = self._allow(
+                asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task, chat
+            )
             if responds:
                 cap(allowance, body)
             else:
-                same = not apply(allowance, body) and same
+                same = not apply(allowance, body, choices) and same
             if extra is not None and allowance.tokens is not None:
                 for name in extra.least:
                     body[name] = min(body[name], allowance.tokens)
@@ -234,7 +238,8 @@ class Acceptor:
             session = session[:LONGEST_SESSION]
         chosen = None
         if models is not None:
-            task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task) or ""
+            task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task)
+            task = task or (CHAT_TASK if responds or path == CHAT else "")
             chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
             if chosen is not None:
                 exchange.renames = Naming(model)
@@ -368,10 +373,11 @@ class Acceptor:
         lane: Lane,
         prompt_tokens: int,
         alias: str | None,
+        chat: bool,
     ) -> Allowance:
         named = headers.get("x-headgate-task") or alias
         allowance = self._output.allow(
-            named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps
+            named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps, chat
         )
         if isinstance(allowance, UnknownTask):
             known = ", ".join(allowance.known)

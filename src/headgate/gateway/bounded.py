@@ -1,7 +1,7 @@
 """Which answers have to be read along, because they may have to be ended early?
 
 Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
-are watched. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several choices it is
+are watched and not short. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several choices it is
 noted which have ended, so that the others can be.
 """
 
@@ -12,8 +12,9 @@ import msgspec
 from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.accept import Accepted
 from headgate.gateway.gather import MOST_CHOICES, Gather
-from headgate.gateway.output import REPETITION, text_of
+from headgate.gateway.output import DONE, REPETITION, text_of
 from headgate.gateway.relay import NONE_ENDED, Relay
+from headgate.gateway.repeats import Repeats
 from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
@@ -26,6 +27,9 @@ TOLD_WHOLE: Final = (
     "tools", "functions", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "audio",
     "modalities", "return_hidden_states",
 )  # fmt: skip
+SHORT: Final = 64
+"""Tokens: an answer in one piece that may have no more is asked for as it is. Repetition could hardly be told in fewer,
+so that ending it would save next to nothing, and reading it along costs more than it does."""
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH: Final = b'"finish_reason":null'
 _NO_FINISH_SPACED: Final = b'"finish_reason": null'
@@ -44,7 +48,9 @@ def bounded(
         if request.choices > 1:
             return Several(relay)
         return Bounded(relay, Detector(allowance.runaway)) if watched else None
-    if (watched or may_outlast(allowance.tokens, lane)) and not told_whole(accepted.body):
+    tokens = allowance.tokens
+    watched = watched and (tokens is None or tokens > SHORT)
+    if (watched or may_outlast(tokens, lane)) and not told_whole(accepted.body):
         detector = Detector(allowance.runaway) if watched else None
         return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
     return None
@@ -120,10 +126,15 @@ class Several(Along):
 
     def on_events(self, events: list[bytes]) -> None:
         for event in events:
-            said = event.count(_FINISH)
-            if said and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED):
+            if _says_end(event):
                 self._relay.ended |= ended_in(event)
         self._relay.on_events(events)
+
+
+def _says_end(event: bytes) -> bool:
+    """Whether it says why some choice ends."""
+    said = event.count(_FINISH)
+    return said > 0 and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED)
 
 
 def ended_in(event: bytes) -> frozenset[int]:
@@ -139,18 +150,23 @@ def ended_in(event: bytes) -> frozenset[int]:
 class Bounded(Along):
     """Ends what only repeats itself."""
 
-    __slots__ = ("_detector",)
+    __slots__ = ("_repeats",)
 
     def __init__(self, relay: Relay, detector: Detector) -> None:
         super().__init__(relay)
-        self._detector = detector
+        self._repeats = Repeats(detector)
 
     def on_events(self, events: list[bytes]) -> None:
-        relay, detector = self._relay, self._detector
-        for index, event in enumerate(events):
-            if detector.hear(text_of(event)):
-                relay.on_events(events[: index + 1])
-                if not relay.over:
-                    relay.cut(REPETITION, "stop")
-                return
-        relay.on_events(events)
+        relay = self._relay
+        if not self._repeats.hear(events):
+            relay.on_events(events)
+            return
+        last = min(len(events), self._repeats.heard)
+        while last and not text_of(events[last - 1]):
+            last -= 1
+        if not last or any(event == DONE or _says_end(event) for event in events[last - 1 :]):
+            relay.on_events(events)  # the replica has ended it itself
+            return
+        relay.on_events(events[:last])
+        if not relay.over:
+            relay.cut(REPETITION, "stop")

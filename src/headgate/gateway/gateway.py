@@ -665,6 +665,7 @@ class Gateway:
                 task="" if allowance is None else allowance.task,
                 cap=(allowance.tokens or 0) if allowance is not None and allowance.why else 0,
                 stop="" if summary is None else summary.stop,
+                unsaid=0 if summary is None or not summary.stop else _unsaid(ticket.accepted, output),
                 attempts=ticket.attempts,
                 failed=ticket.failed,
                 failures=ticket.failures,
@@ -761,6 +762,14 @@ class Gateway:
                 log.exception("time could not be told to pass; it is told again in %g s", AFTER_FLAW_S)
         elif self.dispatcher.wake_at < inf:
             self._set_timer(self._clock())
+
+
+def _unsaid(accepted: Accepted, output: int) -> int:
+    """Output tokens that it was allowed, beyond these."""
+    allowance = accepted.allowance
+    if allowance is None or allowance.tokens is None:
+        return 0
+    return max(0, allowance.tokens * accepted.request.choices - output)
 
 
 def _ours(request_id: str, flaw: Exception) -> ServeError:

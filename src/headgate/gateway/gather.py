@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.output import DONE, REPETITION, TIME, speaks, text_of
+from headgate.gateway.output import DONE, REPETITION, TIME, speaks
 from headgate.gateway.relay import Relay
+from headgate.gateway.repeats import Repeats
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.policy.runaway import Detector
@@ -122,7 +123,7 @@ class Gather:
     ) -> None:
         self._relay = relay
         self._limit_s = limit_s
-        self._detector = detector
+        self._repeats = None if detector is None else Repeats(detector)
         self._prompt_tokens = prompt_tokens
         self._clock = clock
         self._call: Call | None = None
@@ -175,9 +176,9 @@ class Gather:
             if self._bytes > MOST_BYTES:
                 self._give_up(ReplicaFailed(f"the replica's answer is longer than {MOST_BYTES} bytes"))
                 return
-            if self._detector is not None and self._detector.hear(text_of(event)):
-                self._answer(REPETITION, "stop")
-                return
+        if self._repeats is not None and self._repeats.hear(events) and not self._whole.has_finished:
+            self._answer(REPETITION, "stop")
+            return
         if self._heard_at is not None and self._whole.events > said:
             self._heard_at = now
 

@@ -115,7 +115,7 @@ class Tenant:
     max_tokens: Count | None = None
     """Most output tokens of one request, whatever it asks for; None: only the lane's own ceiling."""
     task: Name | None = None
-    """What its requests are that name no task, such as chat or extract; None: other."""
+    """What its requests are that name no task, such as code or extract; None: chats are chat, text is other."""
     caps: bool = True
     """False: neither its tasks nor its lanes limit its output, only max_tokens."""
 
@@ -237,8 +237,8 @@ class EmbeddedConfig:
     host_tokens: CountOrZero | None = None
     """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
     default_max_tokens: Count | None = None
-    """Output limit of a request that names neither a limit nor a task, in place of that of the task `other`; None:
-    that."""
+    """Output limit of a request that names neither a limit nor a task, in place of that of the tasks `chat` and
+    `other`; None: theirs."""
     truncate: bool = False
     """Cut an over-long prompt from the left instead of refusing it."""
     loras: tuple[Path, ...] = ()

@@ -13,17 +13,23 @@ class TaskConfig:
     max_tokens: int = 256
     """Most output tokens, where the client gives no value of its own or names this task."""
     stop: tuple[str, ...] = ()
-    """Stop sequences, added to the client's as far as there is room: OpenAI allows four in all."""
+    """Stop sequences, added to the client's as far as there is room: OpenAI allows four in all. Never to a request
+    for several answers, with tools, or whose answer must have a form."""
     runaway: Runaway = "off"
     """Whether an answer that only repeats itself is ended."""
 
 
+CHAT = "chat"
+"""The task of a chat that names none."""
 OTHER = "other"
-"""The task of a request that names none."""
+"""The task of any other request that names none."""
+TURNS = ("<|im_end|>", "<|im_start|>", "<|eot_id|>", "<|endoftext|>")
+"""Marks by which models' templates end a turn. A model whose end token its engine does not know spells one out and
+goes on to talk to itself. No label has such a mark in it; any other answer may, if that is what it is about."""
 TASKS: dict[str, TaskConfig] = {
-    "chat": TaskConfig(max_tokens=384, runaway="safe"),
+    CHAT: TaskConfig(max_tokens=384, runaway="safe"),
     "extract": TaskConfig(max_tokens=96),
-    "classify": TaskConfig(max_tokens=96),
+    "classify": TaskConfig(max_tokens=96, stop=TURNS),
     "reason": TaskConfig(max_tokens=768),
     "code": TaskConfig(max_tokens=768),
     OTHER: TaskConfig(),

@@ -129,6 +129,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """Most output tokens it was allowed, where that was not the client's own value; 0: it was."""
     stop: str = ""
     """Why its answer was ended early, `repetition` or `time`; empty: it was not."""
+    unsaid: int = 0
+    """Of one that was ended early: output tokens that it was allowed and did not say; 0: nobody set a limit."""
     attempts: int = 0
     failed: tuple[Attempt, ...] = ()
     """The first and the last few that failed."""

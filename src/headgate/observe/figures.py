@@ -14,6 +14,7 @@ from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.quantile import Sketch
 from headgate.model.record import Record
+from headgate.observe.ended import EndedEarly
 from headgate.observe.histogram import edges
 from headgate.observe.little import Little
 from headgate.observe.series import COMPLETED, Labels, LaneFigures, Series, Tokens
@@ -68,6 +69,7 @@ class Figures:
         self.lanes: dict[str, LaneFigures] = {}
         self.cold_starts = 0
         """Times that a replica was new to its first requests."""
+        self.ended = EndedEarly()
         self._promised = lanes
         """The dispatcher's own: a new config changes what is in it."""
         self._edges = edges(lanes.values())
@@ -102,6 +104,8 @@ class Figures:
             series.take(record)
             if record.cold:
                 self._met_cold(record)
+            if record.cap or record.stop:
+                self.ended.take(record)
         for series in touched:
             series.settle()
 

@@ -33,6 +33,14 @@ COLD_REQUESTS: Final = Family(
     "headgate_cold_requests_total", "counter", "Requests whose replica had not served before", "lane"
 )
 COLD_STARTS: Final = Family("headgate_cold_starts_total", "counter", "Times a replica was new to its first requests")
+ENDED_EARLY: Final = Family(
+    "headgate_answers_ended_total", "counter", "Answers that reached their cap, or were ended: cap, repetition, time",
+    "task", "by",
+)  # fmt: skip
+SAVED: Final = Family(
+    "headgate_decode_saved_tokens_total", "counter", "Tokens that answers ended early were allowed and did not say",
+    "task", "by",
+)  # fmt: skip
 RETRIES: Final = Family("headgate_retries_total", "counter", "Further replicas tried for a request")
 HEDGES: Final = Family(
     "headgate_hedges_total", "counter", "Requests sent to a second replica, by what came of it", "lane", "result"
@@ -169,6 +177,10 @@ class Metrics:
         for (lane, model), tokens in figures.tokens.items():
             page.sample(TOKENS, ("prompt", lane, model), tokens.prompt)
             page.sample(TOKENS, ("output", lane, model), tokens.output)
+        for key, number in figures.ended.answers.items():
+            page.sample(ENDED_EARLY, key, number)
+        for key, number in figures.ended.tokens.items():
+            page.sample(SAVED, key, number)
         page.sample(COLD_STARTS, (), figures.cold_starts)
         page.sample(RETRIES, (), sum(lane.retries for lane in figures.lanes.values()))
 

@@ -81,12 +81,13 @@ def classifier(config: GatewayConfig) -> Classifier:
 
 def output_of(config: GatewayConfig) -> Output:
     """Where the operator says how much the gateway's own engines give a request that names no limit, that is the cap of
-    the task `other`, unless that has one of its own."""
+    the task `other` and of chats that name no task, unless those have one of their own."""
     chosen, embedded = config.output, config.embedded
-    if embedded is not None and embedded.default_max_tokens is not None and chosen.tasks.get(OTHER) == TASKS[OTHER]:
-        other = replace(TASKS[OTHER], max_tokens=embedded.default_max_tokens)
-        chosen = replace(chosen, tasks={**chosen.tasks, OTHER: other})
-    return Output(chosen)
+    told = None if embedded is None else embedded.default_max_tokens
+    other = chosen.tasks.get(OTHER)
+    if told is not None and other is not None and other.max_tokens == TASKS[OTHER].max_tokens:
+        chosen = replace(chosen, tasks={**chosen.tasks, OTHER: replace(other, max_tokens=told)})
+    return Output(chosen, told)
 
 
 def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:

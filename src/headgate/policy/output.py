@@ -1,17 +1,25 @@
 """How much may an answer say?
 
 A task has a cap: it counts where the client gives no value, or names the task itself (by header, or by a model's
-alias). A task that only the operator named, as a tenant's default, leaves an explicit value alone. Every value ends at
-the lane's ceiling and the tenant's own. Nothing here ever raises what a client asked for.
+alias). A task that only the operator named, as a tenant's default, leaves an explicit value alone. A chat that names
+none is a chat; a text completion that names none is `other`. Every value ends at the lane's ceiling and the tenant's
+own. Nothing here ever raises what a client asked for.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-from headgate.model.output_config import OTHER, AliasConfig, OutputConfig, Runaway, TaskConfig
+from headgate.model.output_config import CHAT, OTHER, TASKS, AliasConfig, OutputConfig, Runaway, TaskConfig
 
 MOST_STOPS: Final = 4
 """OpenAI's limit, which other engines keep too."""
 FIELDS: Final = ("max_tokens", "max_completion_tokens")
+FORMS: Final = (
+    "tools", "functions", "tool_choice", "function_call", "response_format", "structured_outputs", "grammar",
+    "json_schema", "regex", "ebnf", "structural_tag", "format",
+)  # fmt: skip
+"""Fields that say which form the answer must have, and all that begin with GUIDED: half of it is worth nothing."""
+GUIDED: Final = "guided_"
 
 
 class Allowance:
@@ -42,8 +50,10 @@ class UnknownTask:
 
 
 class Output:
-    def __init__(self, config: OutputConfig) -> None:
+    def __init__(self, config: OutputConfig, plain_tokens: int | None = None) -> None:
+        """`plain_tokens`: the operator's cap for what names neither a limit nor a task, if there is one."""
         self.tasks: dict[str, TaskConfig] = config.tasks
+        self._plain_chat: TaskConfig | None = plain_chat(config.tasks, plain_tokens)
         self._caps = config.caps
         self._long_prompt_tokens = config.long_prompt_tokens
         self._long_prompt_max_tokens = config.long_prompt_max_tokens
@@ -62,11 +72,16 @@ class Output:
         ceiling: int,
         most: int | None,
         caps: bool,
+        chat: bool = False,
     ) -> Allowance | UnknownTask:
         """`named`: the task by the client's own word; `default`: the tenant's. `ceiling` is the lane's, `most` the
-        tenant's; `caps`: whether the tenant has any."""
-        task = named or default or OTHER
-        config = self.tasks.get(task)
+        tenant's; `caps`: whether the tenant has any; `chat`: whether a request that names no task is a chat."""
+        task = named or default
+        config = self.tasks.get(task) if task else None
+        if not task:
+            config, task = (self._plain_chat, CHAT) if chat else (None, OTHER)
+            if config is None:
+                config, task = self.tasks.get(OTHER), OTHER
         if config is None:
             return UnknownTask(task, tuple(self.tasks))
         if not (caps and self._caps):
@@ -82,13 +97,33 @@ class Output:
         return Allowance(task, tokens, why, config.stop, config.runaway)
 
 
+def plain_chat(tasks: Mapping[str, TaskConfig], plain_tokens: int | None) -> TaskConfig | None:
+    """What counts for a chat that names no task: what is set for chats; where that is left as it comes, what the
+    operator has set for all that name none. None: there are no chats."""
+    chat, other = tasks.get(CHAT), tasks.get(OTHER)
+    if chat is None or other is None:
+        return chat
+    usual, usual_other = TASKS[CHAT], TASKS[OTHER]
+    tokens, stop, runaway = chat.max_tokens, chat.stop, chat.runaway
+    if tokens == usual.max_tokens:
+        if other.max_tokens != usual_other.max_tokens:
+            tokens = other.max_tokens
+        elif plain_tokens is not None:
+            tokens = plain_tokens
+    if stop == usual.stop:
+        stop = other.stop
+    if runaway == usual.runaway and other.runaway != usual_other.runaway:
+        runaway = other.runaway
+    return TaskConfig(max_tokens=tokens, stop=stop, runaway=runaway)
+
+
 def _least(tokens: int | None, why: str, cap: int | None, name: str) -> tuple[int | None, str]:
     if cap is None or (tokens is not None and tokens <= cap):
         return tokens, why
     return cap, f"{cap}; {name}"
 
 
-def apply(allowance: Allowance, body: dict[str, Any]) -> bool:
+def apply(allowance: Allowance, body: dict[str, Any], choices: int = 1) -> bool:
     """Write it into the body that goes to the engine. Whether that changes anything."""
     tokens, changed = allowance.tokens, False
     if tokens is not None:
@@ -103,9 +138,14 @@ def apply(allowance: Allowance, body: dict[str, Any]) -> bool:
         if not given:
             body["max_tokens"] = tokens
             changed = True
-    if allowance.stop:
+    if allowance.stop and choices == 1 and not has_form(body):
         changed = _add_stops(allowance.stop, body) or changed
     return changed
+
+
+def has_form(body: dict[str, Any]) -> bool:
+    """Whether the answer must have some form, or may be a call: a stop sequence could cut it in two."""
+    return any(value and (name in FORMS or name.startswith(GUIDED)) for name, value in body.items())
 
 
 def _add_stops(more: tuple[str, ...], body: dict[str, Any]) -> bool:

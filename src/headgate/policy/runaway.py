@@ -97,6 +97,13 @@ class Detector:
             del self._said[:-WINDOW]
         return self._look() and self.matched >= self._needed * self.share and self._enough()
 
+    @property
+    def patience(self) -> int:
+        """Bytes that have to come before another verdict is possible, about."""
+        if self.period:
+            return max(1, int(self._needed * self.share) - self.matched)
+        return max(LOOK_EVERY - self._unlooked, LEAST - len(self._text))
+
     def _look(self) -> bool:
         """Whether there is a candidate."""
         text = self._text

@@ -8,9 +8,11 @@ from hashlib import blake2b
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, Tenant
+from headgate.model.lane import Lane
 from headgate.model.request import Request
-from headgate.policy.compose import capped, classifier
+from headgate.policy.compose import capped, classifier, output_of
 from headgate.policy.estimate import Ratio
+from headgate.policy.output import UnknownTask
 from headgate.workload.arrival import Arrival
 
 BYTES_PER_TOKEN = 4
@@ -24,6 +26,7 @@ class Intake:
     def __init__(self, config: GatewayConfig) -> None:
         self._lanes = {lane.name: lane for lane in config.lanes}
         self._classify = classifier(config).lane_of
+        self._output = output_of(config)
         self._tenants = {tenant.name: capped(tenant, config) for tenant in config.tenants}
         self._anonymous = capped(config.anonymous, config)
         self.tokens_per_byte = Ratio(0.25)
@@ -40,9 +43,7 @@ class Intake:
         lane = self._lanes.get(name)
         if lane is None:
             raise StartupError(f"the workload asks for lane {name!r}; the config has {', '.join(self._lanes)}")
-        output = max(1, arrival.output_tokens)
-        if tenant.max_tokens is not None:
-            output = min(output, tenant.max_tokens)
+        output = self._allowed(max(1, arrival.output_tokens), tenant, lane, prompt_tokens)
         request = Request(
             id=str(number),
             arrived=now,
@@ -62,6 +63,13 @@ class Intake:
             choices=arrival.choices,
         )
         return request, output
+
+    def _allowed(self, output: int, tenant: Tenant, lane: Lane, prompt_tokens: int) -> int:
+        """A workload's clients ask for as many tokens as they get, and name no task. What they are told is no loop."""
+        found = self._output.allow(
+            None, tenant.task, output, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps, True
+        )
+        return output if isinstance(found, UnknownTask) or found.tokens is None else found.tokens
 
     def learn(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
         """Usage as the replica counted it."""

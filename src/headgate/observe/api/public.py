@@ -12,7 +12,10 @@ def _header(name: str, about: str) -> Parameter:
 
 ASKING = (
     _header("x-request-id", "Becomes the request's id, in answers, records and traces; one is made otherwise."),
-    _header("x-headgate-task", "chat, extract, classify, reason or code: whose cap on the answer counts."),
+    _header(
+        "x-headgate-task",
+        "chat (the default of a chat), extract, classify, reason, code or other: whose cap on the answer counts.",
+    ),
     _header("x-headgate-session", "Requests of one session prefer one replica."),
     _header("x-headgate-lane", "For trusted keys: fast, slow, long, batch, or one of your own."),
     _header("x-headgate-priority", "For trusted keys: 0 goes first."),
