@@ -126,3 +126,38 @@ async def test_a_canary_that_is_dead_is_rolled_back_though_nobody_noticed() -> N
             if it.rollouts._rollouts["chat"].stage is Stage.ROLLED_BACK:
                 break
         assert it.rollouts._rollouts["chat"].stage is Stage.ROLLED_BACK
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("slots", [1, 8], ids=["waiting", "running"])
+@awaited
+async def test_a_named_version_that_dies_is_said_at_once_to_those_who_wait_and_run(stream: bool, slots: int) -> None:
+    """It took `no_replica_wait_s`, 10 s, to tell them."""
+    async with scene(HALF, slots=slots, **TRUSTED) as it:
+        it.engines["chat-2"].held_s = 60.0
+        asking = [
+            asyncio.ensure_future(it.ask(headers=(f"{PIN}v2",), stream=stream, session=str(number)))
+            for number in range(3)
+        ]
+        await until(lambda: len(it.gateway.tickets) == 3 and it.asked()["chat-2"] >= 1)
+        began = monotonic()
+        await die(it, "chat-2")
+        answers = await asyncio.gather(*asking)
+        assert monotonic() - began < 5.0
+        assert {answer.status for answer in answers} == {503}
+        for answer in answers:
+            assert "x-headgate-version" in json.loads(answer.body)["error"]["message"]
+        assert it.asked()["chat-1"] == 0
+
+
+@awaited
+async def test_a_stream_of_a_named_version_that_dies_says_so_at_once() -> None:
+    async with scene(HALF, **TRUSTED) as it:
+        asking = asyncio.ensure_future(it.ask("n=1000 itl=20", headers=(f"{PIN}v2",), stream=True))
+        await until(lambda: any(ticket.relay and ticket.relay.events > 2 for ticket in it.gateway.tickets.values()))
+        began = monotonic()
+        await die(it, "chat-2")
+        answer = await asking
+        assert monotonic() - began < 5.0
+        assert b'"error"' in answer.body
+        assert b"[DONE]" not in answer.body

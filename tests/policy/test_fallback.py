@@ -15,6 +15,7 @@ from headgate.model.event import (
     Event,
     FirstToken,
     Probed,
+    Refuse,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaParked,
@@ -132,6 +133,59 @@ def test_what_a_client_has_heard_of_one_version_is_not_gone_on_with_by_another()
     assert sent(made.on(failed(one, unsent=True), 0.2)) in ([], [(one.id, "two", "")])
     made.on(ReplicaParked("two", True), 0.3)
     assert made.passages[one.id].request.model == "v2"
+
+
+def named(**more: Any) -> Request:
+    """Its client wants this version and no other."""
+    return request(model="v2", **more).but(pinned=True)
+
+
+def refused(commands: list[Command]) -> list[tuple[str, Outcome]]:
+    return [(c.request_id, c.outcome) for c in commands if isinstance(c, Refuse)]
+
+
+@pytest.mark.parametrize("end", [ReplicaParked("two", True), ReplicaLeft("two")])
+def test_a_version_that_was_named_is_not_waited_for_once_it_is_gone(end: Event) -> None:
+    made = fleet()
+    running, waiting = named(), named()
+    send(made, running, waiting)
+    assert refused(made.on(end, 0.1)) == [(waiting.id, Outcome.NO_REPLICA)]
+    assert refused(made.on(failed(running), 0.2)) == [(running.id, Outcome.NO_REPLICA)]
+    assert not made._versions
+    assert not made.passages
+    assert made.waiting("fast") == 0
+
+
+def test_a_named_version_that_went_before_its_request_came_in_is_refused_too() -> None:
+    made = fleet()
+    made.on(ReplicaParked("two", True), 0.0)
+    late = named()
+    assert refused(send(made, late)) == [(late.id, Outcome.NO_REPLICA)]
+    assert not made._versions
+
+
+def test_a_named_version_that_can_not_be_reached_is_said_and_one_that_is_busy_is_waited_for() -> None:
+    made = fleet()
+    one = named()
+    send(made, one)
+    assert refused(made.on(failed(one, unsent=True), 0.1)) == [(one.id, Outcome.NO_REPLICA)]
+    other = named()
+    made = fleet()
+    send(made, other)
+    assert refused(made.on(failed(other, refused=True), 0.1)) == []
+
+
+def test_a_named_version_without_a_replica_for_its_lane_is_waited_for_no_longer_than_its_lane_allows() -> None:
+    made = dispatcher()
+    join(made, "two", 1, model="v2")
+    batch = Replica(id="batch", url="http://batch", slots=1, model="v2", lanes=frozenset({"batch"}))
+    made.on(ReplicaJoined(batch), 0.0)
+    made.on(Probed("batch", ok=True), 0.0)
+    running, one = named(), named()
+    send(made, running, one)
+    made.on(ReplicaParked("two", True), 0.1)
+    assert made.waiting("fast") == 1
+    assert refused(made.on(Tick(), one.wait_until + 0.1)) == [(one.id, Outcome.NO_REPLICA)]
 
 
 def test_one_that_is_refused_is_forgotten() -> None:

@@ -266,6 +266,7 @@ class Acceptor:
             unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
             fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
             choices=choices,
+            pinned=chosen is not None and chosen.pinned,
         )
         wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
         if streams and not stream:

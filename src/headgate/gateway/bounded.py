@@ -1,8 +1,8 @@
 """Which answers have to be read along, because they may have to be ended early?
 
 Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
-are watched and not short. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several choices it is
-noted which have ended, so that the others can be.
+are watched and not short. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several
+choices it is noted which have ended, so that the others can be.
 """
 
 from typing import Any, Final

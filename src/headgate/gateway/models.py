@@ -55,6 +55,11 @@ class Chosen:
         self.fell_back = fell_back
         """The version that was drawn, where this one stands in for it."""
 
+    @property
+    def pinned(self) -> bool:
+        """The client named the version."""
+        return bool(self.version) and not self.drawn_from
+
     def instead(self, model: str) -> "Chosen":
         """The same, answered by another of its versions."""
         version = next((version for version, other in self.others if other == model), "")

@@ -5,6 +5,7 @@ from typing import Any, Final
 FIELDS: Final = (
     "id", "arrived", "model", "lane", "priority", "tenant", "weight", "tier", "prompt_tokens", "max_output",
     "wait_until", "first_token_by", "stream", "prefix", "session", "unfit", "fallback", "choices",
+    "pinned",
 )  # fmt: skip
 NOBODY: Final[frozenset[str]] = frozenset()
 
@@ -36,6 +37,7 @@ class Request:
         unfit: frozenset[str] = NOBODY,
         fallback: tuple[str, ...] = (),
         choices: int = 1,
+        pinned: bool = False,
     ) -> None:
         self.id: Final = id
         self.arrived: Final = arrived
@@ -67,6 +69,8 @@ class Request:
         other versions of the name that was asked for."""
         self.choices: Final = choices
         """Answers it asks for at once, n for each of its prompts: each is a sequence in the engine, with a slot."""
+        self.pinned: Final = pinned
+        """Nobody may stand in for its model, and nobody waits for it: with no replica of it usable it is refused."""
 
     @property
     def tokens(self) -> int:

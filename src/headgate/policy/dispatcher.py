@@ -62,6 +62,9 @@ is full whenever it breaks off, and this may be why."""
 MOST_POOLS: Final = 64
 """Names of models for which it is kept who waits, who runs and how long slots are held; more are kept only while they
 have requests."""
+PINNED: Final = (
+    "no replica of the version that was named is usable any more: come back, or ask without x-headgate-version"
+)
 STEADY_S: Final = 10.0
 """A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
 
@@ -200,7 +203,7 @@ class Dispatcher:
         self.arrived_tokens += request.tokens
         state = self._state(request)
         passage = self.passages[request.id] = Passage(request, granted, state)
-        if request.fallback:
+        if request.fallback or request.pinned:
             self._versions.setdefault(request.model, {})[request.id] = passage
             if self._stand_in(passage, False):
                 request, state = passage.request, passage.state
@@ -252,6 +255,9 @@ class Dispatcher:
         request, lane, queue = passage.request, state.lane, state.queue
         if not self.fleet.usable(request.model, request.lane):
             # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
+            if request.pinned:
+                self._refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+                return
             self._wait_until(passage, request.arrived + self._no_replica_wait_s, now)
         else:
             ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
@@ -420,7 +426,11 @@ class Dispatcher:
                 return
         # Others have no room, or there is nobody else: it waits like everybody, also for those who failed it.
         passage.tried = request.unfit
-        alone = passage.begun or not self.fleet.usable(request.model, request.lane)
+        gone = not self.fleet.usable(request.model, request.lane)
+        if request.pinned and (gone or (failed.unsent and not elsewhere)):
+            self._refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+            return
+        alone = passage.begun or gone
         patience_s = max(self._no_replica_wait_s, lane.wait_bound_s) if alone else lane.wait_bound_s
         # What has begun is no new work that could be refused. The rest has waited since it came, but for the time that
         # it was at replicas.
@@ -489,7 +499,7 @@ class Dispatcher:
         if self._set_aside.wake_at < inf:
             self._place_held(now, commands)
         if self._versions:
-            self._move_over(now)
+            self._move_over(now, commands)
         for pool in self.pools.values():
             self._pump(pool, now, commands)
 
@@ -624,20 +634,23 @@ class Dispatcher:
                 return True
         return False
 
-    def _move_over(self, now: float) -> None:
-        """Those who wait for a version of which no replica is usable any more."""
+    def _move_over(self, now: float, commands: list[Command]) -> None:
+        """Those who wait for a version of which no replica is usable any more: another answers, or, where the version
+        was named, nobody does."""
         for model in list(self._versions):
             if self.fleet.usable(model):
                 continue
             for passage in list(self._versions[model].values()):
                 state = passage.state
-                if passage.load is None and self._stand_in(passage, False):
+                if passage.load is None and passage.request.pinned:
+                    self._refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+                elif passage.load is None and self._stand_in(passage, False):
                     self._dequeue(passage.request.id, state, now)
                     self._enqueue(passage, passage.state, now)
 
     def _forget_version(self, passage: Passage) -> None:
         request = passage.request
-        if request.fallback:
+        if request.fallback or request.pinned:
             those = self._versions[request.model]
             del those[request.id]
             if not those:
@@ -776,13 +789,14 @@ class Dispatcher:
     def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
         waited = now - passage.request.arrived
         patience = passage.request.arrived + passage.lost_s + self._no_replica_wait_s
-        if not self.fleet.usable(passage.request.model, passage.request.lane) and now < patience:
+        usable = self.fleet.usable(passage.request.model, passage.request.lane)
+        if not usable and now < patience and not passage.request.pinned:
             self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
         elif (most := self._turns.capped_at(state, passage.request)) is not None:
             who = f"tenant {passage.request.tenant!r}"
             message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
             self._refuse(passage, Outcome.OVER_LIMIT, message, now, commands)
-        elif self.fleet.usable(passage.request.model, passage.request.lane):
+        elif usable:
             full = "; every replica says that it is full" if self._opens_in(passage.request, now) else ""
             message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows{full}"
             self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
