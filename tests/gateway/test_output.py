@@ -2,6 +2,8 @@
 
 import json
 import random
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -414,7 +416,8 @@ def engine() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def url(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("output")
-    lanes = {"fast": {"generation_s": 0.4}, "slow": {"generation_s": 0.4}}
+    quick = {"generation_s": 0.4, "ttft_target_s": 0.2, "ttft_p50_s": 0.1, "ttft_p99_s": 0.2}
+    lanes = {"fast": quick, "slow": quick}
     config = {"lanes": lanes, "record": {"path": str(folder / "records.jsonl")}}
     with gateway(folder, config, engine) as where:
         yield where
@@ -475,3 +478,44 @@ def test_a_runaway_chat_is_ended_and_its_record_says_so(url: str, engine: str, t
     eventually(lambda: bool(record()))
     assert (record()["task"], record()["cap"], record()["stop"]) == ("chat", 384, "repetition")
     assert record()["outcome"] == "completed"
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("more", [{"tools": TOOLS}, {"logprobs": True}, {"top_logprobs": 2}])
+def test_an_answer_in_one_piece_that_can_not_be_cut_is_ended_by_time_too(
+    url: str, engine: str, more: dict[str, Any], tmp_path_factory: Any
+) -> None:
+    """It went on for as long as its tokens took: only `max_tokens` ended it."""
+    before, asked = len(seen(engine)["closed_at"]), seen(engine)["seen"]
+    body = chat("n=50 itl=400", **{"max_tokens": 4000, **more})
+    began = time.monotonic()
+    status, answer, headers = answered(f"{url}/v1/chat/completions", body)
+    assert 0.3 < time.monotonic() - began < 5.0
+    error = json.loads(answer)["error"]
+    assert (status, error["code"]) == (504, "out_of_time")
+    assert "stream" in error["message"]
+    assert "max_tokens" in error["message"]
+    assert headers["x-should-retry"] == "false"
+    eventually(lambda: len(seen(engine)["closed_at"]) == before + 1)
+    assert seen(engine)["seen"] == asked + 1  # no other attempt: it would take as long
+
+
+@pytest.mark.timeout(60)
+def test_one_that_ends_in_time_or_has_no_limit_is_left_alone(url: str, engine: str, tmp_path: Path) -> None:
+    assert ask(f"{url}/v1/chat/completions", chat("n=3 itl=50", tools=TOOLS))[0] == 200
+    lanes = {name: {"generation_s": None} for name in ("fast", "slow")}
+    with gateway(tmp_path, {"lanes": lanes}, engine) as where:
+        assert ask(f"{where}/v1/chat/completions", chat("n=10 itl=300", tools=TOOLS))[0] == 200
+
+
+def answered(url: str, body: dict[str, Any]) -> tuple[int, bytes, Any]:
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read(), refused.headers

@@ -54,6 +54,8 @@ WANTED: Final = {"/v1/embeddings": "data", RESPONSES: "output"}
 NO_LANE: Final = "none"
 """Of a request that was not understood, so that it never had one."""
 CANCELLED: Final = Outcome.CANCELLED
+UNHEARD: Final = (CANCELLED, Outcome.OUT_OF_TIME)
+"""Ends of an answer in one piece before anything of it came: what its replica has made by then is guessed."""
 MOST_REPLICAS: Final = 16
 """That one stream may be begun and gone on with by."""
 MOST_FRUITLESS: Final = 2
@@ -447,7 +449,7 @@ class Gateway:
             request.stream,
             accepted.wants_usage,
             self._clock,
-            generation_s(lane, own),
+            inf if allowance is None else generation_s(lane, own, request.stream),
             answer_headers(allowance, request.lane, ticket.exchange.headers, ticket.queue_s),
             WANTED.get(accepted.path, "choices"),
         )
@@ -556,7 +558,7 @@ class Gateway:
         told = usage = summary.usage if summary is not None else None
         if usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
             # It left before usage was told: what was made so far counts all the same, or leaving early would be free.
-            left = outcome is CANCELLED and not ticket.accepted.request.stream and not summary.events
+            left = outcome in UNHEARD and not ticket.accepted.request.stream and not summary.events
             usage = (ticket.accepted.request.prompt_tokens, self._computed(ticket) if left else summary.events)
         now = self._clock()
         if outcome is COMPLETED and ticket.replica is not None:

@@ -102,7 +102,7 @@ class Rival:
         self._clock = clock
         self._at = now
         self._first: ReplicaId = ticket.replica.id
-        self._generation_s = generation_s(lane, own)
+        self._generation_s = generation_s(lane, own, accepted.request.stream)
         reader = None if allowance is None or own else bounded(accepted, allowance, lane, relay, clock)
         self._reader: Relay | Bounded | Several | Gather | ResponseReader = relay if reader is None else reader
         """Who hears all of it once it leads."""

@@ -152,11 +152,14 @@ def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still:
     ]
 
 
-def generation_s(lane: Lane, own: bool) -> float:
-    """How long a stream may go on before the gateway ends it. Our own engine does so itself, knows its own counts, and
-    so comes first."""
-    if lane.generation_s is None:
+def generation_s(lane: Lane, own: bool, stream: bool = True) -> float:
+    """How long a stream may go on before the gateway ends it; or an answer in one piece be under way, of which nobody
+    hears when its first token was made: as long as its lane promises that to nearly all. Our own engine ends both
+    itself, knows its own counts, and so comes first."""
+    if lane.generation_s is None or (own and not stream):
         return inf
+    if not stream:
+        return lane.generation_s + max(lane.ttft_target_s, lane.ttft_p99_s or 0.0)
     return lane.generation_s + (GRACE_S if own else 0.0)
 
 

@@ -19,6 +19,7 @@ from headgate.gateway.output import REASONING, content_of, speaks, text_of, thin
 from headgate.model.clock import Clock
 from headgate.model.errors import (
     InvalidRequest,
+    OutOfTime,
     ReplicaAnswered,
     ReplicaFailed,
     ReplicaStalled,
@@ -236,8 +237,9 @@ class Relay:
         wanted: str = "",
     ) -> None:
         """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage. `generation_s`:
-        how long a stream may go on after its first event. `headers`: more for the answer's head. `wanted`: the list
-        without which it is no answer (choices, data, output); empty: any object is one."""
+        how long a stream may go on after its first event, or an answer in one piece after it was asked for. `headers`:
+        more for the answer's head. `wanted`: the list without which it is no answer (choices, data, output); empty: any
+        object is one."""
         self._exchange = exchange
         self._owner = owner
         self.limits = limits
@@ -310,7 +312,8 @@ class Relay:
         self._asked_at = self._heard_at = now = self._clock()
         self._received = 0
         self._exchange.on_gone = self._on_gone
-        call.late_at = now + min(self.limits.first_token_s, self.limits.stall_s)
+        late_s = min(self.limits.first_token_s, self.limits.stall_s)
+        call.late_at = now + (late_s if self._stream else min(late_s, self._generation_s))
 
     def go_on(self, call: Call) -> None:
         """`call` asks for the rest of a stream that broke off."""
@@ -442,15 +445,24 @@ class Relay:
         """Events do not put it off: it comes at least every `stall_s`, and looks how long the replica still has."""
         call, now = self._call, self._clock()
         patience_s = self._patience_s(now)
-        left_s = inf if self.first_at is None else self.first_at + self._generation_s - now
+        since = self.first_at if self._stream else self._asked_at
+        left_s = inf if since is None else since + self._generation_s - now
         if self._said_done:
             self._end_stream(ReplicaStalled("the replica did not end its answer"))
-        elif left_s <= 0:
-            self.cut("time", "length")
+        elif left_s <= 0 and self._status < 300:
+            self._end_by_time()
         elif patience_s <= 0:
             self._break_off(ReplicaStalled(self._lateness(now)))
         elif call is not None:
-            call.late_at = now + min(patience_s, self.limits.stall_s, left_s)
+            call.late_at = now + min(patience_s, self.limits.stall_s, left_s if left_s > 0 else inf)
+
+    def _end_by_time(self) -> None:
+        if self._stream:
+            self.cut("time", "length")
+            return
+        self.stop = "time"
+        took = f"the answer was not complete after {self._generation_s:g} s, all that its lane allows"
+        self.fail(OutOfTime(f"{took}; stream it, to get what there is by then, or ask for less (max_tokens)"))
 
     def _patience_s(self, now: float) -> float:
         """How much longer the replica may go on as it does. Only tokens put it off, and no limit from when it was asked

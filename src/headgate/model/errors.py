@@ -14,6 +14,7 @@
     │   ├── ReplicaUnreached    nothing was sent to it
     │   ├── ReplicaAnswered     it said itself that it can't, or that it is full
     │   └── ReplicaStalled      the replica fell silent
+    ├── OutOfTime               an answer in one piece took longer than its lane allows
     └── EngineFailed            our fault
 
     StartupError                a process that can't start says so in one line
@@ -120,6 +121,13 @@ class ReplicaAnswered(ReplicaFailed):
 class ReplicaStalled(ReplicaFailed):
     outcome = Outcome.REPLICA_STALLED
     code = "replica_stalled"
+
+
+class OutOfTime(ServeError):
+    outcome = Outcome.OUT_OF_TIME
+    code = "out_of_time"
+    headers = (("x-should-retry", "false"),)
+    """To OpenAI's clients, which would ask for the same again, and wait as long."""
 
 
 class EngineFailed(ServeError):

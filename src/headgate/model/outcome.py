@@ -27,6 +27,8 @@ class Outcome(Enum):
     """Nobody can serve it, and nobody came in time."""
     REPLICA_FAILED = "replica_failed"
     REPLICA_STALLED = "replica_stalled"
+    OUT_OF_TIME = "out_of_time"
+    """Its answer in one piece was not complete when its lane's time was over: there was nothing to end it with."""
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
     ENGINE_FAILED = "engine_failed"
@@ -58,6 +60,7 @@ KINDS: dict[Outcome, Kind] = {
     Outcome.NO_REPLICA: "failed",
     Outcome.REPLICA_FAILED: "failed",
     Outcome.REPLICA_STALLED: "failed",
+    Outcome.OUT_OF_TIME: "failed",
     Outcome.QUEUE_FULL: "refused",
     Outcome.NOT_READY: "refused",
     Outcome.ENGINE_FAILED: "failed",

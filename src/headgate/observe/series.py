@@ -28,6 +28,7 @@ TYPE_OF: Final[dict[str, str]] = {
     "no_replica": "no_replica",
     "replica_failed": "engine",
     "replica_stalled": "timeout",
+    "out_of_time": "timeout",
     "engine_failed": "engine",
 }
 """Errors by type: these; for the rest, `refused` or `client`."""

@@ -28,6 +28,7 @@ STATUS: dict[Outcome, int] = {
     Outcome.NO_REPLICA: 503,
     Outcome.REPLICA_FAILED: 502,
     Outcome.REPLICA_STALLED: 504,
+    Outcome.OUT_OF_TIME: 504,
     Outcome.QUEUE_FULL: 503,
     Outcome.NOT_READY: 503,
     Outcome.ENGINE_FAILED: 500,
