@@ -327,7 +327,8 @@ def test_a_client_that_does_not_read_is_let_go_and_memory_stays_flat(url: str, e
     plain = socket.socket()
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     plain.connect((host, int(port)))
-    with opened(url, sock=plain, max_queue=1) as client:
+    other = {"x-headgate-task": "other"}  # or it would be ended as repetition
+    with opened(url, sock=plain, max_queue=1, additional_headers=other) as client:
         say(client, chat("itl=0.2 n=2000000", stream=True, event_id="slow"))
         eventually(lambda: len(seen(engine)["closed_at"]) == before + 1, within_s=20)
         got: list[str | bytes] = []

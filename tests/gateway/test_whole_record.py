@@ -317,7 +317,7 @@ def sent(stage: Stage, name: str, content: str, buffer: int | None = None) -> It
     """A stream in the lane that may wait, asked for and not read."""
     place = urlsplit(stage.url)
     body = json.dumps(chat(content, model="double", stream=True, service_tier="flex")).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\nx-headgate-task: other\r\n"
     with socket.socket() as client:
         if buffer is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
