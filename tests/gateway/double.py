@@ -3,7 +3,8 @@
     python -m tests.gateway.double PORT [MODEL]
 
 A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS`. `ttft` passes for each by
-itself; `work` is prefill that all requests share, as they would a processor. `GET /seen` tells what it has seen:
+itself; `work` is prefill that all requests share, as they would a processor. With `tell=vllm` or `tell=llama` an answer
+in one piece says when its first token was there, as these engines do; with `tell=lies` it says what can't be. `GET /seen` tells what it has seen:
 requests, those running, and those whose client closed the connection before the end, with when.
 """
 
@@ -12,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import uvloop
@@ -33,7 +35,10 @@ class Job:
     wait_until: float
     work_s: float
     prompt_tokens: int
+    tell: str = ""
     said: int = 0
+    came_at: float = 0.0
+    first_at: float = 0.0
     due: float = 0.0
 
 
@@ -132,6 +137,8 @@ class Double:
             now + knobs.get("ttft", 0.0) / 1e3 + self.held_s,
             knobs.get("work", 0.0) / 1e3,
             max(1, len(text) // 4),
+            "".join(re.findall(r"tell=(\w+)", text)),
+            came_at=now,
         )
         self.seen += 1
         self.jobs.append(job)
@@ -161,6 +168,7 @@ class Double:
 
     def speak(self, job: Job, now: float) -> None:
         job.due = job.due or now
+        job.first_at = job.first_at or now
         while job.said < job.tokens and job.due <= now:
             job.said += 1
             job.due += job.gap_s
@@ -183,7 +191,25 @@ class Double:
                 choice = {"index": 0, "text": text, "message": {"role": "assistant", "content": text}}
                 choice["finish_reason"] = "stop"
                 body = {"id": "x", "object": "chat.completion", "model": self.model, "choices": [choice]}
-                job.exchange.respond(200, msgspec.json.encode({**body, "usage": usage}))
+                told = timings(job.tell, 1e3 * (job.first_at - job.came_at), 1e3 * (now - job.first_at))
+                job.exchange.respond(200, msgspec.json.encode({**body, **told, "usage": usage}))
+
+
+def timings(how: str, first_ms: float, rest_ms: float) -> dict[str, Any]:
+    """What an engine says of an answer in one piece, in its own words."""
+    if how == "vllm":
+        waited_ms = first_ms / 2
+        return {
+            "metrics": {
+                "queue_time_ms": waited_ms,
+                "time_to_first_token_ms": first_ms - waited_ms,
+                "generation_time_ms": rest_ms,
+                "mean_itl_ms": None,
+            }
+        }
+    if how == "llama":
+        return {"timings": {"prompt_n": 7, "prompt_ms": first_ms, "predicted_n": 3, "predicted_ms": rest_ms}}
+    return {"metrics": {"time_to_first_token_ms": 1e12, "generation_time_ms": -3.0}} if how == "lies" else {}
 
 
 async def main(port: int, model: str = "double") -> None:

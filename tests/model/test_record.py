@@ -1,5 +1,9 @@
+from math import inf, nan
+
+import pytest
+
 from headgate.model.outcome import Outcome
-from headgate.model.record import FIRST_KEPT, LAST_KEPT, Attempt, kept
+from headgate.model.record import FIRST_KEPT, LAST_KEPT, Attempt, EngineTimings, Record, kept
 
 
 def test_of_many_failed_attempts_the_first_and_the_last_few_are_kept() -> None:
@@ -8,3 +12,37 @@ def test_of_many_failed_attempts_the_first_and_the_last_few_are_kept() -> None:
         failed = kept(failed, Attempt("a", float(number), 0.0, Outcome.REPLICA_FAILED, True, ""))
         assert len(failed) == min(number + 1, FIRST_KEPT + LAST_KEPT)
     assert [int(one.at_s) for one in failed] == [0, 1, 2, 3, 996, 997, 998, 999]
+
+
+@pytest.mark.parametrize(
+    ("timings", "output", "first_s"),
+    [
+        (EngineTimings(), 10, None),
+        (EngineTimings(queue_ms=100, prefill_ms=200, decode_ms=1500), 10, 0.5),  # also what it took to get there
+        (EngineTimings(prefill_ms=300, decode_ms=2040), 10, 0.0),  # the engine's clock is not ours
+        (EngineTimings(decode_ms=1500), 10, 0.5),
+        (EngineTimings(prefill_ms=300), 10, 0.3),
+        (EngineTimings(prefill_ms=300), 1, 2.0),
+        (EngineTimings(prefill_ms=300, decode_ms=5000), 10, None),
+        (EngineTimings(prefill_ms=5000), 10, None),
+        (EngineTimings(prefill_ms=300, decode_ms=-1), 10, None),
+        (EngineTimings(prefill_ms=-300, decode_ms=1), 10, None),
+        (EngineTimings(prefill_ms=nan, decode_ms=1), 10, None),
+        (EngineTimings(prefill_ms=1, decode_ms=inf), 10, None),
+    ],
+)
+def test_an_engine_is_believed_about_its_first_token_as_far_as_it_can_be(
+    timings: EngineTimings, output: int, first_s: float | None
+) -> None:
+    assert timings.first_s(2.0, output) == (None if first_s is None else pytest.approx(first_s))
+
+
+def test_an_answer_whose_first_token_nobody_saw_is_an_answer() -> None:
+    def ended(outcome: Outcome, ttft_s: float | None) -> tuple[bool, bool]:
+        record = Record(id="r", at=0.0, lane="fast", tenant="t", model="m", outcome=outcome, ttft_s=ttft_s)
+        return record.answered, record.whole
+
+    assert ended(Outcome.COMPLETED, None) == (True, True)
+    assert ended(Outcome.COMPLETED, 0.1) == (True, False)
+    assert ended(Outcome.CANCELLED, 0.1) == (True, False)
+    assert ended(Outcome.CANCELLED, None) == (False, False)

@@ -407,7 +407,7 @@ def test_one_that_is_slower_than_its_peers_is_out_before_its_ramp_is_over(peers:
     assert ramped(health, "new", 0.5, 1, 2.2) is State.EJECTED
     standing = health.standing("new")
     assert standing is not None
-    assert standing.why == "slow first tokens during its ramp"
+    assert standing.why == "slow during its ramp"
 
 
 def test_a_slow_one_in_ten_during_the_ramp_is_chance_and_one_in_three_is_not() -> None:

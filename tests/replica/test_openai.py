@@ -22,7 +22,17 @@ USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_detail
         (b"", None),
         (b',"timings":null', None),
         (b',"timings":{"queue_ms":1.5,"prefill_chunks":2,"more":true}', EngineTimings(queue_ms=1.5, prefill_chunks=2)),
-        (b',"timings":{"prompt_n":7,"prompt_ms":3.5}', EngineTimings()),  # llama.cpp's
+        (b',"timings":{"prompt_n":7,"prompt_ms":3.5}', EngineTimings()),  # llama.cpp's, of a prompt alone
+        (b',"timings":{"prompt_ms":3.5,"predicted_ms":9.0}', EngineTimings(prefill_ms=3.5, decode_ms=9.0)),
+        (b',"timings":{"predicted_ms":"long"}', EngineTimings()),
+        (
+            b',"metrics":{"queue_time_ms":2,"time_to_first_token_ms":40.5,"generation_time_ms":900,"mean_itl_ms":9}',
+            EngineTimings(queue_ms=2.0, prefill_ms=40.5, decode_ms=900.0),  # vLLM's
+        ),
+        (b',"metrics":{"time_to_first_token_ms":40.5,"generation_time_ms":null}', EngineTimings(prefill_ms=40.5)),
+        (b',"metrics":{"queue_time_ms":2}', None),
+        (b',"metrics":null', None),
+        (b',"metrics":[1,2,3]', None),
         (b',"timings":"soon"', None),
         (b',"timings":{"queue_ms":"long"}', None),
     ],

@@ -568,7 +568,10 @@ class Gateway:
         if ticket.rival is not None:
             ticket.rival.over(outcome)
         self._close(ticket, outcome, summary, usage, None if summary is None else summary.error, now)
-        self.hear(Ended(ticket.accepted.request.id, outcome, usage), now)
+        first_s: float | None = None
+        if summary is not None and summary.first_at is not None and not ticket.accepted.request.stream:
+            first_s = max(0.0, summary.first_at - ticket.since)
+        self.hear(Ended(ticket.accepted.request.id, outcome, usage, first_s), now)
         if summary is not None and (outcome is CANCELLED or summary.stop) and ticket.replica is not None:
             self.abort(ticket, ticket.replica.id)
         if told is not None and outcome is COMPLETED:
@@ -632,12 +635,13 @@ class Gateway:
             queue_s += now - ticket.since
         else:
             first = summary.first_at
-            last = now if first is None else summary.last_at or first
-            first_s = (now if first is None else first) - ticket.since
+            last = now if first is None and request.stream else summary.last_at or first or now
+            first_s = (last if first is None else first) - ticket.since
+            end_s = now - last
             if first is not None:
-                ttft_s, stream_s, end_s = first - arrived, last - first, now - last
+                ttft_s, stream_s = first - arrived, last - first
                 each = output // request.choices
-                tpot_s = stream_s / (each - 1) if each > 1 and request.stream else None
+                tpot_s = stream_s / (each - 1) if each > 1 else None
             if summary.gaps:
                 gaps = tuple([Gap(since - arrived, took_s) for took_s, since in summary.gaps])
         tags = NO_TAGS if replica is None else replica.tags

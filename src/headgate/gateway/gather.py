@@ -180,11 +180,13 @@ class Gather:
             self._answer(REPETITION, "stop")
             return
         if self._heard_at is not None and self._whole.events > said:
-            self._heard_at = now
+            self._heard_at = self._relay.last_at = now
 
     def _begin(self, call: Call, now: float) -> None:
         """Its first token is there."""
         self._heard_at = now
+        if self._relay.first_at is None:
+            self._relay.first_at = now
         if self._limit_s is not None:
             self._ends_at = now + self._limit_s
             call.late_at = min(call.late_at, self._ends_at)

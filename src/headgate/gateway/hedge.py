@@ -77,6 +77,7 @@ class Rival:
         "_relay",
         "_replica",
         "_result",
+        "_spoke_at",
         "_ticket",
     )
 
@@ -111,6 +112,8 @@ class Rival:
         self._kept: list[bytes] = []
         """Events of an answer in one piece, or of a stream that has not said anything."""
         self._kept_bytes = 0
+        self._spoke_at: float | None = None
+        """When the first token of what is kept came; None: there is none in it."""
         self._leads = False
         self._result = ""
 
@@ -176,6 +179,8 @@ class Rival:
             self._reader.on_head(*self._head)
         if self._kept:
             kept, self._kept = self._kept, []
+            if not self._streams:
+                self._relay.first_at = self._spoke_at
             self._reader.on_events(kept)
 
     def _fail(self, error: ServeError, refused: bool) -> None:
@@ -261,6 +266,8 @@ class Rival:
         self._relay.on_broken(flaw)
 
     def _keep(self, events: list[bytes]) -> None:
+        if self._spoke_at is None and any(speaks(event) for event in events):
+            self._spoke_at = self._clock()
         self._kept += events
         self._kept_bytes += sum(map(len, events))
         if self._kept_bytes > MOST_KEPT:

@@ -132,7 +132,8 @@ class Summary:
         self.sent_at: Final = sent_at
         self.first_byte_at: Final = first_byte_at
         self.first_at: Final = first_at
-        """The first event."""
+        """The first token: when its event came, or, of an answer in one piece, when its engine says that it was there.
+        None: there was none, or nobody knows."""
         self.last_at: Final = last_at
         self.gaps: Final = gaps
         """The replica's longest silences between two reads with events, longest first: how long, and since when. While
@@ -334,6 +335,7 @@ class Relay:
         self._body = b""
         self._held = []
         self._unheard = True
+        self.first_at = self.last_at = None
         self._generation_s = generation_s
 
     def fail(self, error: ServeError) -> None:
@@ -433,10 +435,22 @@ class Relay:
             if flaw:
                 self._break_off(ReplicaAnswered(f"the replica {flaw}"))
                 return
-            self.first_at = self.last_at = self._clock()
+            self.last_at = now = self._clock()
+            if self.first_at is None:
+                self.first_at = self._told_first(now)
             self._settle()
             self._exchange.respond(200, self._body, headers=self._headers)
             self._end(COMPLETED)
+
+    def _told_first(self, now: float) -> float | None:
+        """When the first token of an answer in one piece was there, if its engine says."""
+        usage, call, asked_at = self._usage, self._call, self._asked_at
+        if usage is None or usage.timings is None:
+            return None
+        if call is not None and call.sent_at is not None:
+            asked_at = call.sent_at  # a second replica was asked before its call became this relay's
+        first_s = usage.timings.first_s(now - asked_at, usage.output)
+        return None if first_s is None else asked_at + first_s
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         self._end_stream(error)
@@ -726,7 +740,7 @@ class Relay:
         self._owner.on_end(
             Summary(
                 outcome=outcome,
-                status=status or (200 if self.first_at is not None else STATUS[outcome]),
+                status=status or (200 if self._stream and self.first_at is not None else STATUS[outcome]),
                 error=error,
                 usage=None if usage is None else (usage.prompt, usage.output),
                 cached_tokens=0 if usage is None else usage.cached,

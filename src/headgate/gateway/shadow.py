@@ -167,11 +167,11 @@ class Copy:
 
     def on_body(self, body: bytes) -> None:
         self._flawed = self._stream or bool(flaw_in(body, ""))
-        self._first_at = self._last_at = self._clock()
+        self._last_at = self._clock()
         self._read(body)
 
     def on_done(self) -> None:
-        self._end(failed=self._status != 200 or self._first_at is None or self._flawed)
+        self._end(failed=self._status != 200 or self._last_at is None or self._flawed)
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
         self._end(failed=True)
@@ -185,8 +185,12 @@ class Copy:
 
     def _read(self, data: bytes) -> None:
         usage, _ = read_usage(data)
-        if usage is not None:
-            self._tokens = usage.output
+        if usage is None:
+            return
+        self._tokens = usage.output
+        if self._first_at is None and self._last_at is not None and usage.timings is not None:
+            first_s = usage.timings.first_s(self._last_at - self._sent_at, usage.output)
+            self._first_at = None if first_s is None else self._sent_at + first_s
 
     def _end(self, failed: bool) -> None:
         over, self._over = self._over, None
@@ -196,8 +200,9 @@ class Copy:
         if call is not None:
             call.cancel()
         first, last, tokens = self._first_at, self._last_at, self._tokens or self._events
-        if failed or first is None or last is None:
+        if failed or last is None:
             over(Sample(True, failed=True))
             return
-        tpot = (last - first) / (tokens - 1) if self._stream and tokens > 1 else None
-        over(Sample(True, first - self._sent_at, tpot, last - self._sent_at, None, tokens or None, False))
+        ttft = None if first is None else first - self._sent_at
+        tpot = (last - first) / (tokens - 1) if first is not None and tokens > 1 else None
+        over(Sample(True, ttft, tpot, last - self._sent_at, None, tokens or None, False))

@@ -77,6 +77,10 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     """The session's own, or the next one near the least load."""
 
 
+CLOCKS_S = 0.05
+"""An engine may say that it took this much longer than was measured here: clocks are read at different moments."""
+
+
 class EngineTimings(msgspec.Struct, frozen=True, gc=False):
     """What the engine itself says about where its time went. Only our own says all of it."""
 
@@ -89,6 +93,18 @@ class EngineTimings(msgspec.Struct, frozen=True, gc=False):
     preemptions: int = 0
     stop: str = ""
     """Why it ended the answer early, if it did."""
+
+    def first_s(self, took_s: float, output_tokens: int) -> float | None:
+        """Seconds from sending a request to its first token, where its whole answer was there after `took_s`: all of
+        it but the decoding. None: the engine does not say, or what it says can't be."""
+        before_s, after_s = (self.queue_ms + self.tokenize_ms + self.prefill_ms) / 1e3, self.decode_ms / 1e3
+        if not (0.0 <= after_s <= took_s + CLOCKS_S and 0.0 <= before_s <= took_s + self.tokenize_ms / 1e3 + CLOCKS_S):
+            return None  # also where one of them is no number
+        if after_s > 0.0:
+            return max(0.0, took_s - after_s)
+        if before_s <= 0.0:
+            return None
+        return took_s if output_tokens <= 1 else min(before_s, took_s)
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -156,16 +172,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     retry_s: float = 0.0
     """Lost on replicas that failed before the first byte, or had not answered when another was asked that then did."""
     first_s: float = 0.0
-    """At its replica until the first token: the engine's own queue and prefill. For what is not streamed, all of it."""
+    """At its replica until the first token: the engine's own queue and prefill. Of an answer whose first token's time
+    is unknown, all of it."""
     stream_s: float = 0.0
     """First token to last."""
     end_s: float = 0.0
     """Last token, or the end of waiting, to the end of the exchange."""
 
     ttft_s: float | None = None
-    """Arrival to first token; None: there was none."""
+    """Arrival to first token: as it was streamed to us, or as the engine says of an answer in one piece. None: there was
+    none, or nobody knows when. Never the time of the whole answer."""
     tpot_s: float | None = None
-    """Mean time between tokens after the first; None: there were fewer than two."""
+    """Mean time between tokens after the first; None: there were fewer than two, or the first one's time is unknown."""
     e2e_s: float = 0.0
     max_gap_s: float = 0.0
     gaps: tuple[Gap, ...] = ()
@@ -184,3 +202,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """The W3C traceparent its replica got: the trace, our own span in it, and whether it was sampled from the start."""
     parent: str = ""
     """Whose child our span is, in hex; empty: the trace begins here."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether its client got some of an answer, or its replica made some."""
+        return self.ttft_s is not None or self.outcome is Outcome.COMPLETED
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an answer in one piece of which nobody knows when its first token was there."""
+        return self.ttft_s is None and self.outcome is Outcome.COMPLETED

@@ -45,7 +45,7 @@ from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
 from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits, over_message
 from headgate.policy.members import Members
-from headgate.policy.outlier import About
+from headgate.policy.outlier import About, answer_token_s
 from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneState, Passage, Pool, Race, Tally
 from headgate.policy.prefills import Prefills
 from headgate.policy.retry import RetryBudget
@@ -124,7 +124,7 @@ class Dispatcher:
         elif isinstance(event, FirstToken):
             self._first_token(event.request_id, now, commands)
         elif isinstance(event, Ended):
-            self._end(event.request_id, event.outcome, event.usage, now, commands)
+            self._end(event, now, commands)
         elif isinstance(event, AttemptFailed):
             self._attempt_failed(event, now, commands)
         elif isinstance(event, Probed):
@@ -295,9 +295,8 @@ class Dispatcher:
         if self._prefills.heard(passage, now):
             self._pump_all(now, commands)
 
-    def _end(
-        self, request_id: str, outcome: Outcome, usage: tuple[int, int] | None, now: float, commands: list[Command]
-    ) -> None:
+    def _end(self, event: Ended, now: float, commands: list[Command]) -> None:
+        request_id, outcome, usage = event.request_id, event.outcome, event.usage
         passage = self.passages.pop(request_id, None)
         if passage is None:
             return
@@ -310,7 +309,7 @@ class Dispatcher:
             if self.hedger is not None:
                 self._end_hedge(passage, self.hedger, outcome, now)
             try:
-                self._watch(passage, load, outcome, usage, now)
+                self._watch(passage, load, event, now)
             finally:  # whatever becomes of what it says of its replica, its room is free
                 self._let_go(passage, load, usage, now)
         if load is None and passage.grant is not None:
@@ -336,9 +335,9 @@ class Dispatcher:
         prompt = passage.request.prompt_tokens if passage.first_token_at else 0
         self.limits.settle(grant, prompt if usage is None else sum(usage), now)
 
-    def _watch(self, passage: Passage, load: Load, outcome: Outcome, usage: tuple[int, int] | None, now: float) -> None:
+    def _watch(self, passage: Passage, load: Load, event: Ended, now: float) -> None:
         """What this passage says about its replica: its health, and how much it can take at once."""
-        replica_id, saw = load.id, SAW[outcome]
+        replica_id, saw, usage = load.id, SAW[event.outcome], event.usage
         if saw is not Saw.SUCCESS:
             self.members.saw(replica_id, saw, now)
             return
@@ -349,13 +348,22 @@ class Dispatcher:
             self._blame_suspects(passage, load, now)
         if load.ceiling < inf and passage.first_token_at is None:
             self._full.took(load, passage.sent_at)
-        first = passage.first_token_at or now
-        ttft_s, output = first - passage.sent_at, usage[1] // passage.request.choices if usage else 0
-        tpot_s = (now - first) / (output - 1) if output > 1 else None
-        if output > 0 and not passage.request.stream:
-            token_s, known = (now - passage.sent_at) / output, load.answer_token_s
-            load.answer_token_s = token_s if known is None else known + 0.1 * (token_s - known)
-        self.members.succeeded(load, passage.request.prompt_tokens, ttft_s, tpot_s, now)
+        request, took_s = passage.request, now - passage.sent_at
+        output = usage[1] // request.choices if usage else 0
+        ttft_s = event.first_s
+        if passage.first_token_at is not None:
+            ttft_s = passage.first_token_at - passage.sent_at
+        elif ttft_s is None and usage is not None and not usage[1]:
+            ttft_s = took_s  # an embedding: all of it is prefill
+        tpot_s = token_s = None
+        if ttft_s is None:
+            token_s = answer_token_s(took_s, request.prompt_tokens, output)
+        elif output > 1:
+            tpot_s = (took_s - ttft_s) / (output - 1)
+        if output > 0 and not request.stream:
+            each_s, known = took_s / output, load.answer_token_s
+            load.answer_token_s = each_s if known is None else known + 0.1 * (each_s - known)
+        self.members.succeeded(load, request.prompt_tokens, ttft_s, tpot_s, now, token_s)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)

@@ -1,7 +1,8 @@
 """How many requests at once can this replica take? Found by watching its latency.
 
-Time to first token per prompt token and time per output token are each compared with what is normal. While both are
-near it and the limit is in use, the limit grows; when they are not, it is cut. A cut is also an experiment: if latency
+Time to first token per prompt token and time per output token are each compared with what is normal; so is the time per
+token of answers in one piece whose first token nobody saw, by itself. While all are near it and the limit is in use,
+the limit grows; when they are not, it is cut; while nothing is known of any, it stays as it is. A cut is also an experiment: if latency
 falls with it, it was our queue; if not, the replica itself has become slower, so the cut is taken back and what is
 normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the long-term average, a queue that stands
 long enough becomes the norm.
@@ -92,7 +93,8 @@ class GradientLimit:
         self.limit = float(start)
         self._least = least
         self._most = most
-        self._signals = (_Signal(), _Signal())
+        self._signals = (_Signal(), _Signal(), _Signal())
+        """First tokens, tokens after them, and tokens of answers whose first one's time is unknown."""
         self._use = 0
         self._count = 0
         self._skip = int(start)  # the first ones find an empty replica, whatever the limit
@@ -104,20 +106,33 @@ class GradientLimit:
         self._since_probe = 0
         self._probe_after = 0
 
-    def observe(self, ttft_s: float, prompt_tokens: int, tpot_s: float | None, in_flight: int, now: float) -> None:
+    def observe(
+        self,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        in_flight: int,
+        now: float,
+        token_s: float | None = None,
+    ) -> None:
         """A request ended that had `in_flight` around it, itself included. What was under way when the limit changed
-        tells of the old one, and is skipped."""
+        tells of the old one, and is skipped. `ttft_s` None: unknown, and `token_s` is what each token took in all."""
         if self._skip > 0:
             self._skip -= 1
+            return
+        if ttft_s is None and token_s is None:
             return
         if self._count and now > self._began + STALE_S:
             self._start_window()
         if not self._count:
             self._began = now
-        first, gap = self._signals
-        first.samples.append(max(ttft_s, SHORTEST_S) / (prompt_tokens + OVERHEAD))
+        first, gap, whole = self._signals
+        if ttft_s is not None:
+            first.samples.append(max(ttft_s, SHORTEST_S) / (prompt_tokens + OVERHEAD))
         if tpot_s is not None:
             gap.samples.append(max(tpot_s, SHORTEST_S))
+        if token_s is not None:
+            whole.samples.append(max(token_s, SHORTEST_S))
         self._count += 1
         self._use += max(1, in_flight)
         if self._count >= min(max(WINDOW, self.limit), 4 * WINDOW):
@@ -127,7 +142,8 @@ class GradientLimit:
         before, use = self.limit, self._use / self._count
         for signal in self._signals:
             signal.close()
-        self._adjust(use)
+        if any(signal.now is not None for signal in self._signals):
+            self._adjust(use)
         self._start_window()
         if self.limit != before:
             self._skip = in_flight

@@ -223,19 +223,36 @@ class Health:
     # -- what is seen -----------------------------------------------------------------------------------------
 
     def served(
-        self, replica_id: ReplicaId, ttft_s: float, prompt_tokens: int, tpot_s: float | None, now: float
+        self,
+        replica_id: ReplicaId,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        now: float,
+        token_s: float | None = None,
     ) -> None:
-        """How quick a request was that ended well; `tpot_s` None: it had too few tokens to tell. `on` judges it."""
+        """How quick a request was that ended well; `on` judges it. `ttft_s` None: nobody knows when its first token was
+        there, and `token_s` is what each of its tokens took in all. `tpot_s` and `token_s` None: not known, or it had
+        too few tokens to tell."""
         watch = self._watched.get(replica_id)
         if watch is None or not _in_use(watch):
             return
-        watch.record.took(ttft_s, prompt_tokens, tpot_s)
+        watch.record.took(ttft_s, prompt_tokens, tpot_s, token_s)
         watch.kin.look(now)
         if watch.state is RAMPING:
-            watch.record.slow += watch.kin.is_slow(ttft_s, prompt_tokens)
+            slow = watch.kin.is_slow(ttft_s, prompt_tokens, token_s)
+            if slow is not None:
+                watch.record.judged += 1
+                watch.record.slow += slow
 
     def success(
-        self, replica_id: ReplicaId, ttft_s: float, prompt_tokens: int, tpot_s: float | None, now: float
+        self,
+        replica_id: ReplicaId,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        now: float,
+        token_s: float | None = None,
     ) -> Verdict | None:
         """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
         slower than its peers is asked once a second, when the peers' median is taken, and not at every request."""
@@ -246,9 +263,9 @@ class Health:
         if watch.state is UP and not record.failed and not record.suspects and now - watch.kin.looked_at < LOOK_S:
             watch.deep_failed = 0
             record.ended(failed=False)
-            record.took(ttft_s, prompt_tokens, tpot_s)
+            record.took(ttft_s, prompt_tokens, tpot_s, token_s)
             return None
-        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now)
+        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now, token_s)
         return self.on(replica_id, Saw.SUCCESS, now)
 
     def another(self, replica_id: ReplicaId, about: About) -> bool:

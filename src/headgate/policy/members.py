@@ -143,18 +143,31 @@ class Members:
         self.saw(replica_id, Saw.FAILURE, now)
         return True
 
-    def succeeded(self, load: Load, prompt_tokens: int, ttft_s: float, tpot_s: float | None, now: float) -> None:
-        """What a good answer says of its replica: its health, its pace, and how much it can take at once."""
-        verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now)
+    def succeeded(
+        self,
+        load: Load,
+        prompt_tokens: int,
+        ttft_s: float | None,
+        tpot_s: float | None,
+        now: float,
+        token_s: float | None = None,
+    ) -> None:
+        """What a good answer says of its replica: its health, its pace, and how much it can take at once. `ttft_s` None:
+        nobody knows when its first token was there; then `token_s` is what it took for each token, if it had enough."""
+        verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now, token_s)
         if verdict is not None:
             self._apply(verdict)
-        load.prefill_token_s += 0.1 * (ttft_s / max(1, prompt_tokens) - load.prefill_token_s)
-        if tpot_s is not None:
-            load.tpot_s += 0.1 * (tpot_s - load.tpot_s)
+        if ttft_s is not None:
+            load.prefill_token_s += 0.1 * (ttft_s / max(1, prompt_tokens) - load.prefill_token_s)
+        pace_s = tpot_s if tpot_s is not None else token_s
+        if pace_s is not None:
+            load.tpot_s += 0.1 * (pace_s - load.tpot_s)
         found = self._found.get(load.id)
         if found is not None:
+            ttft_s = None if ttft_s is None else ttft_s + IMMATERIAL_S
             tpot_s = None if tpot_s is None else tpot_s + IMMATERIAL_TOKEN_S
-            found.observe(ttft_s + IMMATERIAL_S, prompt_tokens, tpot_s, load.requests, now)
+            token_s = None if token_s is None else token_s + IMMATERIAL_TOKEN_S
+            found.observe(ttft_s, prompt_tokens, tpot_s, load.requests, now, token_s)
             if load.limit != found.limit:
                 load.limit = found.limit
                 self._fleet.changed(load)

@@ -1,7 +1,8 @@
 """Is this replica worse than its peers?
 
 Latency is judged only against replicas that are alike, because what is slow for one model and GPU is quick for another;
-errors by themselves, unless the others have as many.
+errors by themselves, unless the others have as many. And only against the same of theirs: first tokens against first
+tokens, and answers in one piece, whose first token nobody saw, against such answers.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +26,18 @@ SUSPECTS: Final = 8
 """Requests that failed in a row, of those told apart."""
 LOOK_S = 1.0
 """How old the peers' median may be: taking it looks at all of them."""
+LEAST_OUTPUT: Final = 16
+"""Tokens of an answer in one piece without which its time says more about its prompt than about its tokens."""
+PROMPT_WEIGHT: Final = 100.0
+"""Prompt tokens that cost about as much as one of the answer: 20 on two cores, some hundreds on a GPU."""
+
+
+def answer_token_s(took_s: float, prompt_tokens: int, output_tokens: int) -> float | None:
+    """Seconds per token of an answer in one piece of which nobody knows when its first token was there; its prompt
+    counts for as many tokens as it costs. None: it is too short to tell."""
+    if output_tokens < LEAST_OUTPUT:
+        return None
+    return took_s / (output_tokens + (prompt_tokens + OVERHEAD_TOKENS) / PROMPT_WEIGHT)
 
 
 About = tuple[str, str | bytes]
@@ -88,12 +101,16 @@ class Record:
     recent: int = 0
     """The last requests as bits, 1: failed."""
     requests: int = 0
+    judged: int = 0
+    """Requests during its ramp that say how quick it is."""
     slow: int = 0
-    """Requests during its ramp whose first token was an outlier's."""
+    """Of these, those that were as slow as an outlier's."""
     token_s: Typical = field(default_factory=Typical)
     """Time to first token, for each token of the prompt."""
     tokens: Mean = field(default_factory=Mean)
     tpot_s: Typical = field(default_factory=Typical)
+    answer_s: Typical = field(default_factory=Typical)
+    """For each token of an answer in one piece whose first token's time is unknown."""
 
     def another(self, about: About) -> bool:
         """Whether it has answered another request with an error too. One alone may be at fault itself."""
@@ -107,12 +124,17 @@ class Record:
         self.requests += 1
         self.recent = (self.recent << 1 | failed) & ((1 << RECENT) - 1)
 
-    def took(self, ttft_s: float, prompt_tokens: int, tpot_s: float | None) -> None:
-        tokens = prompt_tokens + OVERHEAD_TOKENS
-        self.token_s.add(ttft_s / tokens)
-        self.tokens.add(tokens)
+    def took(
+        self, ttft_s: float | None, prompt_tokens: int, tpot_s: float | None, token_s: float | None = None
+    ) -> None:
+        if ttft_s is not None:
+            tokens = prompt_tokens + OVERHEAD_TOKENS
+            self.token_s.add(ttft_s / tokens)
+            self.tokens.add(tokens)
         if tpot_s is not None:
             self.tpot_s.add(tpot_s)
+        if token_s is not None:
+            self.answer_s.add(token_s)
 
     @property
     def error_rate(self) -> float:
@@ -134,8 +156,10 @@ class Kin:
     looked_at: float = -inf
     ttft_per_token_s: float = inf
     tpot_s: float = inf
+    answer_s: float = inf
     """Medians; inf: too few to tell."""
     known_ttft_per_token_s: float = inf
+    known_answer_s: float = inf
     """The same where one is enough: for one that ramps up, the only other is its peer."""
 
     def look(self, now: float) -> None:
@@ -146,11 +170,19 @@ class Kin:
             self.ttft_per_token_s = _median(ttfts)
             self.known_ttft_per_token_s = _median(ttfts, least=1)
             self.tpot_s = _median([one.tpot_s.value for one in seen if one.tpot_s.count >= enough])
+            answers = [one.answer_s.value for one in seen if one.answer_s.count >= enough]
+            self.answer_s = _median(answers)
+            self.known_answer_s = _median(answers, least=1)
 
-    def is_slow(self, ttft_s: float, prompt_tokens: int) -> bool:
-        """One request, against what its peers usually need for it."""
-        usual_s = self.known_ttft_per_token_s * (prompt_tokens + OVERHEAD_TOKENS)
-        return ttft_s > max(self.config.slower * usual_s, usual_s + TTFT_MARGIN_S)
+    def is_slow(self, ttft_s: float | None, prompt_tokens: int, token_s: float | None = None) -> bool | None:
+        """One request, against what its peers usually need for it. None: it does not say how quick it was."""
+        if ttft_s is not None:
+            usual_s = self.known_ttft_per_token_s * (prompt_tokens + OVERHEAD_TOKENS)
+            return ttft_s > max(self.config.slower * usual_s, usual_s + TTFT_MARGIN_S)
+        if token_s is not None:
+            usual_s = self.known_answer_s
+            return token_s > max(self.config.slower * usual_s, usual_s + TPOT_MARGIN_S)
+        return None
 
     def _usual_errors(self) -> float:
         """Taken anew, since it may have risen for all at once: then it is what they are asked."""
@@ -161,8 +193,8 @@ class Kin:
     def outlying(self, record: Record, *, ramping: bool = False) -> str:
         """Why it is an outlier; empty: it is not."""
         enough, slower = self.config.ramp_samples if ramping else self.config.samples, self.config.slower
-        if ramping and record.requests >= enough and record.slow > self.config.ramp_slow * record.requests:
-            return "slow first tokens during its ramp"
+        if ramping and record.judged >= enough and record.slow > self.config.ramp_slow * record.judged:
+            return "slow during its ramp"
         rate = record.error_rate
         if record.requests >= enough and rate > self.config.error_rate and rate > slower * self._usual_errors():
             return "error rate"
@@ -173,6 +205,10 @@ class Kin:
             slower * self.tpot_s, self.tpot_s + TPOT_MARGIN_S
         ):
             return "slow tokens"
+        if record.answer_s.count >= enough and record.answer_s.value > max(
+            slower * self.answer_s, self.answer_s + TPOT_MARGIN_S
+        ):
+            return "slow answers"
         return ""
 
 

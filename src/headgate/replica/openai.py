@@ -18,6 +18,7 @@ from headgate.replica.shape import (
     Parts,
     Usage,
     decode_answer,
+    decode_foreign,
     decode_parts,
     decode_timings,
     decode_whole,
@@ -44,7 +45,7 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     found = answer.usage
     if found is None and answer.response is not None:
         found = answer.response.usage
-    usage = None if found is None else _usage(found, answer.timings)
+    usage = None if found is None else _usage(found, answer.timings, answer.metrics)
     return usage, usage is not None and answer.choices == []
 
 
@@ -57,7 +58,7 @@ def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return flaw_in(body, wanted), None  # what it says of its usage may be all that is wrong with it
     flaw = _flaw(whole, body, wanted)
-    return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings)
+    return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings, whole.metrics)
 
 
 def flaw_in(body: bytes, wanted: str) -> str:
@@ -83,14 +84,17 @@ def _flaw(parts: Parts, body: bytes, wanted: str) -> str:
     return f"answered without {wanted}"
 
 
-def _usage(found: AnswerUsage, timings: msgspec.Raw) -> Usage | None:
+def _usage(found: AnswerUsage, timings: msgspec.Raw, metrics: msgspec.Raw) -> Usage | None:
     """None: it is nonsense."""
     details = found.prompt_tokens_details or found.input_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
     if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= cached <= MOST_TOKENS):
         return None
-    return Usage(prompt, output, cached, None if timings is NOTHING else _timings(timings))
+    told = None if timings is NOTHING else _timings(timings)
+    if told is None and metrics is not NOTHING:
+        told = _foreign(metrics)
+    return Usage(prompt, output, cached, told)
 
 
 def is_event(data: bytes) -> bool:
@@ -124,9 +128,28 @@ def named(headers: dict[str, str]) -> str:
 
 def _timings(raw: msgspec.Raw) -> EngineTimings | None:
     try:
-        return decode_timings(raw)
+        timings = decode_timings(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    # All of ours have a prefill.
+    return timings if timings.prefill_ms else _foreign(raw) or timings
+
+
+def _foreign(raw: msgspec.Raw) -> EngineTimings | None:
+    """As vLLM or llama.cpp say it, in our own words. None: they say nothing of when tokens came."""
+    try:
+        said = decode_foreign(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if said.time_to_first_token_ms is not None or said.generation_time_ms is not None:
+        return EngineTimings(
+            queue_ms=said.queue_time_ms or 0.0,
+            prefill_ms=said.time_to_first_token_ms or 0.0,
+            decode_ms=said.generation_time_ms or 0.0,
+        )
+    if said.predicted_ms is not None:
+        return EngineTimings(prefill_ms=said.prompt_ms or 0.0, decode_ms=said.predicted_ms)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,22 @@ class Answer(msgspec.Struct, gc=False):
     timings: msgspec.Raw = NOTHING
     """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. Not `| None`,
     with which msgspec takes nothing but null."""
+    metrics: msgspec.Raw = NOTHING
+    """vLLM's, with --enable-per-request-metrics; read in the same way."""
     response: Response | None = None
     """What an event of /v1/responses is about."""
+
+
+class ForeignTimings(msgspec.Struct, gc=False):
+    """What other engines say about where their time went. None: not said."""
+
+    # vLLM's `metrics`: waiting, from there to the first token, from the first token to the last.
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    # llama.cpp's `timings`; it does not say how long a request waited for a slot.
+    prompt_ms: float | None = None
+    predicted_ms: float | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
@@ -68,10 +82,12 @@ class Whole(Parts, gc=False):
 
     usage: AnswerUsage | None = None
     timings: msgspec.Raw = NOTHING
+    metrics: msgspec.Raw = NOTHING
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_parts = msgspec.json.Decoder(Parts).decode
 decode_whole = msgspec.json.Decoder(Whole).decode
 decode_timings = msgspec.json.Decoder(EngineTimings).decode
+decode_foreign = msgspec.json.Decoder(ForeignTimings).decode
 decode_answer = msgspec.json.Decoder(Answer).decode
