@@ -34,6 +34,7 @@ def test_which_figures_a_request_counts_for(outcome: Outcome) -> None:
         "tpot": 1,
         "e2e": 3 if outcome is Outcome.COMPLETED else 0,
         "queue": 0 if sent_away else 3,
+        "answer": 1 if outcome is Outcome.COMPLETED else 0,
     }
 
 

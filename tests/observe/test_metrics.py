@@ -458,7 +458,7 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
     load(scene, random.Random(4), 2, 50)
     assert {name.removeprefix("headgate_") for name in scene.families()} == {
         "time_to_first_token_seconds", "time_per_output_token_seconds", "request_duration_seconds", "queue_seconds",
-        "requests",
+        "answer_per_token_seconds", "requests",
         "refusals", "errors", "tokens", "latency_seconds", "waiting",
         "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit", "replica_slots",
         "replica_tokens", "replica_waiting", "replica_batch_size", "replica_batch_limit", "replica_kv_ratio",

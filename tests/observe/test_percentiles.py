@@ -62,6 +62,7 @@ async def test_on_the_page_and_for_the_doctor() -> None:
             "ttft_p95_s": pytest.approx(0.4, rel=0.01),
             "ttft_p99_s": pytest.approx(0.8, rel=0.01),
             "tpot_p99_s": pytest.approx(0.08, rel=0.01),
+            "answer_p95_s": None,
             "e2e_p99_s": pytest.approx(8.0, rel=0.01),
             "e2e_p999_s": pytest.approx(16.0, rel=0.01),
             "queue_p99_s": pytest.approx(0.4, rel=0.01),

@@ -368,13 +368,14 @@ def test_what_our_own_engine_says_is_told_apart() -> None:
     assert values(spans["decode"])["headgate.preemptions"] == 1
 
 
-WHOLE: dict[str, Any] = {"replica": "127.0.0.1:9000", "attempts": 1, "first_s": 1.0, "ttft_s": 1.0, "e2e_s": 1.1}
+WHOLE: dict[str, Any] = {"replica": "127.0.0.1:9000", "attempts": 1, "first_s": 1.0, "e2e_s": 1.1}
 
 
 def test_what_is_not_streamed_is_divided_only_if_the_engine_says_how() -> None:
     assert times(tree(record(**WHOLE, end_s=0.1)))["generate"] == (0, 1000)
     timings = EngineTimings(queue_ms=100, prefill_ms=300, decode_ms=500)
-    spans = tree(record(**WHOLE, end_s=0.1, engine=timings))
+    known = {**WHOLE, "first_s": 0.5, "stream_s": 0.5, "ttft_s": 0.5}
+    spans = tree(record(**known, end_s=0.1, engine=timings))
     assert times(spans)["engine queue"] == (100, 200)
     assert times(spans)["prefill"] == (200, 500)
     assert times(spans)["decode"] == (500, 1000)
@@ -391,9 +392,7 @@ def test_replicas_that_failed_are_spans_with_errors_between_the_waits() -> None:
         Attempt("a:1", 0.1, 0.2, Outcome.REPLICA_FAILED, False, "the replica closed the connection"),
         Attempt("b:2", 0.3, 0.1, Outcome.REPLICA_FAILED, True, "busy"),
     )
-    spans = tree(
-        record(replica="c:3", attempts=3, failed=failed, queue_s=0.2, retry_s=0.3, first_s=0.5, ttft_s=1.0, e2e_s=1.0)
-    )
+    spans = tree(record(replica="c:3", attempts=3, failed=failed, queue_s=0.2, retry_s=0.3, first_s=0.5, e2e_s=1.0))
     assert times(spans) == {
         "chat m": (0, 1000),
         "accept": (0, 0),

@@ -331,7 +331,7 @@ def test_the_engines_own_queue_is_told_apart(near: list[Neighbour], cold: bool, 
 
 
 def test_an_answer_in_one_piece_is_one_part() -> None:
-    explanation = explain(record(stream=False, first_s=3.0, stream_s=0.0, tpot_s=None), [], [])
+    explanation = explain(record(stream=False, first_s=3.0, stream_s=0.0, ttft_s=None, tpot_s=None), [], [])
     answer = part(explanation, "answer")
     assert (answer.because.kind, answer.cause) == ("generation", "prefill of its own 100 tokens, and 21 tokens said")
 
@@ -346,16 +346,17 @@ def test_an_answer_in_one_piece_is_one_part() -> None:
     ],
 )
 def test_a_slow_answer_in_one_piece(given: dict[str, Any], near: list[Neighbour], kind: str) -> None:
-    explanation = explain(record(stream=False, stream_s=0.0, **given), near, [], USUAL)
+    explanation = explain(record(stream=False, stream_s=0.0, ttft_s=None, **given), near, [], USUAL)
     assert part(explanation, "answer").because.kind == kind
 
 
 def test_where_its_engine_says_so_it_is_two() -> None:
-    engine = EngineTimings(tokenize_ms=1.0, prefill_ms=999.0, decode_ms=1900.0)
-    explanation = explain(record(stream=False, first_s=3.0, stream_s=0.0, engine=engine), [], [])
-    assert part(explanation, "prefill").took_s == pytest.approx(1.0)
+    engine = EngineTimings(queue_ms=100.0, tokenize_ms=1.0, prefill_ms=899.0, decode_ms=2000.0)
+    explanation = explain(record(stream=False, first_s=1.0, stream_s=2.0, engine=engine), [], [])
+    assert part(explanation, "engine_queue").took_s == pytest.approx(0.1)
+    assert part(explanation, "prefill").took_s == pytest.approx(0.9)
     assert part(explanation, "decode").took_s == pytest.approx(2.0)
-    assert "95.2 ms each" in part(explanation, "decode").cause
+    assert "100.0 ms each" in part(explanation, "decode").cause
 
 
 # -- tokens --------------------------------------------------------------------------------------------
@@ -484,10 +485,9 @@ def test_they_are_bounded_and_the_longest_are_kept() -> None:
 
 
 def test_how_long_the_prefill_of_an_answer_in_one_piece_took() -> None:
-    whole = record(stream=False, first_s=3.0, stream_s=0.0, prompt_tokens=600, output_tokens=20)
+    whole = record(stream=False, first_s=3.0, stream_s=0.0, ttft_s=None, prompt_tokens=600, output_tokens=20)
     assert as_neighbour(whole).first_at - as_neighbour(whole).sent_at == pytest.approx(1.5)
-    engine = EngineTimings(queue_ms=100.0, tokenize_ms=1.0, prefill_ms=899.0, decode_ms=2000.0)
-    said = as_neighbour(record(stream=False, first_s=3.0, stream_s=0.0, engine=engine))
+    said = as_neighbour(record(stream=False, first_s=1.0, stream_s=2.0))
     assert said.first_at - said.sent_at == pytest.approx(1.0)
     unspoken = as_neighbour(record(ttft_s=None, stream_s=0.0, first_s=2.0))
     assert unspoken.first_at == unspoken.ended_at

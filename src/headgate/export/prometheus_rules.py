@@ -36,6 +36,7 @@ HISTOGRAMS = {
     "tpot": "headgate_time_per_output_token_seconds",
     "e2e": "headgate_request_duration_seconds",
     "queue": "headgate_queue_seconds",
+    "answer": "headgate_answer_per_token_seconds",
 }
 FAILED = "|".join(sorted(outcome.value for outcome, kind in KINDS.items() if kind == "failed"))
 """Outcomes that are our fault, as a regular expression."""
@@ -121,11 +122,9 @@ def _latency(promise: Promise, window: str, least: int) -> Rule:
 
 def _look() -> str:
     """Where to look first, by figure."""
-    ttft, tpot, e2e = (LOOK[figure] for figure in ("ttft", "tpot", "e2e"))
-    return (
-        f'{{{{ if eq $labels.figure "ttft" }}}}{ttft}{{{{ else if eq $labels.figure "tpot" }}}}{tpot}'
-        f"{{{{ else }}}}{e2e}{{{{ end }}}}"
-    )
+    *others, (_, last) = ((figure, LOOK[figure]) for figure in ("ttft", "tpot", "answer", "e2e"))
+    said = [f'if eq $labels.figure "{figure}" }}}}{look}{{{{ else' for figure, look in others]
+    return f"{{{{ {' '.join(said)} }}}}{last}{{{{ end }}}}"
 
 
 # -- what is usual ----------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """The passage is over. `usage` is (prompt, output) tokens as the replica counted them, if it did. `first_s`: seconds
-    from sending it to its first token, of an answer in one piece whose replica tells; None: it does not, or a FirstToken
-    was heard."""
+    """The passage is over. `usage` is (prompt, output) tokens as the replica counted them, if it did. `first_s`: of an
+    answer in one piece whose replica tells, seconds from its sending to its first token; None: it does not tell, or a
+    FirstToken was heard."""
 
     request_id: str
     outcome: Outcome

@@ -180,8 +180,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """Last token, or the end of waiting, to the end of the exchange."""
 
     ttft_s: float | None = None
-    """Arrival to first token: as it was streamed to us, or as the engine says of an answer in one piece. None: there was
-    none, or nobody knows when. Never the time of the whole answer."""
+    """Arrival to first token: as it was streamed to us, or as the engine says of an answer in one piece. None: there
+    was none, or nobody knows when. Never the time of the whole answer."""
     tpot_s: float | None = None
     """Mean time between tokens after the first; None: there were fewer than two, or the first one's time is unknown."""
     e2e_s: float = 0.0
@@ -211,4 +211,4 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     @property
     def whole(self) -> bool:
         """Whether it is an answer in one piece of which nobody knows when its first token was there."""
-        return self.ttft_s is None and self.outcome is Outcome.COMPLETED
+        return self.ttft_s is None and not self.stream and self.outcome is Outcome.COMPLETED

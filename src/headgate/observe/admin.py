@@ -161,7 +161,7 @@ class Admin:
             until = record.at + record.e2e_s
             here = neighbours_at(self._gateway.tickets, {record.replica}, now).get(record.replica, [])
             near = keep(near + [n for n in here if n.id != record.id and n.there_in(record.at, until)])
-        usual = self._evidence.usual(record.lane, record.stream, now)
+        usual = self._evidence.usual(record, now)
         return explain(record, near, self._sources.pulse.pauses, usual)
 
     def _slow(self, exchange: Exchange) -> None:

@@ -17,6 +17,7 @@ from headgate.model.record import Record
 from headgate.policy.blame import LONG_CONTEXT, Pause
 from headgate.policy.explanation import Explanation, Kind, Stage, headline
 from headgate.policy.neighbours import Neighbour, keep, neighbours
+from headgate.policy.promise import first_counts, per_token_s
 from headgate.policy.usual import Usual, usual
 from headgate.policy.why import explain
 
@@ -41,7 +42,7 @@ TENANTS = 64
 WAITED_S = 0.01
 STALLED_S = 1.0
 """A client behind for longer than this reads slowly."""
-_FIRST: frozenset[Stage] = frozenset(("accept", "queue", "retry", "engine_queue", "prefill", "answer"))
+_FIRST: frozenset[Stage] = frozenset(("accept", "queue", "retry", "engine_queue", "prefill"))
 _TURNED_AWAY = (Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.WAITED_TOO_LONG)
 
 Running = Callable[[set[str], float], dict[str, list[Neighbour]]]
@@ -93,8 +94,9 @@ class Evidence:
         self._pauses = pauses
         self._slices: dict[str, deque[Slice]] = {}
         self._recent: dict[str, deque[Record]] = {}
-        self._answers: dict[tuple[str, bool], deque[Record]] = {}
-        self._usual: dict[tuple[str, bool], tuple[float, Usual | None]] = {}
+        self._answers: dict[tuple[str, bool, bool], deque[Record]] = {}
+        """By lane, whether streamed, and whether the first token's time is unknown."""
+        self._usual: dict[tuple[str, bool, bool], tuple[float, Usual | None]] = {}
         self._numbers = count()
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Evidence:
 
     def _remember(self, record: Record) -> None:
         if record.outcome is COMPLETED:
-            key = (record.lane, record.stream)
+            key = (record.lane, record.stream, record.whole)
             answers = self._answers.get(key)
             if answers is None:
                 answers = self._answers[key] = deque(maxlen=SAMPLE)
@@ -179,17 +181,17 @@ class Evidence:
         since, until = record.at, record.at + record.e2e_s
         recent = neighbours(record, self._recent.get(record.replica or "", ()))
         near = recent + [n for n in running if n.there_in(since, until) and n.id != record.id]
-        explanation = explain(record, keep(near), self._pauses(), self.usual(record.lane, record.stream, now))
+        explanation = explain(record, keep(near), self._pauses(), self.usual(record, now))
         return Told(strain, next(self._numbers), record, explanation, headline(explanation))
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def usual(self, lane: str, stream: bool, now: float) -> Usual | None:
+    def usual(self, record: Record, now: float) -> Usual | None:
         """What such a request usually takes; looked at again every few seconds."""
-        key = (lane, stream)
+        key = (record.lane, record.stream, record.whole)
         made_at, known = self._usual.get(key, (-USUAL_EVERY_S, None))
         if now - made_at >= USUAL_EVERY_S or known is None:
-            known = usual(self._answers.get(key, ()), stream=stream)
+            known = usual(self._answers.get(key, ()), stream=record.stream, whole=record.whole)
             self._usual[key] = (now, known)
         return known
 
@@ -231,7 +233,8 @@ class Evidence:
 
     def lengths(self, name: str) -> tuple[int, int, int]:
         """Of its latest answers: prompt p99, output p50 and p99, in tokens."""
-        answers = [*self._answers.get((name, True), ()), *self._answers.get((name, False), ())]
+        kinds = ((name, True, False), (name, False, False), (name, False, True))
+        answers = [answer for kind in kinds for answer in self._answers.get(kind, ())]
         if not answers:
             return 0, 0, 0
         prompts = sorted(map(attrgetter("prompt_tokens"), answers))
@@ -250,6 +253,8 @@ def strain_of(record: Record, lane: Lane) -> float:
     """Beside what its lane promises. Failing strains any promise; what was refused at once strains none."""
     ttft_s, e2e_s = record.ttft_s, record.e2e_s
     strain = (e2e_s if ttft_s is None else ttft_s) / lane.ttft_target_s
+    if record.whole:  # by all that is promised of it
+        strain = per_token_s(e2e_s, record.output_tokens // record.choices, first_counts(lane)) / lane.gap_target_s
     whole_s = lane.e2e_p95_s or lane.e2e_p99_s
     if whole_s is not None and e2e_s / whole_s > strain:
         strain = e2e_s / whole_s

@@ -20,7 +20,7 @@ from headgate.observe.little import Little
 from headgate.observe.series import COMPLETED, Labels, LaneFigures, Series, Tokens
 from headgate.observe.timeline import Slice
 from headgate.observe.windows import FIGURES, PART_S, WINDOWS, Counts, Window
-from headgate.policy.slo import promises
+from headgate.policy.promise import first_counts, promises
 
 MOST_SERIES = 512
 """Beside one `other` for each lane. A series is about two hundred lines for whoever scrapes."""
@@ -186,7 +186,8 @@ class Figures:
         """What was promised may have changed."""
         for name, promised in self._promised.items():
             lane = self.lanes.get(name) or self._open(name, now)
-            lane.late_after_s = promised.ttft_target_s
+            lane.late_after_s, lane.late_token_s = promised.ttft_target_s, promised.gap_target_s
+            lane.first_counts = first_counts(promised)
 
     def _forget_unused(self, now: float) -> None:
         """Their counters go too. A scraper takes one that comes back for one that was reset, which is what it is."""

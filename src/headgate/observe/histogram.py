@@ -11,12 +11,13 @@ from typing import Final
 
 from headgate.model.lane import Lane
 from headgate.model.quantile import GRID, LEAST_S, ZERO
-from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT
+from headgate.observe.windows import ANSWER, E2E, FIGURES, QUEUE, TPOT, TTFT
 
 CONVENTION = {
     TTFT: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     TPOT: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     E2E: tuple(0.01 * 2**step for step in range(14)),
+    ANSWER: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     # The conventions have none for waiting; it is a part of the time to the first token.
     QUEUE: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 }
@@ -69,13 +70,14 @@ def _place(edges: tuple[float, ...], index: int) -> int:
 
 def edges(lanes: Iterable[Lane]) -> list[Edges]:
     """For each figure, in order."""
-    bounds: list[list[float | None]] = [[], [], [], []]
+    bounds: list[list[float | None]] = [[] for _ in FIGURES]
     for lane in lanes:
         bounds[TTFT] += [lane.ttft_target_s, lane.ttft_p50_s, lane.ttft_p99_s]
         bounds[TPOT] += [lane.gap_target_s, lane.tpot_p50_s]
         bounds[E2E] += [lane.e2e_p95_s, lane.e2e_p99_s]
         bounds[QUEUE] += [lane.wait_bound_s]
-    return [Edges(_with_bounds(CONVENTION[figure], bounds[figure])) for figure in (TTFT, TPOT, E2E, QUEUE)]
+        bounds[ANSWER] += [lane.gap_target_s]
+    return [Edges(_with_bounds(CONVENTION[figure], bounds[figure])) for figure in range(len(FIGURES))]
 
 
 def _with_bounds(convention: tuple[float, ...], bounds: list[float | None]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from headgate.observe.exposition import Family, Page
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
-from headgate.observe.windows import E2E, FIGURES, QUEUE, TPOT, TTFT, WINDOWS
+from headgate.observe.windows import ANSWER, E2E, FIGURES, QUEUE, TPOT, TTFT, WINDOWS
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.hedge import RESULTS
 from headgate.policy.shared_limits import SharedLimits
@@ -22,7 +22,11 @@ HISTOGRAMS: Final = {
     TPOT: Family("headgate_time_per_output_token_seconds", "histogram", "Mean time between tokens of a request", *ALL),
     E2E: Family("headgate_request_duration_seconds", "histogram", "Arrival to end of completed requests", *ALL),
     QUEUE: Family("headgate_queue_seconds", "histogram", "Waiting here for a replica with room", *ALL),
-}
+    ANSWER: Family(
+        "headgate_answer_per_token_seconds", "histogram",
+        "Time per output token of answers in one piece whose first token nobody saw", *ALL,
+    ),
+}  # fmt: skip
 REQUESTS: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", *ALL, "outcome")
 REQUESTS_ONLY: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", "lane", "outcome")
 REFUSALS: Final = Family("headgate_refusals_total", "counter", "Requests told to come back later", "lane", "reason")

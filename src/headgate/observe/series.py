@@ -13,7 +13,8 @@ from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 from headgate.observe.little import AT_ONCE_S, TURNED_AWAY, Law
 from headgate.observe.timeline import Timeline
-from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT, Counts, Window
+from headgate.observe.windows import ANSWER, E2E, FIGURES, QUEUE, TPOT, TTFT, Counts, Window
+from headgate.policy.promise import per_token_s
 
 Labels = tuple[str, str, str, str, str, str]
 """lane, model, version, tier, quantization, gpu_type"""
@@ -50,13 +51,18 @@ class LaneFigures:
     """All of a lane. Lanes are from config, so these never expire."""
 
     __slots__ = (
-        "cold_requests", "errors", "late_after_s", "law", "name", "refusals", "retries", "timeline", "window",
+        "cold_requests", "errors", "first_counts", "late_after_s", "late_token_s", "law", "name", "refusals", "retries",
+        "timeline", "window",
     )  # fmt: skip
 
     def __init__(self, name: str, now: float, phase_s: float) -> None:
         self.name = name
         self.late_after_s = inf
         """First tokens after this are late."""
+        self.first_counts = 0.0
+        """Tokens that the first one of an answer counts for, by what is promised."""
+        self.late_token_s = inf
+        """Answers in one piece that took longer for each token are late."""
         self.window = Window(now, phase_s, totals=True)
         self.timeline = Timeline()
         self.law = Law()
@@ -103,17 +109,12 @@ class Series:
         self.labels = labels
         self.lane = lane
         self.window = window
-        self.histograms = [
-            Histogram(edges[TTFT]),
-            Histogram(edges[TPOT]),
-            Histogram(edges[E2E]),
-            Histogram(edges[QUEUE]),
-        ]
+        self.histograms = [Histogram(each) for each in edges]
         self.tokens = tokens
         self.outcomes: defaultdict[str, int] = defaultdict(int)
         self.used_at = 0.0
         self.settled = True
-        self.pending: list[list[int]] = [[], [], [], []]
+        self.pending: list[list[int]] = [[] for _ in FIGURES]
         """By figure, the buckets of GRID that a batch has met so far."""
 
     def take(self, record: Record) -> None:
@@ -152,9 +153,15 @@ class Series:
 
         ttft_s = record.ttft_s
         if ttft_s is not None:
-            # An answer in one piece has its first token at its end.
-            self.see(TTFT, ttft_s, index if ttft_s == e2e_s else GRID.index(ttft_s))
+            self.see(TTFT, ttft_s, GRID.index(ttft_s))
             if ttft_s > lane.late_after_s:
+                whole.late += 1
+                own.late += 1
+        elif how is COMPLETED and not record.stream:
+            # Nobody knows when its first token was there: it is judged by all of its time.
+            token_s = per_token_s(e2e_s, number // record.choices, lane.first_counts)
+            self.see(ANSWER, token_s, GRID.index(token_s))
+            if token_s > lane.late_token_s:
                 whole.late += 1
                 own.late += 1
         tpot_s = record.tpot_s
@@ -178,7 +185,7 @@ class Series:
         """The batch is over, in the part in which it began."""
         self.settled = True
         whole, own = self.lane.window.current.buckets, self.window.current.buckets
-        for figure in range(4):
+        for figure in range(len(FIGURES)):
             met = self.pending[figure]
             if not met:
                 continue

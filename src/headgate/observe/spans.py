@@ -47,7 +47,7 @@ class _Tree:
             self.fail(root, record.outcome.value, record.message, record.e2e_s)
         self.span("accept", 0.0, record.accept_s)
         sent_s = self._queue(replicas)
-        if record.first_s > 0 or record.ttft_s is not None:
+        if record.first_s > 0 or record.answered:
             route = self.span("route", sent_s, sent_s)
             candidates = ", ".join(f"{seen.replica_id} {seen.score:.3f}" for seen in record.seen)
             put(route, there, {"headgate.reason": record.reason, "headgate.candidates": candidates})
@@ -86,20 +86,15 @@ class _Tree:
         first_s = sent_s + record.first_s
         last_s = first_s + record.stream_s
         decode: Span | None = None
-        if record.stream or engine is None:
-            # What is not streamed, by an engine that does not say: all of it at once.
-            name = "prefill" if record.stream else "generate"
-            since_s = first_s - (engine.prefill_ms / 1e3 if engine is not None else record.first_s)
-            prefill = self.span(name, max(sent_s, since_s), first_s, _CLIENT)
-            if record.ttft_s is not None and record.stream:
-                decode = self.span("decode", first_s, last_s, _CLIENT)
-        else:
-            since_s = last_s - engine.decode_ms / 1e3
-            decode = self.span("decode", max(sent_s, since_s), last_s, _CLIENT)
-            ended_s, since_s = since_s, since_s - engine.prefill_ms / 1e3
-            prefill = self.span("prefill", max(sent_s, since_s), max(sent_s, ended_s), _CLIENT)
+        seen = record.stream or record.ttft_s is not None
+        # What is not streamed, by an engine that does not say: all of it at once.
+        name = "prefill" if seen else "generate"
+        since_s = first_s - (engine.prefill_ms / 1e3 if engine is not None and seen else record.first_s)
+        prefill = self.span(name, max(sent_s, since_s), first_s, _CLIENT)
+        if record.ttft_s is not None:
+            decode = self.span("decode", first_s, last_s, _CLIENT)
         put(prefill, there, {"headgate.cached_tokens": record.cached_tokens, "headgate.cold": record.cold})
-        if record.ttft_s is None and record.outcome.kind == "failed":
+        if not record.answered and record.outcome.kind == "failed":
             self.fail(prefill, record.outcome.value, record.message, first_s)
         if decode is not None:
             put(decode, there)
@@ -190,7 +185,7 @@ def _told(record: Record) -> EngineTimings | None:
 
 
 def _of_request(record: Record) -> dict[str, Value]:
-    answered = record.ttft_s is not None
+    answered = record.answered
     return {
         "gen_ai.operation.name": record.operation,
         "gen_ai.provider.name": PROVIDER,

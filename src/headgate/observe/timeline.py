@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headgate.model.quantile import GRID, Sketch
-from headgate.observe.windows import E2E, PART_S, QUEUE, TPOT, TTFT, Buckets, Counts, Part, Past, Window, four
+from headgate.observe.windows import E2E, PART_S, QUEUE, TPOT, TTFT, Buckets, Counts, Part, Past, Window, empty
 
 SLICES = 60
 SLICE_PARTS = 2
@@ -59,9 +59,9 @@ class Timeline:
 
 
 def _slice(at: float, pasts: list[Past], current: Part) -> Slice:
-    whole, counts = four(), Counts()
-    for figure in range(4):
-        whole[figure].update(current.buckets[figure])
+    whole, counts = empty(), Counts()
+    for figure, buckets in enumerate(current.buckets):
+        whole[figure].update(buckets)
     counts.add(current.counts)
     for past in pasts:
         past.add_to(whole)

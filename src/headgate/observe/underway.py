@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from headgate.gateway.gateway import Ticket
 from headgate.model.outcome import Outcome
 from headgate.model.record import Gap, Record
-from headgate.policy.neighbours import Neighbour
+from headgate.policy.neighbours import Neighbour, prefill_share
 
 Tickets = Mapping[str, Ticket]
 
@@ -18,8 +18,11 @@ def neighbours_at(tickets: Tickets, replicas: set[str], now: float) -> dict[str,
         if relay is None or replica is None or replica.id not in replicas:
             continue
         request = ticket.accepted.request
-        first_at = now if relay.first_at is None else relay.first_at
         tokens = request.prompt_tokens
+        first_at = now if relay.first_at is None else relay.first_at
+        if relay.first_at is None and not request.stream:
+            # Nothing is heard before its end: it may be past its prefill for long.
+            first_at = ticket.since + (now - ticket.since) * prefill_share(tokens, request.output_each)
         neighbour = Neighbour(
             request.id, request.tenant, request.lane, replica.id, tokens, tokens + relay.events,
             ticket.since, first_at, now,

@@ -12,11 +12,12 @@ from typing import Final
 
 from headgate.model.quantile import Sketch
 
-FIGURES = ("ttft", "tpot", "e2e", "queue")
+FIGURES = ("ttft", "tpot", "e2e", "queue", "answer")
 TTFT: Final = 0
 TPOT: Final = 1
 E2E: Final = 2
 QUEUE: Final = 3
+ANSWER: Final = 4
 """Places in every list that has one thing for each figure."""
 WINDOWS = (60, 300, 3600)
 """Seconds."""
@@ -73,7 +74,7 @@ class Part:
     __slots__ = ("buckets", "counts")
 
     def __init__(self) -> None:
-        self.buckets = four()
+        self.buckets = empty()
         self.counts = Counts()
 
 
@@ -88,7 +89,7 @@ class Past:
         self.numbers = [array("I", list(buckets.values())) for buckets in part.buckets]
 
     def add_to(self, buckets: list[Buckets]) -> None:
-        for figure in range(4):
+        for figure in range(len(FIGURES)):
             self.add_one_to(buckets[figure], figure)
 
     def add_one_to(self, buckets: Buckets, figure: int) -> None:
@@ -97,7 +98,7 @@ class Past:
 
     def take_from(self, buckets: list[Buckets]) -> None:
         """It was added to them before."""
-        for figure in range(4):
+        for figure in range(len(FIGURES)):
             left = buckets[figure]
             for index, number in zip(self.indexes[figure], self.numbers[figure], strict=True):
                 left[index] -= number
@@ -105,8 +106,8 @@ class Past:
                     del left[index]
 
 
-def four() -> list[Buckets]:
-    return [defaultdict(int), defaultdict(int), defaultdict(int), defaultdict(int)]
+def empty() -> list[Buckets]:
+    return [defaultdict(int) for _ in FIGURES]
 
 
 NOTHING: Final = Past(Part())
@@ -133,7 +134,7 @@ class Window:
         self.minute = Part()
         self.minutes: deque[Past] = deque(maxlen=PARTS - 1)
         if self._totals is not None:
-            self._totals = {window_s: four() for window_s in WINDOWS}
+            self._totals = {window_s: empty() for window_s in WINDOWS}
 
     @property
     def number(self) -> int:

@@ -55,6 +55,8 @@ class LaneView:
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
+    answer_p95_s: float | None = None
+    """For each token of answers in one piece whose first token's time is unknown."""
     e2e_p99_s: float | None = None
     e2e_p999_s: float | None = None
     queue_p99_s: float | None = None
@@ -200,7 +202,9 @@ def _latency(view: LaneView, whole: View) -> Iterator[Finding]:
         told.add(group)
         cause, knob = _answer(group, view, whole)
         yield _finding(view, first, view.first_lost, cause, knob)
-    tokens = _worst(("tpot_p99", view.tpot_p99_s, lane.gap_target_s))
+    tokens = _worst(
+        ("tpot_p99", view.tpot_p99_s, lane.gap_target_s), ("answer_p95", view.answer_p95_s, lane.gap_target_s)
+    )
     if tokens is not None:
         group = _token_group(view)
         told.add(group)

@@ -43,8 +43,10 @@ def as_neighbour(record: Record) -> Neighbour:
     sent_at = record.at + record.accept_s + record.queue_s + record.retry_s
     ended_at = record.at + record.e2e_s
     first_at = ended_at if record.ttft_s is None else record.at + record.ttft_s
-    if not record.stream and record.ttft_s is not None:
-        first_at = sent_at + _prefill_s(record)
+    if record.whole:
+        first_at = sent_at + record.first_s * prefill_share(
+            record.prompt_tokens - record.cached_tokens, record.output_tokens
+        )
     prompt = record.prompt_tokens
     return Neighbour(
         record.id, record.tenant, record.lane, record.replica or "", max(0, prompt - record.cached_tokens),
@@ -78,10 +80,7 @@ def keep(found: list[Neighbour], most: int = MOST) -> list[Neighbour]:
     return nlargest(most, found, key=attrgetter("tokens"))
 
 
-def _prefill_s(record: Record) -> float:
-    """Of an answer in one piece: as its engine says, or in proportion to its tokens."""
-    engine = record.engine
-    if engine is not None and engine.prefill_ms > 0:
-        return min(record.first_s, (engine.queue_ms + engine.tokenize_ms + engine.prefill_ms) / 1e3)
-    prompt = max(1, record.prompt_tokens - record.cached_tokens)
-    return record.first_s * prompt / (prompt + DECODE_WEIGHT * record.output_tokens)
+def prefill_share(prompt_tokens: int, output_tokens: int) -> float:
+    """Of the time of an answer in one piece that nobody tells more of: in proportion to its tokens."""
+    prompt = max(1, prompt_tokens)
+    return prompt / (prompt + DECODE_WEIGHT * output_tokens)

@@ -18,7 +18,7 @@ The tail has promises of its own."""
 @dataclass(frozen=True, slots=True)
 class Promise:
     figure: str
-    """ttft, tpot or e2e"""
+    """ttft, tpot or e2e; or answer: for each token of an answer in one piece whose first token's time is unknown"""
     percentile: int
     """50, 95 or 99"""
     within_s: float
@@ -41,10 +41,23 @@ def promises(lane: Lane) -> tuple[Promise, ...]:
         ("ttft", 99, lane.ttft_p99_s),
         ("tpot", 50, lane.tpot_p50_s),
         ("tpot", 99, lane.gap_target_s),
+        ("answer", 95, lane.gap_target_s),
         ("e2e", 95, lane.e2e_p95_s),
         ("e2e", 99, lane.e2e_p99_s),
     )
     return tuple(Promise(figure, percentile, within) for figure, percentile, within in bounds if within is not None)
+
+
+def first_counts(lane: Lane) -> float:
+    """How many tokens the first one of an answer counts for: as many as could be said in the time promised for it."""
+    return lane.ttft_target_s / lane.gap_target_s
+
+
+def per_token_s(e2e_s: float, output_tokens: int, counts: float) -> float:
+    """Seconds for each token of an answer in one piece of which nobody knows when its first token was there; the first
+    counts for `counts`. It is above the promised time between tokens if, and only if, all of it took longer than first
+    token and tokens together may."""
+    return e2e_s / (max(0, output_tokens) + counts)
 
 
 # -- what is read -----------------------------------------------------------------------------------------

@@ -40,9 +40,10 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
         return self.first_s * max(1.0, tokens / max(1, self.tokens))
 
 
-def usual(records: Iterable[Record], *, stream: bool) -> Usual | None:
-    """None: there are too few. Give it one lane's; those streamed and those not are different things."""
-    answered = [r for r in records if r.outcome is Outcome.COMPLETED and r.stream is stream and r.ttft_s is not None]
+def usual(records: Iterable[Record], *, stream: bool, whole: bool = False) -> Usual | None:
+    """None: there are too few. Give it one lane's; those streamed and those not are different things, and so are those
+    whose first token's time is unknown (`whole`), which count all of their time until then."""
+    answered = [r for r in records if r.outcome is Outcome.COMPLETED and r.stream is stream and r.whole is whole]
     if len(answered) < LEAST:
         return None
     return Usual(

@@ -69,6 +69,8 @@ def sample_of(record: Record, canary: bool) -> Sample | None:
         )
     if outcome is Outcome.CANCELLED:
         # Those who lost patience waited at least so long: without them, the slower version would look better.
+        if not record.stream:
+            return Sample(canary, e2e_s=record.e2e_s, queue_s=record.queue_s)
         return None if record.ttft_s is not None else Sample(canary, ttft_s=record.e2e_s, queue_s=record.queue_s)
     return None if outcome in NOT_ITS_DOING else Sample(canary, failed=True)
 

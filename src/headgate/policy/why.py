@@ -187,13 +187,7 @@ class _Story:
             waited_s = min(left_s, engine.queue_ms / 1e3)
             left_s -= waited_s
             self._engine_queue(waited_s)
-        whole = not record.stream and record.ttft_s is not None
-        if whole and engine is not None and engine.decode_ms > 0:
-            prefill_s = min(left_s, (engine.tokenize_ms + engine.prefill_ms) / 1e3)
-            self._prefill("prefill", prefill_s)
-            self._decode(left_s - prefill_s, left_s - prefill_s)
-        else:
-            self._prefill("answer" if whole else "prefill", left_s)
+        self._prefill("answer" if record.whole else "prefill", left_s)
 
     def _engine_queue(self, took_s: float) -> None:
         when, replica = self._when(took_s), self.record.replica or ""
@@ -285,7 +279,7 @@ class _Story:
     def _decode(self, took_s: float, stream_s: float) -> None:
         record, usual = self.record, self.usual
         when = self._when(stream_s)
-        tokens = max(1, record.output_tokens - record.stream)
+        tokens = max(1, record.output_tokens - 1)
         beside, longest = self.suspects.decoding(*when)
         figures: Figures = {
             "tokens": record.output_tokens, "each_s": round(took_s / tokens, 6), "beside": beside,

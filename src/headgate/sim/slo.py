@@ -75,6 +75,7 @@ def promised(config: GatewayConfig) -> tuple[Target, ...]:
         Target(promise.figure, promise.within_s, lane.name, promise.percentile / 100)
         for lane in config.lanes
         for promise in promises(lane)
+        if promise.figure in FIGURES
     )
 
 
