@@ -4,8 +4,9 @@
 
 A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS`. `ttft` passes for each by
 itself; `work` is prefill that all requests share, as they would a processor. With `tell=vllm` or `tell=llama` an answer
-in one piece says when its first token was there, as these engines do; with `tell=lies` it says what can't be. `GET /seen` tells what it has seen:
-requests, those running, and those whose client closed the connection before the end, with when.
+in one piece says when its first token was there, as these engines do; with `tell=lies` it says what can't be. `GET
+/seen` tells what it has seen: requests, those running, and those whose client closed the connection before the end,
+with when.
 """
 
 import asyncio

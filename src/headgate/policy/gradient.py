@@ -1,11 +1,11 @@
 """How many requests at once can this replica take? Found by watching its latency.
 
-Time to first token per prompt token and time per output token are each compared with what is normal; so is the time per
-token of answers in one piece whose first token nobody saw, by itself. While all are near it and the limit is in use,
-the limit grows; when they are not, it is cut; while nothing is known of any, it stays as it is. A cut is also an experiment: if latency
-falls with it, it was our queue; if not, the replica itself has become slower, so the cut is taken back and what is
-normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the long-term average, a queue that stands
-long enough becomes the norm.
+Time to first token per prompt token and time per output token are each compared with what is normal; so is, by itself,
+the time per token of answers in one piece whose first token nobody saw. While all are near it and the limit is in use,
+the limit grows; when they are not, it is cut; while nothing is known of any, it stays as it is. A cut is also an
+experiment: if latency falls with it, it was our queue; if not, the replica itself has become slower, so the cut is
+taken back and what is normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the long-term
+average, a queue that stands long enough becomes the norm.
 
 The line between the two is half: latency falls by half as much, in proportion, as concurrency did. That is where
 throughput over latency is best (Kleinrock), so a replica that slows down smoothly has a place to settle too.
@@ -34,6 +34,8 @@ ACCEPT = 0.3
 """… and how far it moves towards what is seen when one has not. Were it to move up only, chance would move it there."""
 OVERHEAD = 128
 """A prompt of no tokens costs about as much as this many."""
+ROOM = 2.0
+"""Times what is in use: a limit above this is not in use."""
 SHORTEST_S = 1e-6
 
 
@@ -162,15 +164,16 @@ class GradientLimit:
         for signal in self._signals:
             signal.learn()
         self._since_probe += 1
-        used = 2.0 * use >= self.limit
+        used = ROOM * use >= self.limit
         probe = used and not over and (self._since_probe > self._probe_after or (cut is not None and cut.probe))
-        if (over or probe) and self.limit > self._least:
+        # A limit that is not in use can't be what makes requests queue, and cutting it would show nothing.
+        if ((over and used) or probe) and self.limit > self._least:
             self._shrink(use, probe)
         elif over:
             for signal in self._signals:
                 signal.accept()
         elif used:
-            self._grow()
+            self._grow(use)
 
     def _helped(self, cut: _Cut, use: float) -> bool:
         """Did latency fall by at least half as much as concurrency did?"""
@@ -198,8 +201,10 @@ class GradientLimit:
         if probe:
             self._since_probe = 0
 
-    def _grow(self) -> None:
+    def _grow(self, use: float) -> None:
+        """To no more than twice what is in use: that is room for bursts, and of what lies beyond nothing is known."""
         self._cuts = 0
         self._growths = self._growths + 1 if self.limit >= self._last_cut_at else 0
         step = min(FASTEST, GROWTH * (1 + self._growths)) * self.limit
-        self.limit = min(self._most, self.limit + max(1.0 if self._growths > 1 else 0.25, step))
+        grown = min(self._most, self.limit + max(1.0 if self._growths > 1 else 0.25, step))
+        self.limit = max(self.limit, min(grown, ROOM * use))

@@ -181,6 +181,8 @@ class Health:
         self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
         self._alarms: list[tuple[float, ReplicaId]] = []
+        self.ejections = 0
+        """How often a replica in use was put out, since the start."""
 
     # -- replicas come and go -------------------------------------------------------------------------------
 
@@ -401,6 +403,7 @@ class Health:
         watch.group.out += served - _serves(watch)
         due = inf
         if state is EJECTED:
+            self.ejections += relapse
             watch.kin.members.pop(watch.id, None)
             due = watch.out_until = now + (self._relapse_s(watch, now) if relapse else self.config.cooldown_s)
         elif state is PROBATION:

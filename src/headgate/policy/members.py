@@ -152,8 +152,9 @@ class Members:
         now: float,
         token_s: float | None = None,
     ) -> None:
-        """What a good answer says of its replica: its health, its pace, and how much it can take at once. `ttft_s` None:
-        nobody knows when its first token was there; then `token_s` is what it took for each token, if it had enough."""
+        """What a good answer says of its replica: its health, its pace, and how much it can take at once. `ttft_s`
+        None: nobody knows when its first token was there, and `token_s` is what it took for each token, if it had
+        enough."""
         verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now, token_s)
         if verdict is not None:
             self._apply(verdict)

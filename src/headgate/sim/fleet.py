@@ -28,6 +28,9 @@ class Member:
     """From its start until it answers."""
     starts_s: float | None = None
     """When it is started; None: it was there before anybody came."""
+    tells: bool = True
+    """Its engine says of an answer in one piece when its first token was there, as ours does; most others say
+    nothing."""
     step_overhead_s: float = 0.0
     """What an engine takes between two steps for choosing and telling, which is not in the profile."""
 
@@ -118,7 +121,13 @@ def fleet_of(profile: Profile, count: int, slots: int | None = None) -> Fleet:
 def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failure] = ()) -> Fleet:
     """The replicas that a config names, each as this profile would be. What is said of slots and lanes is kept."""
     members = [
-        Member(profile=profile, slots=replica.slots, find_slots=replica.slots is None, lanes=replica.lanes)
+        Member(
+            profile=profile,
+            slots=replica.slots,
+            find_slots=replica.slots is None,
+            lanes=replica.lanes,
+            tells=replica.kind == "headgate",
+        )
         for replica in config.replicas
     ]
     own = Member(profile=profile, batch=batch_from(config, profile.batch_config()))

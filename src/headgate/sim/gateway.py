@@ -52,6 +52,7 @@ class Ticket:
         "since",
         "step",
         "still",
+        "told_s",
     )
 
     def __init__(self, number: int, arrival: Arrival, request: Request, output: int, now: float) -> None:
@@ -73,6 +74,8 @@ class Ticket:
         self.cached = 0
         """Prompt tokens that its replica knew."""
         self.first_at: float | None = None
+        self.told_s: float | None = None
+        """Of an answer in one piece: from its sending to its first token, if its engine tells."""
         self.said = 0
         """Tokens so far, of all its choices."""
         self.gap_s = 0.0
@@ -92,6 +95,10 @@ class SimulatedReplica(Protocol):
     def id(self) -> ReplicaId: ...
     @property
     def alive(self) -> bool: ...
+    @property
+    def tells(self) -> bool:
+        """Whether it says of an answer in one piece when its first token was there."""
+
     def submit(self, ticket: Ticket) -> None: ...
 
     def cancel(self, ticket: Ticket) -> None:
@@ -178,7 +185,7 @@ class Gateway:
             ticket.since = now
             ticket.replica = replica = self.replicas[command.replica_id]
             self.at_work.change(1, now)
-            ticket.said, ticket.still = 0, ticket.request.choices
+            ticket.said, ticket.still, ticket.told_s = 0, ticket.request.choices, None
             replica.submit(ticket)
         elif isinstance(command, Hedge):
             self._hedge(ticket, self.replicas[command.replica_id], now)
@@ -216,8 +223,11 @@ class Gateway:
 
     def first(self, ticket: Ticket, way_s: float = 0.0) -> None:
         """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
-        is heard until all of it is."""
-        if ticket.request.stream and not ticket.gone:
+        is heard until all of it is; then its engine may tell."""
+        if not ticket.request.stream:
+            if ticket.replica is not None and ticket.replica.tells and ticket.told_s is None:
+                ticket.told_s = self.world.now + way_s - ticket.since
+        elif not ticket.gone:
             if ticket.rival is not None and ticket.replica is not None:
                 self._win(ticket, ticket.rival)
                 self.hear(HedgeWon(ticket.request.id, ticket.replica.id))
@@ -241,7 +251,7 @@ class Gateway:
             usage = (request.prompt_tokens, ticket.said)
         self.at_work.change(-1, self.world.now)
         self._leave(ticket, outcome, now)
-        self.hear(Ended(request.id, outcome, usage))
+        self.hear(Ended(request.id, outcome, usage, ticket.told_s))
 
     def attempt_failed(
         self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False

@@ -112,6 +112,7 @@ class SteppedReplica:
     ) -> None:
         self.id = replica_id
         self.alive = False
+        self.tells = member.tells
         self.busy_s = 0.0
         """Seconds in which it computed."""
         self._world = world

@@ -8,12 +8,13 @@ The same inputs and seed give the same results, on any machine.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
 from headgate.policy.compose import dispatcher_for
+from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.profile import Noise
 from headgate.report.results import Results, Rows
 from headgate.sim.fleet import Failure, Fleet, Seat
@@ -49,6 +50,10 @@ class Simulated:
     busy_s: float
     """Seconds that replicas computed, added up."""
     replicas: int
+    limits: tuple[float, ...] = ()
+    """By replica: requests that it may have at once, at the end."""
+    ejections: int = 0
+    """How often a replica in use was put out."""
 
     @property
     def use(self) -> float:
@@ -59,6 +64,13 @@ class Simulated:
     def busy(self) -> float:
         """Mean share of time in which a replica computed."""
         return self.busy_s / (self.replicas * self.span_s) if self.replicas and self.span_s else 0.0
+
+
+class Onlooker(Protocol):
+    """Looks on, and changes nothing."""
+
+    def begin(self, world: World, dispatcher: Dispatcher) -> None: ...
+    def closed(self, ticket: Ticket, outcome: Outcome, now: float) -> None: ...
 
 
 class Books:
@@ -126,13 +138,22 @@ def run(
     by_stream: bool = False,
     log: Recorder | None = None,
     progress: Callable[[int, float], None] | None = None,
+    onlooker: Onlooker | None = None,
 ) -> Simulated:
     """`by_stream`: rows are named as the workload names them, not by the lane they were given. `progress` is told how
     many have arrived and what time it is, every thousand."""
     world = World()
     books = Books(by_stream)
     dispatcher = dispatcher_for(config, random.Random(seed))
-    gateway = Gateway(world, dispatcher, Intake(config), fleet.delays, books.close, log)
+
+    def close(ticket: Ticket, outcome: Outcome, now: float) -> None:
+        books.close(ticket, outcome, now)
+        if onlooker is not None:
+            onlooker.closed(ticket, outcome, now)
+
+    gateway = Gateway(world, dispatcher, Intake(config), fleet.delays, close, log)
+    if onlooker is not None:
+        onlooker.begin(world, dispatcher)
     stand_ins = []
     for seat in fleet.seats:
         chance = Noise(random.Random(f"{seed}/{seat.replica.id}"))
@@ -159,6 +180,8 @@ def run(
         room=room,
         busy_s=sum(stand_in.busy_s for stand_in in stand_ins),
         replicas=fleet.replicas,
+        limits=tuple(load.limit for load in dispatcher.fleet.loads.values()),
+        ejections=dispatcher.health.ejections,
     )
 
 

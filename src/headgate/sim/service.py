@@ -52,6 +52,7 @@ class ServiceReplica:
         config = member.batch or profile.batch_config()
         self.id = replica_id
         self.alive = False
+        self.tells = member.tells
         self.busy_s = 0.0
         """Seconds in which it computed."""
         self._world = world

@@ -20,6 +20,14 @@ class Finish:
         self._home = _number(name) << 48 if name else 0
         """Two streams of a mix have nothing to say in common."""
         self._lengths = _lengths(stream, rng)
+        # Of its own, so that the same seed gives the same arrivals whatever the share, and more of them with a larger.
+        self._coin = random.Random(str(rng.getstate()[1][:4]))
+
+    def _streams(self, row: Arrival) -> bool:
+        stream = self._stream
+        if stream.unstreamed is not None:
+            return self._coin.random() >= stream.unstreamed
+        return row.stream if stream.stream is None else stream.stream
 
     def __call__(self, row: Arrival) -> Arrival:
         stream, rng = self._stream, self._rng
@@ -40,7 +48,7 @@ class Finish:
             output,
             stream.lane or row.lane,
             rng.choice(stream.tenant) if stream.tenant else row.tenant,
-            row.stream if stream.stream is None else stream.stream,
+            self._streams(row),
             prefix,
             session,
             stream.model or row.model,

@@ -64,6 +64,8 @@ class Stream:
     """One of them is drawn for each request."""
     model: str | None = None
     stream: bool | None = None
+    unstreamed: float | None = None
+    """Share of the requests that want their answer in one piece; None: as `stream` says, or the trace."""
     sessions: int | None = None
     """Each request belongs to one of so many."""
     shared: int = 0
@@ -214,6 +216,7 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "tenant": _names,
     "model": _name,
     "stream": _yes,
+    "unstreamed": _number(0, 1),
     "sessions": _count(1),
     "shared": _count(0),
 }
