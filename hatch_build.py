@@ -16,7 +16,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
-    "model": "lane quantile replica request sampling sequence step tier",
+    "model": "lane pace quantile replica request sampling sequence step tier",
     "policy": "admit affinity allowance batch blocks chunks dispatcher estimate fair fleet full gradient health hedge"
     " holders lanes limits members move_time neighbours outlier output output_length passage prefills prompt_size retry"
     " route runaway shape shared_limits speculate standing turns urgency",

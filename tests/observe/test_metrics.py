@@ -19,7 +19,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.observe.figures import MOST_SERIES, Figures
 from headgate.observe.gpu import Gpu, Gpus
-from headgate.observe.metrics import Metrics, utilisation
+from headgate.observe.metrics import Metrics
 from headgate.observe.pulse import Pulse
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Health
@@ -297,15 +297,20 @@ def test_what_waits_and_runs() -> None:
     assert find(samples, "headgate_waiting_per_replica") == 1.5
 
 
-def test_utilisation_is_that_of_usable_replicas_and_never_over_one() -> None:
-    def load(requests: int, limit: float, usable: float) -> Load:
-        return Load(Replica(id="x", url="http://x"), limit=limit, requests=requests, usable=usable)
-
-    assert utilisation([]) is None
-    assert utilisation([load(3, 8, 0.0)]) is None
-    assert utilisation([load(2, 8, 1.0), load(5, 8, 0.0)]) == 0.25
-    assert utilisation([load(9, 8, 1.0)]) == 1.0
-    assert utilisation([load(1, 8, 0.5), load(3, 4, 1.0)]) == 0.5
+def test_utilisation_is_that_of_the_scarcest_resource_and_each_is_told() -> None:
+    scene = Scene()
+    scene.join("a", slots=8, kv_ratio=0.9)
+    scene.dispatcher.use.said = lambda name: {"kv_ratio": 0.9}
+    scene.dispatcher.fleet.loads["a"].requests = 2
+    scene.dispatcher.fleet.loads["a"].usable = 1.0
+    samples = scene.samples()
+    assert find(samples, "headgate_utilisation") == 0.9
+    assert find(samples, "headgate_utilisation_by", resource="kv") == 0.9
+    assert find(samples, "headgate_utilisation_by", resource="slots") == 0.25
+    assert ("headgate_replica_prefill_busy", (("replica", "a"),)) not in samples
+    for number in range(8):
+        scene.dispatcher.fleet.loads["a"].pace.see(100 * number, 0, 0.1)
+    assert find(scene.samples(), "headgate_replica_prefill_busy", replica="a") == 0
 
 
 def test_cost_is_the_price_of_usable_replicas_by_what_they_made() -> None:

@@ -19,10 +19,31 @@ def waiting_per_replica() -> str:
 
 
 def utilisation() -> str:
-    """Share of the room of replicas in use that is taken, 0 to 1, above it where gateways send more than there is room
-    for. Nothing where no replica is in use."""
+    """Share of the scarcest resource of replicas in use that is taken (policy/utilisation.py), 0 to 1, above it where
+    gateways send more than there are slots for. Nothing where no replica is in use."""
+    return f"max({' or '.join(_named(resource, expr) for resource, expr in _resources().items())})"
+
+
+def _resources() -> dict[str, str]:
+    """Each gateway knows of its own prompts and tokens, so these add up; an engine's own word is the same to all."""
     taken = f"sum(sum by (replica) (headgate_replica_requests) and {_USABLE})"
-    return f"{taken} / sum(clamp_min(floor({_ROOM} * {_USABLE}), 1))"
+    prompts = "clamp_max(sum by (replica) (headgate_replica_prefill_busy), 1)"
+    limits = f"(max by (replica) (headgate_replica_token_limit) and {_USABLE})"
+    batch, limit = (f"max by (replica) (headgate_replica_batch_{what})" for what in ("size", "limit"))
+    queued = f"(max by (replica) (headgate_replica_waiting) or 0 * {batch})"
+    return {
+        "slots": f"{taken} / sum(clamp_min(floor({_ROOM} * {_USABLE}), 1))",
+        "batch": f"avg(clamp_max(({batch} + {queued}) / ({limit} > 0), 1) and {_USABLE})",
+        "prefill": f"avg({prompts} and {_USABLE})",
+        "kv": f"avg(max by (replica) (headgate_replica_kv_ratio) and {_USABLE})",
+        "tokens": f"sum(sum by (replica) (headgate_replica_tokens) and {limits}) / sum({limits})",
+        "waiting": 'max(headgate_utilisation_by{resource="waiting"})',
+    }
+
+
+def _named(resource: str, expr: str) -> str:
+    """Under a name of its own: `or` keeps only one of those that are called the same."""
+    return f'label_replace({expr}, "resource", "{resource}", "", "")'
 
 
 def one_fleet(config: GatewayConfig) -> bool:

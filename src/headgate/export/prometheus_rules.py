@@ -240,7 +240,7 @@ def _capacity(config: GatewayConfig) -> list[Rule]:
             "HeadgateUtilisation",
             "warning",
             f"avg_over_time({taken}[5m]) > {use:g}",
-            f"{{{{ $value | humanizePercentage }}}} of the replicas' room is in use, the target is {use * 100:g}%.",
+            f"{{{{ $value | humanizePercentage }}}} of the scarcest resource is taken, the target is {use * 100:g}%.",
             "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does.",
             for_s=USE_S,
         ),

@@ -36,6 +36,10 @@ class Work:
     slots: int = 1
     share: float = 1.0
     """0: it is out. Below 1: it ramps up."""
+    use: float = 0.0
+    """Share of its scarcest resource beside slots that is taken."""
+    binding: str = ""
+    """Which that is."""
 
 
 class Hands(Protocol):

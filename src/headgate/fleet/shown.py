@@ -44,6 +44,8 @@ def _as_seen(member: Member, hands: Hands, now: float) -> scale.Member:
         outstanding_tokens=work.tokens,
         cached_tokens=work.cached_tokens,
         slots=work.slots,
+        use=work.use,
+        binding=work.binding,
     )
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
+from headgate.model.pace import PrefillPace
+
 ReplicaId = str
 
 
@@ -85,6 +87,10 @@ class Load:
     measured; None: none was yet."""
     cold: bool = True
     """Since it came into use it has not been seen to generate anything."""
+    sent_tokens: int = 0
+    """Prompt tokens that it was sent, ever."""
+    pace: PrefillPace = field(default_factory=PrefillPace)
+    """What a prompt token takes there: for figures, not for routing."""
 
     @property
     def id(self) -> ReplicaId:

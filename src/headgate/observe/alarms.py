@@ -12,7 +12,6 @@ from headgate.gateway.account import Account
 from headgate.model.clock import Clock
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.replica import Load, ReplicaId
-from headgate.observe.metrics import utilisation
 from headgate.observe.webhook import Webhook
 from headgate.policy.alert import Change, Severity
 from headgate.policy.dispatcher import Dispatcher
@@ -103,10 +102,13 @@ class Alarms:
             self._count_at = now + COUNT_EVERY_S
             self._last_minutes = self._figures.counts(300, now)
         ended = self._ended()
+        self._dispatcher.use.look(now)
+        use = self._dispatcher.use.read()
         return Reading(
             lanes={name: self._read_lane(name, ended.get(name, (0, 0)), now) for name in self._whose_turn()},
             waiting_per_replica=waiting / max(1, len(loads)),
-            utilisation=utilisation(loads),
+            utilisation=use.largest,
+            binding=use.binding,
             cold=self._last_minutes.cold,
             cold_of=self._last_minutes.requests,
             joined=tuple(self._joined(loads, now)),

@@ -45,6 +45,8 @@ ALARMS_EVERY = 4
 SEND_GRACE_S = 2.0
 SAY_EVERY_S = 60.0
 
+NOTHING_SAID: dict[str, float] = {}
+
 log = logging.getLogger(__name__)
 
 Consumer = Callable[[Sequence[Record], float], None]
@@ -72,6 +74,7 @@ class Instruments:
         """What there is to show of versions."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
+        gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
         webhook = Webhook(observe.webhook, clock) if observe.webhook else None
         self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook)
         self.metrics = Metrics(

@@ -73,7 +73,12 @@ COMPLIANCE: Final = Family(
     "percentile",
 )  # fmt: skip
 
-UTILISATION: Final = Family("headgate_utilisation", "gauge", "Share of the usable replicas' room that is taken, 0 to 1")
+UTILISATION: Final = Family(
+    "headgate_utilisation", "gauge", "Share of the usable replicas' scarcest resource that is taken, 0 to 1"
+)
+UTILISATION_BY: Final = Family(
+    "headgate_utilisation_by", "gauge", "Share of each of their resources that is taken, 0 to 1", "resource"
+)
 WAITING_EACH: Final = Family("headgate_waiting_per_replica", "gauge", "Requests waiting here for each usable replica")
 COST: Final = Family("headgate_cost_per_1000_tokens", "gauge", "By the price of a replica-hour, over the last hour")
 USABLE: Final = Family("headgate_replica_usable", "gauge", "Share of its room it may use", "replica")
@@ -83,6 +88,12 @@ SLOTS: Final = Family(
     "headgate_replica_slots", "gauge", "Requests it can have from all gateways, where that is known", "replica"
 )
 OUTSTANDING: Final = Family("headgate_replica_tokens", "gauge", "Tokens outstanding", "replica")
+TOKEN_LIMIT: Final = Family(
+    "headgate_replica_token_limit", "gauge", "Tokens that all gateways may have outstanding there", "replica"
+)
+PREFILL_BUSY: Final = Family(
+    "headgate_replica_prefill_busy", "gauge", "Share of its time that prompts from this gateway take, 0 to 1", "replica"
+)
 REPORTED: Final = {
     "batch_size": Family("headgate_replica_batch_size", "gauge", "Sequences in its batch", "replica"),
     "batch_limit": Family("headgate_replica_batch_limit", "gauge", "Sequences its batch can have", "replica"),
@@ -253,7 +264,8 @@ class Metrics:
                     page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
 
     def _fleet(self, page: Page, now: float) -> None:
-        loads = self._gateway.dispatcher.fleet.loads
+        loads, use = self._gateway.dispatcher.fleet.loads, self._gateway.dispatcher.use
+        use.look(now)
         for replica_id, load in loads.items():
             replica = (replica_id,)
             page.sample(USABLE, replica, load.usable)
@@ -262,11 +274,18 @@ class Metrics:
             if load.replica.slots is not None:
                 page.sample(SLOTS, replica, load.replica.slots)
             page.sample(OUTSTANDING, replica, load.tokens)
+            if load.replica.token_limit is not None:
+                page.sample(TOKEN_LIMIT, replica, load.replica.token_limit)
+            busy = use.busy(replica_id)
+            if busy is not None:
+                page.sample(PREFILL_BUSY, replica, busy)
         for watch in self._watches:
             self._reported(page, watch)
-        use = utilisation(loads.values())
-        if use is not None:
-            page.sample(UTILISATION, (), use)
+        taken = use.read()
+        if taken.largest is not None:
+            page.sample(UTILISATION, (), taken.largest)
+        for resource, share in taken.known.items():
+            page.sample(UTILISATION_BY, (resource,), share)
         cost = cost_per_1000_tokens(self._observe, self._figures, loads.values(), now)
         if cost is not None:
             page.sample(COST, (), cost)
@@ -307,17 +326,6 @@ class Metrics:
                 page.sample(GPU_USE, (gpu.name,), gpu.utilisation)
             page.sample(GPU_USED, (gpu.name,), gpu.memory_used)
             page.sample(GPU_TOTAL, (gpu.name,), gpu.memory_total)
-
-
-def utilisation(loads: Iterable[Load]) -> float | None:
-    """Share of the usable replicas' room that is taken; None: none is usable."""
-    room = taken = 0
-    for load in loads:
-        if load.usable > 0:
-            limit = int(max(1.0, load.limit * load.usable))
-            room += limit
-            taken += min(limit, load.requests)
-    return taken / room if room else None
 
 
 def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures, loads: Iterable[Load], now: float) -> float | None:

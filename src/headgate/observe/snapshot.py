@@ -14,7 +14,7 @@ from headgate.model.lane import Lane
 from headgate.model.replica import Load, ReplicaId
 from headgate.observe.evidence import Evidence, Told
 from headgate.observe.figures import Figures
-from headgate.observe.metrics import cost_per_1000_tokens, utilisation
+from headgate.observe.metrics import cost_per_1000_tokens
 from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
@@ -160,11 +160,14 @@ class Snapshot:
     def _totals(self, now: float) -> dict[str, Any]:
         sources = self._sources
         rates = sources.figures.rates(WINDOW_S, now)
+        sources.gateway.dispatcher.use.look(now)
+        use = sources.gateway.dispatcher.use.read()
         return {
             "requests": sources.gateway.account.opened,
             "requests_per_s": rates.requests,
             "tokens_per_s": rates.output_tokens,
-            "utilisation": utilisation(sources.gateway.dispatcher.fleet.loads.values()),
+            "utilisation": use.largest,
+            "utilisation_by": use.known,
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
             "cost_per_1000_tokens": cost_per_1000_tokens(
                 sources.observe, sources.figures, sources.gateway.dispatcher.fleet.loads.values(), now

@@ -6,7 +6,6 @@ from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.model.quantile import Sketch
 from headgate.observe.evidence import Evidence
-from headgate.observe.metrics import utilisation
 from headgate.observe.windows import FIGURES, Counts
 from headgate.policy.diagnose import LaneView, View
 from headgate.policy.dispatcher import Dispatcher
@@ -25,12 +24,16 @@ def view(
     dispatcher: Dispatcher, figures: Figures, evidence: Evidence, observe: ObserveConfig, lag_p99_s: float, now: float
 ) -> View:
     loads = dispatcher.fleet.loads.values()
+    dispatcher.use.look(now)
+    use = dispatcher.use.read()
     up = sum(load.usable > 0 for load in loads)
     return View(
         lanes=tuple(_lane(lane, figures, evidence, now) for lane in dispatcher.lanes.values()),
         replicas_up=up,
         replicas_out=tuple(load.id for load in loads if load.usable <= 0),
-        utilisation=utilisation(loads) or 0.0,
+        utilisation=use.largest or 0.0,
+        use=use.known,
+        binding=use.binding,
         utilisation_target=observe.utilisation_target,
         waiting_per_replica=sum(dispatcher.waiting(name) for name in dispatcher.lanes) / max(1, up),
         queue_per_replica=observe.queue_per_replica,

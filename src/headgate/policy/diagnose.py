@@ -23,6 +23,7 @@ from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.policy.explanation import Kind
 from headgate.policy.remedies import ANSWERS, GROUPS, KV_HEADROOM, READERS, REFUSALS, WARM_UP, Severity
+from headgate.policy.utilisation import words
 
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 
@@ -89,6 +90,11 @@ class View:
     why_out: str = ""
     """What is known of the first of them."""
     utilisation: float = 0.0
+    """Of the resource that is fullest."""
+    use: Mapping[str, float] = field(default_factory=dict)
+    """By resource, how much of it is taken; see policy/utilisation.py."""
+    binding: str = ""
+    """The resource that is fullest."""
     utilisation_target: float = 0.65
     waiting_per_replica: float = 0.0
     queue_per_replica: float = 8.0
@@ -137,8 +143,8 @@ def _fleet(view: View) -> Iterator[Finding]:
         yield Finding(
             "critical" if view.utilisation > BENDS else "warning",
             "utilisation",
-            {"utilisation": view.utilisation, "target": view.utilisation_target},
-            "the replicas are fuller than the target: latency bends from here on",
+            {"utilisation": view.utilisation, "target": view.utilisation_target, **view.use},
+            f"more of {words(view.binding)} is taken than the target: latency bends from here on",
             "add replicas; observe.utilisation_target is where this begins",
         )
     if view.waiting_per_replica > view.queue_per_replica:

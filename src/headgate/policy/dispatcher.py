@@ -53,6 +53,7 @@ from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.standing import NO_TENANTS, Comers, NamedTenants
 from headgate.policy.turns import Turns
+from headgate.policy.utilisation import Utilisation
 
 TOKEN_S: Final = 0.025
 """Seconds per output token that a slot is taken to be held for, before any request has ended."""
@@ -111,6 +112,7 @@ class Dispatcher:
         """Those that another model may answer in place of their own, by that and by id."""
         self.arrived_tokens = 0
         """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
+        self.use = Utilisation(self.fleet, self.held_up)
 
     def on(self, event: Event, now: float) -> list[Command]:
         """If it raises, what was decided until then is in `unfinished`: room has been taken for it."""
@@ -155,6 +157,16 @@ class Dispatcher:
     def waiting(self, lane: str) -> int:
         states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
         return sum(len(state.queue) for state in states) + self._set_aside.of(lane)
+
+    def held_up(self) -> bool:
+        """Whether requests wait for replicas that are there, and not for a cap of their own lane or tenant."""
+        for pool in self.pools.values():
+            for state in pool.lanes.values() if pool.waiting else ():
+                cap = state.lane.concurrency
+                waits = state.queue.peek() is not None and (cap is None or state.running < cap)
+                if waits and self.fleet.usable(pool.model, state.lane.name):
+                    return True
+        return False
 
     def running(self, lane: str) -> int:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
@@ -287,6 +299,7 @@ class Dispatcher:
         load = passage.load
         if load.ceiling < inf:
             self._full.took(load, passage.sent_at)
+        load.pace.see(passage.request.prompt_tokens, passage.before, now - passage.sent_at)
         load.prefill_tokens -= passage.request.prompt_tokens
         if load.silent_tokens:
             self._heard_of(load)
@@ -564,7 +577,9 @@ class Dispatcher:
         if request.choices > 1:
             passage.width = width = min(request.choices, self.fleet.seats[load.id].limit)
         load.requests += width
+        passage.before = load.prefill_tokens
         load.prefill_tokens += request.prompt_tokens
+        load.sent_tokens += request.prompt_tokens
         self.fleet.changed(load)
         self.affinity.remember(request, choice.replica_id)
         passage.load, passage.sent_at, passage.first_token_at = load, now, None
@@ -684,6 +699,7 @@ class Dispatcher:
             return False
         other.requests += 1
         other.prefill_tokens += request.prompt_tokens
+        other.sent_tokens += request.prompt_tokens
         self.fleet.changed(other)
         self._turns.runs(passage.state, request.tenant, 1)
         self._prefills.sent_twice(passage)
@@ -745,7 +761,7 @@ class Dispatcher:
         load.silent_tokens = 0
 
     def _move(self, passage: Passage, race: Race) -> None:
-        passage.load, passage.sent_at = race.load, race.sent_at
+        passage.load, passage.sent_at, passage.before = race.load, race.sent_at, 0
 
     def _drop(self, passage: Passage, load: Load) -> None:
         """Give the room of one of two back; neither has had a first token."""

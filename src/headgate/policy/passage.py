@@ -29,6 +29,7 @@ class Passage:
     __slots__ = (
         "ahead",
         "attempts",
+        "before",
         "begun",
         "broke_at",
         "charged",
@@ -77,6 +78,8 @@ class Passage:
         self.width = 1
         """Slots that it has at the replica it is at."""
         self.sent_at = 0.0
+        self.before = 0
+        """Prompt tokens that its replica had when it was sent there."""
         self.since = -inf
         """When it was sent first, of those sendings that are not over: a second replica may have it since later. -inf:
         it never was, or nobody asks."""

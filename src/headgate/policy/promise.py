@@ -102,10 +102,12 @@ class Reading:
     """Any of them: what is not in here is not judged this time."""
     waiting_per_replica: float
     utilisation: float | None
-    """Share of the usable replicas' room that is taken; None: there is none usable."""
+    """Share of the usable replicas' scarcest resource that is taken; None: there is none usable."""
     cold: int
     """Requests of the last five minutes that met a cold replica."""
     cold_of: int
     """All of the last five minutes."""
+    binding: str = ""
+    """Which resource that is; see policy/utilisation.py."""
     joined: tuple[str, ...] = ()
     """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""

@@ -28,6 +28,10 @@ class Member:
     """Prompt tokens that only it knows: what would have to be computed again without it."""
     slots: int = 1
     """Requests that it may have at once."""
+    use: float = 0.0
+    """Share of its scarcest resource beside slots that is taken, 0 to 1: prefill, KV memory, tokens."""
+    binding: str = ""
+    """Which that is; see policy/utilisation.py."""
 
     @property
     def to_lose(self) -> int:

@@ -5,7 +5,8 @@ about it now, and why. What a pool needs is told in replicas at their target, 65
 come evenly, a little less where they come in bursts, since the room that is left is for those:
 
     queue       more than so many wait for each, for five seconds: as many as all who are here would fill
-    occupancy   requests and outstanding tokens that replicas have, and that wait, over a minute or so
+    occupancy   requests and outstanding tokens that replicas have, and that wait, over a minute or so; or whichever
+                of prefill, KV memory and tokens is scarcer (utilisation.py)
     velocity    tokens of what arrives: ahead of occupancy, and the only one to see what was refused
     p95         one more, if first tokens are late and replicas are not idle
     forecast    what is expected by the time that a start would be over: a floor
@@ -29,6 +30,7 @@ from headgate.policy.levels import LARGE, Levels
 from headgate.policy.lifecycle import State
 from headgate.policy.pace import Pace
 from headgate.policy.roster import Action, Activate, Drain, Member, Park, PoolView, Roster, Sorted, Start
+from headgate.policy.utilisation import words
 
 __all__ = [
     "FULL", "Action", "Activate", "Decision", "Drain", "Member", "Park", "PoolView", "Scaler", "Start", "State",
@@ -150,6 +152,10 @@ class Scaler:
         taken = seen.present / (seen.slots * target)
         share = f"{seen.use:.0%} of the room is taken" if there.routed else f"{seen.present:.1f} requests are here"
         needs = [Need(taken, f"{share}; at {target:.0%} that needs {taken:.1f}.")]
+        if seen.scarce > 0:
+            scarce = seen.scarce * len(there.routed) / target
+            of = words(seen.binding)
+            needs.append(Need(scarce, f"{seen.scarce:.0%} of {of} is taken; at {target:.0%} that needs {scarce:.1f}."))
         if config.tokens_per_replica is not None:
             tokens = seen.tokens / (config.tokens_per_replica * target)
             needs.append(Need(tokens, f"{seen.tokens:.0f} tokens are outstanding: that needs {tokens:.1f}."))
@@ -161,8 +167,9 @@ class Scaler:
             what = f"{seen.velocity:.0f} tokens/s arrive, {carried:.0f} for each replica"
             needs.append(Need(velocity, f"{what}: that needs {velocity:.1f}."))
         needs = [self._beside_parked(need) for need in needs]
-        ratio = view.p95_ratio
-        if ratio is not None and ratio > 1 and not there.coming and needs[0].replicas > NOT_IDLE * len(there.routed):
+        ratio, busy = view.p95_ratio, max(taken, seen.scarce * len(there.routed) / target)
+        idle = self._beside_parked(Need(busy, ".")).replicas <= NOT_IDLE * len(there.routed)
+        if ratio is not None and ratio > 1 and not there.coming and not idle:
             more = _one_more(len(there.routed))
             needs.append(Need(more, f"TTFT p95 is {ratio:.1f} times what is promised, and nobody is idle."))
         if queue is not None:
@@ -218,7 +225,7 @@ class Scaler:
         if self.forecast is not None:
             self.forecast.observe(wall, view.tokens_per_s)
         if not view.waiting:
-            use = seen.use / self.config.utilisation_target
+            use = max(seen.use, seen.scarce) / self.config.utilisation_target
             self._pace.observe(seen.velocity, len(there.routed), use, min(seen.passed_s, SMOOTH_S[0]))
 
     # -- how many ---------------------------------------------------------------------------------------------
@@ -316,6 +323,9 @@ class Seen:
     slots: float
     """Of one replica."""
     passed_s: float
+    scarce: float
+    """Share of the scarcest resource beside slots that those that serve have taken."""
+    binding: str
 
 
 class Signals:
@@ -324,7 +334,7 @@ class Signals:
     def __init__(self) -> None:
         self._at = -inf
         self._slots = 1.0
-        self._present = self._tokens = self._velocity = self._use = 0.0
+        self._present = self._tokens = self._velocity = self._use = self._scarce = 0.0
         self._variance = self._watched_s = 0.0
 
     def see(self, view: PoolView, there: Sorted, now: float) -> Seen:
@@ -345,8 +355,21 @@ class Signals:
         self._tokens += share * (tokens - self._tokens)
         self._velocity += share * (view.tokens_per_s - self._velocity)
         self._use += share * (use - self._use)
+        scarce = sum(member.use for member in there.routed) / len(slots) if slots else 0.0
+        self._scarce += share * (scarce - self._scarce)
+        most = max(there.routed, key=lambda member: member.use, default=None)
         spread = sqrt(self._variance) if self._watched_s >= SPREAD_S and self._present > 0 else None
-        return Seen(self._present, spread, self._tokens, self._velocity, self._use, self._slots, max(0.0, passed_s))
+        return Seen(
+            self._present,
+            spread,
+            self._tokens,
+            self._velocity,
+            self._use,
+            self._slots,
+            max(0.0, passed_s),
+            self._scarce,
+            "" if most is None else most.binding,
+        )
 
     def _vary(self, off: float, passed_s: float) -> None:
         self._watched_s += max(0.0, passed_s)

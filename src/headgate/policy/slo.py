@@ -160,7 +160,8 @@ class Slo:
         self._observe = observe
         self._lanes = {name: LaneWatch(lane, observe.availability) for name, lane in lanes.items()}
         self._queue = _warning("queue_per_replica", about_queue, NO_RISK, QUEUE_S)
-        self._use = _warning("utilisation", about_use, 0.95, USE_S)
+        self._binding = ""
+        self._use = _warning("utilisation", lambda alert: about_use(alert, self._binding), 0.95, USE_S)
         self._used = Meter(2, reach_s=FIVE_MIN_S)
         self._cold = ColdWatch()
 
@@ -171,6 +172,7 @@ class Slo:
         waiting, target = reading.waiting_per_replica, self._observe.queue_per_replica
         changes.append(self._queue.see(waiting, target, 0, (waiting / target,), now))
         changes.append(self._cold.on(reading, now))
+        self._binding = reading.binding or self._binding
         changes.append(self._utilised(reading.utilisation, now))
         return [change for change in changes if change is not None]
 

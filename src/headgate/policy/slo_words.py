@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from headgate.policy.alert import Alert, Severity
+from headgate.policy.utilisation import words
 
 FIGURES = {
     "ttft": "TTFT",
@@ -70,10 +71,11 @@ def about_queue(alert: Alert) -> str:
     return f"{now}. Add replicas, or look for ones that are out or slower than the others."
 
 
-def about_use(alert: Alert) -> str:
+def about_use(alert: Alert, binding: str) -> str:
+    """`binding`: the resource that is fullest."""
     if alert.value is None:
         return f"utilisation: no replica is usable; the target is {share(alert.bound)}"
-    now = f"{share(alert.value)} of the replicas' room is in use, the target is {share(alert.bound)}"
+    now = f"{share(alert.value)} of {words(binding)} is taken, the target is {share(alert.bound)}"
     if alert.severity is Severity.OK:
         return now
     return f"{now}. Latency bends at 80 % and knows no bound near 95 %: add replicas before it does."

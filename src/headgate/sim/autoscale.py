@@ -7,7 +7,7 @@ until it is gone, parked or not. Looked at every five seconds, and every second 
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headgate.model.event import Probed, ReplicaJoined, ReplicaLeft, ReplicaParked
@@ -20,6 +20,7 @@ from headgate.policy.lifecycle import ROUTED, Happened, State, next_state
 from headgate.policy.profile import Noise
 from headgate.policy.scale import FULL, Activate, Decision, Park, PoolView, Start
 from headgate.policy.scale import Member as Seen
+from headgate.policy.utilisation import Use
 from headgate.sim.autoscale_signals import Counted, Firsts
 from headgate.sim.fleet import Delays, Member
 from headgate.sim.gateway import Area, Gateway, Ticket
@@ -27,6 +28,7 @@ from headgate.sim.replica import SteppedReplica
 from headgate.sim.run import REPLICAS, Books, Level, Simulated
 from headgate.sim.service import ServiceReplica
 from headgate.sim.slo import promised
+from headgate.sim.watch import UseWatch
 from headgate.sim.world import World
 from headgate.workload.arrival import Arrival
 
@@ -163,9 +165,10 @@ class Autoscale:
 
     def view(self) -> PoolView:
         now = self._world.now
+        use = self._gateway.dispatcher.use
         states = [state for pool in self._gateway.dispatcher.pools.values() for state in pool.lanes.values()]
         return PoolView(
-            members=tuple(_seen(seat) for seat in self._seats.values()),
+            members=tuple(_seen(seat, replace(use.of(seat.replica.id), slots=None)) for seat in self._seats.values()),
             waiting=self._waiting(),
             waiting_tokens=sum(state.queue.tokens for state in states if len(state.queue)),
             tokens_per_s=self._intake.tokens_per_s(now),
@@ -258,7 +261,8 @@ class Autoscale:
         self.busy_s += sum(seat.stand_in.busy_s for seat in self._seats.values())
 
 
-def _seen(seat: _Seat) -> Seen:
+def _seen(seat: _Seat, use: Use) -> Seen:
+    """`use`: of its resources beside slots."""
     load = seat.load
     return Seen(
         id=seat.replica.id,
@@ -268,6 +272,8 @@ def _seen(seat: _Seat) -> Seen:
         outstanding_tokens=0 if load is None else load.tokens,
         cached_tokens=seat.stand_in.cached_tokens,
         slots=1 if load is None else max(1, int(load.limit)),
+        use=use.largest or 0.0,
+        binding=use.binding,
     )
 
 
@@ -306,6 +312,7 @@ def autoscale(
 
     pool = Autoscale(world, gateway, config, scaled, intake, make)
     pools.append(pool)
+    used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))
     world.run()
     pool.close()
@@ -319,6 +326,7 @@ def autoscale(
         present_s=gateway.present.area,
         at_work_s=gateway.at_work.area,
         room=sum(int(load.limit) for load in dispatcher.fleet.loads.values()),
+        utilisation=used.mean,
         busy_s=pool.busy_s,
         replicas=pool.most,
     )

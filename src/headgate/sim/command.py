@@ -23,7 +23,7 @@ from headgate.sim.fleet import Failure, Fleet, batch_from, dilated, fleet_from, 
 from headgate.sim.impossible import Impossible
 from headgate.sim.plan import plan
 from headgate.sim.replay import Difference, replay
-from headgate.sim.run import Level, run
+from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import parse
 from headgate.workload.load import Workload
 
@@ -177,8 +177,15 @@ def _simulated(options: SimulateOptions, err: Console) -> Results:
             if log is not None:
                 log.close()
     results = simulated.results
-    facts = {"workload": options.load.workload, **results.facts, "room taken": f"{simulated.use:.1%}"}
+    facts = {"workload": options.load.workload, **results.facts, **_use(simulated)}
     return replace(results, goodput=goodput.parse(options.goodput), facts=facts)
+
+
+def _use(simulated: Simulated) -> dict[str, str]:
+    """How full the fleet was, and of what."""
+    known = {**simulated.utilisation.known, "slots": simulated.slots_use}
+    each = ", ".join(f"{name} {value:.1%}" for name, value in known.items())
+    return {"utilisation": f"{simulated.use:.1%} ({each})"}
 
 
 def _fleet(options: SimulateOptions) -> Fleet:

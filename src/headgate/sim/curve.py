@@ -34,7 +34,7 @@ class Point:
     load: float
     requests_per_s: float
     use: float
-    """Mean share of the replicas' room that is taken."""
+    """Mean share of the replicas' scarcest resource that is taken."""
     ttft_s: tuple[float, float, float]
     """p50, p95 and p99, of all lanes."""
     e2e_s: tuple[float, float, float]

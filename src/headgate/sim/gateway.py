@@ -99,6 +99,8 @@ class SimulatedReplica(Protocol):
     def tells(self) -> bool:
         """Whether it says of an answer in one piece when its first token was there."""
 
+    @property
+    def gauges(self) -> dict[str, float]: ...
     def submit(self, ticket: Ticket) -> None: ...
 
     def cancel(self, ticket: Ticket) -> None:

@@ -93,7 +93,7 @@ def curve_table(curve: Curve) -> Table:
     headings = (
         "load",
         "per s",
-        "room\ntaken",
+        "in\nuse",
         *(f"{figure}\n{level}" for figure in ("TTFT", "e2e") for level in NAMES),
     )
     for heading in (*headings, "turned\naway"):
@@ -167,7 +167,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             {
                 "load": point.load,
                 "requests_per_s": point.requests_per_s,
-                "room_taken": point.use,
+                "utilisation": point.use,
                 "ttft_s": dict(zip(NAMES, point.ttft_s, strict=True)),
                 "e2e_s": dict(zip(NAMES, point.e2e_s, strict=True)),
                 "ttft_p95_s_by_lane": point.lanes,

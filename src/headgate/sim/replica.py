@@ -133,6 +133,11 @@ class SteppedReplica:
         """Of prefixes that it knows."""
         return self.batcher.ledger.cached_blocks * self.batcher.ledger.block_tokens
 
+    @property
+    def gauges(self) -> dict[str, float]:
+        """As an engine tells them: see replica/gauges.py."""
+        return {"kv_ratio": self.batcher.ledger.owned_blocks / self.batcher.ledger.blocks}
+
     def _forget(self) -> None:
         self.batcher = self._profile.batcher(self._config)
         self._inbox: list[Sequence] = []

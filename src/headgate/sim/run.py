@@ -16,6 +16,7 @@ from headgate.model.outcome import Outcome
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.profile import Noise
+from headgate.policy.utilisation import Use
 from headgate.report.results import Results, Rows
 from headgate.sim.fleet import Failure, Fleet, Seat
 from headgate.sim.gateway import Gateway, Recorder, Ticket
@@ -23,7 +24,7 @@ from headgate.sim.intake import Intake
 from headgate.sim.replica import SteppedReplica
 from headgate.sim.service import ServiceReplica
 from headgate.sim.slo import promised
-from headgate.sim.watch import Watch
+from headgate.sim.watch import UseWatch, Watch
 from headgate.sim.world import World
 from headgate.wire.errors import STATUS
 from headgate.workload.arrival import Arrival
@@ -47,6 +48,8 @@ class Simulated:
     """The same of those at a replica."""
     room: int
     """Requests that all replicas may have at once, as the gateway was told or has found."""
+    utilisation: Use
+    """Mean share of each of the replicas' resources that was taken, as the gateway measures it."""
     busy_s: float
     """Seconds that replicas computed, added up."""
     replicas: int
@@ -57,7 +60,12 @@ class Simulated:
 
     @property
     def use(self) -> float:
-        """Mean share of the replicas' room that was taken, as `headgate_utilisation`."""
+        """Mean share of the scarcest resource that was taken, as `headgate_utilisation`."""
+        return max(self.slots_use, self.utilisation.largest or 0.0)
+
+    @property
+    def slots_use(self) -> float:
+        """Mean share of the replicas' slots that was taken."""
         return self.at_work_s / (self.room * self.span_s) if self.room and self.span_s else 0.0
 
     @property
@@ -164,6 +172,7 @@ def run(
         if not 0 <= failure.replica < fleet.replicas:
             raise StartupError(f"replica {failure.replica} can't fail: there are 0 to {fleet.replicas - 1}")
         _schedule(world, failure, stand_ins, fleet)
+    used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))
     world.run()
     room = sum(int(load.limit) for load in dispatcher.fleet.loads.values())
@@ -178,6 +187,7 @@ def run(
         present_s=gateway.present.area,
         at_work_s=gateway.at_work.area,
         room=room,
+        utilisation=used.mean,
         busy_s=sum(stand_in.busy_s for stand_in in stand_ins),
         replicas=fleet.replicas,
         limits=tuple(load.limit for load in dispatcher.fleet.loads.values()),

@@ -85,6 +85,11 @@ class ServiceReplica:
         """Of prompts that it knows the beginning of."""
         return len(self._known) * BLOCK_TOKENS
 
+    @property
+    def gauges(self) -> dict[str, float]:
+        """As an engine tells them: see replica/gauges.py."""
+        return {"kv_ratio": min(1.0, self._taken / self._profile.kv_tokens)}
+
     def _forget(self) -> None:
         self._open: dict[int, Ticket] = {}
         self._leaving: list[Ticket] = []

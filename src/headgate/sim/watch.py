@@ -1,12 +1,16 @@
 """Are the simulated replicas well? Asks as gateway/watch.py does, and tells the dispatcher; nothing is really sent."""
 
 from headgate.model.event import Probed, ReplicaJoined
-from headgate.model.replica import Replica
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.utilisation import RESOURCES, Said, Use
 from headgate.sim.gateway import Gateway, SimulatedReplica
 from headgate.sim.world import World
 
 FIRST_PAUSE_S = 0.05
 """A replica that is just starting is asked often, so that nobody waits longer than it takes."""
+USE_S = 1.0
+"""How often it is looked how full the fleet is."""
+_NOTHING: dict[str, float] = {}
 
 
 class Watch:
@@ -47,3 +51,32 @@ class Watch:
     def _look_deep(self, _: None) -> None:
         self._gateway.hear(Probed(self._replica.id, self._stand_in.alive, deep=True))
         self._world.at(self._world.now + self._deep_s, self._look_deep)
+
+
+class UseWatch:
+    """How full is the fleet, as a gateway measures it? Looks from now on, and adds up what it sees."""
+
+    def __init__(self, world: World, gateway: Gateway) -> None:
+        self._world = world
+        self._gateway = gateway
+        self._sums = dict.fromkeys(RESOURCES, 0.0)
+        self._counts = dict.fromkeys(RESOURCES, 0)
+        gateway.dispatcher.use.said = self._said
+        world.at(world.now, self._look)
+
+    @property
+    def mean(self) -> Use:
+        found = {name: self._sums[name] / count for name, count in self._counts.items() if count}
+        return Use(**found)
+
+    def _said(self, replica_id: ReplicaId) -> Said:
+        stand_in = self._gateway.replicas.get(replica_id)
+        return _NOTHING if stand_in is None else stand_in.gauges
+
+    def _look(self, _: None) -> None:
+        use = self._gateway.dispatcher.use
+        use.look(self._world.now)
+        for name, value in use.read().known.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+        self._world.at(self._world.now + USE_S, self._look)

@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ class GatewayHands:
             return Work()
         cached = self._dispatcher.affinity.links(replica_id) * LINK_TOKENS
         share = self._dispatcher.health.share(replica_id, now)
-        return Work(load.requests, load.tokens, cached, max(1, int(load.limit)), share)
+        self._dispatcher.use.look(now)
+        use = replace(self._dispatcher.use.of(replica_id), slots=None)
+        slots = max(1, int(load.limit))
+        return Work(load.requests, load.tokens, cached, slots, share, use.largest or 0.0, use.binding)
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         return await self._ask(replica_id, "/health/live") is not None
