@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
-from headgate.policy.alert import Change, Severity
+from headgate.policy.alert import Alert, Change, Severity, Step
 from headgate.policy.slo import (
     COLD_LEAST,
     ColdWatch,
@@ -22,6 +22,7 @@ from headgate.policy.slo import (
     asks,
     promises,
 )
+from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
 
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 FAST = LANES["fast"]
@@ -625,3 +626,49 @@ def test_a_few_cold_requests_are_no_news_however_large_their_share(cold: int, ra
         reading = Reading(lanes={}, waiting_per_replica=0, utilisation=0.1, cold=cold, cold_of=2 * cold, joined=joined)
         watch.on(reading, float(second))
     assert (watch.alert.severity is Severity.WARNING) == raised
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_does_not_contradict_its_severity_while_it_cools_down() -> None:
+    """It said "20 % of the promised 1 s. Look at the queue wait …" under a badge that said critical."""
+    steps = (Step(CRITICAL, 1.0, 0.9, clear_after_s=30.0), Step(WARNING, 0.8, 0.7, clear_after_s=30.0))
+    alert = Alert("ttft_p95", "fast", steps, lambda alert: about_promise(alert, "ttft", 95, 5))
+    alert.see(2.0, 1.0, 100, (2.0, 2.0), 0.0)
+    assert "Look at the queue wait" in alert.tell(alert)
+    alert.see(0.2, 1.0, 100, (0.2, 0.2), 1.0)
+    assert alert.severity is CRITICAL
+    assert "Look at" not in alert.tell(alert)
+    assert "still critical" in alert.tell(alert)
+    alert.see(None, 1.0, 3, (None, None), 2.0)
+    assert "too few requests" in alert.tell(alert)
+    assert "still critical" in alert.tell(alert)
+    alert.see(0.2, 1.0, 100, (0.2, 0.2), 40.0)
+    assert "still" not in alert.tell(alert)
+
+
+def test_numbers_in_alerts_have_no_exponents() -> None:
+    """`1e+03×` was what a page said when everything failed."""
+    alert = Alert("error_budget", "fast", (Step(CRITICAL, 1.0),), lambda alert: about_budget(alert, 0.999))
+    alert.see(1000.0, 14.4, 5, (69.0,), 0.0)
+    assert "1000× as fast" in alert.tell(alert)
+    queue = Alert("queue_per_replica", "", (Step(WARNING, 1.0),), about_queue)
+    queue.see(12_345.6, 1_000_000.0, 0, (0.1,), 0.0)
+    assert "12346 requests wait for each usable replica, the target is 1000000" in queue.tell(queue)
+
+
+def test_every_alert_says_when_it_is_only_cooling_down() -> None:
+    tells: list[tuple[Callable[[Alert], str], float]] = [
+        (about_queue, 8.0),
+        (lambda alert: about_use(alert, "kv"), 0.65),
+        (lambda alert: about_usual(alert, 0.1), 0.2),
+        (lambda alert: about_cold(alert, ("a", "b", "c", "d", "e")), 0.01),
+    ]
+    for tell, bound in tells:
+        alert = Alert("x", "", (Step(WARNING, 1.0, 0.9),), tell)
+        alert.see(2 * bound, bound, 100, (2.0,), 0.0)
+        assert "still warning" not in alert.tell(alert)
+        for value in (0.1 * bound, None):
+            alert.see(value, bound, 100, (None if value is None else 0.1,), 1.0)
+            assert "still warning" in alert.tell(alert)

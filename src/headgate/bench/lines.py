@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from headgate.model.plain import plain
+
 LITTLE: float = 0.2
 """Of the promise. A prompt whose whole prefill takes less is short whatever else: it can't break the promise."""
 LONG_SHARE = 0.25
@@ -144,10 +146,10 @@ def advise(prefill: Prefill, levels: Sequence[Level], ttft_s: float, tpot_s: flo
     longest = prefill.within(slow_s - prefill.fixed_s) if slow_s > prefill.fixed_s else fast
     if longest is None:
         long_above = 4 * prefill.longest
-        why.append(f"no prompt up to {long_above} tokens takes {slow_s:g} s alone, so none up to there is long")
+        why.append(f"no prompt up to {long_above} tokens takes {plain(slow_s, 6)} s alone, so none up to there is long")
     else:
         long_above = max(longest, fast)
-        why.append(f"a prompt of {longest} tokens takes {slow_s:g} s alone, all that the slow lane promises")
+        why.append(f"a prompt of {longest} tokens takes {plain(slow_s, 6)} s alone, all that the slow lane promises")
     kept = [level.concurrency for level in levels if level.keeps(ttft_s, tpot_s)]
     if not kept:
         why.append("the promise is not kept even by one request at a time: promise less, or use faster replicas")

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from headgate.bench.lines import Level
 from headgate.bench.tuned import Tuned
+from headgate.model.plain import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, rate
 
@@ -40,7 +41,7 @@ def show(tuned: Tuned, out: Console) -> None:
     assert prefill is not None
     out.print(f"[bold]{tuned.model}[/], {tuned.asked} requests", highlight=False)
     out.print(
-        f"  alone: {ms(prefill.fixed_s)} ms and {prefill.token_s * 1e6:.3g} µs for each token of the prompt",
+        f"  alone: {ms(prefill.fixed_s)} ms and {plain(prefill.token_s * 1e6)} µs for each token of the prompt",
         highlight=False,
     )
     table = Table(
@@ -139,7 +140,7 @@ def lengths_plot(tuned: Tuned) -> str:
     assert prefill is not None
     lengths = np.array([one.prompt_tokens for one in tuned.alone], dtype=float)
     times = np.array([one.ttft_s for one in tuned.alone], dtype=float)
-    x = svg.logarithmic(float(lengths.min()), float(lengths.max()), "{:g}".format)
+    x = svg.logarithmic(float(lengths.min()), float(lengths.max()), _plain)
     least = min(float(times.min()), prefill.ttft_s(float(lengths.min())))
     y = svg.logarithmic(least, float(times.max()), _ms_tick)
     plot = svg.Plot(x, y, title="Time to the first token by prompt length")
@@ -149,7 +150,7 @@ def lengths_plot(tuned: Tuned) -> str:
     at = prefill.dominates_from
     if at is not None and lengths.min() <= at <= lengths.max():
         plot.upright(at, f"{at} tokens: prefill takes over", "var(--warning)")
-    plot.level(tuned.ttft_s, f"promised: {tuned.ttft_s * 1e3:g} ms", "var(--promise)")
+    plot.level(tuned.ttft_s, f"promised: {plain(tuned.ttft_s * 1e3, 6)} ms", "var(--promise)")
     return plot.svg()
 
 
@@ -160,10 +161,10 @@ def levels_plot(tuned: Tuned) -> str:
     rates = np.array([level.tokens_per_s for level in levels])
     p50 = np.array([level.ttft_p50_s for level in levels])
     p95 = np.array([level.ttft_p95_s for level in levels])
-    x = svg.linear(float(rates.max()), "{:g}".format)
+    x = svg.linear(float(rates.max()), _plain)
     y = svg.logarithmic(float(min(p50.min(), tuned.ttft_s)), float(max(p95.max(), tuned.ttft_s)), _ms_tick)
     plot = svg.Plot(x, y, title="Time to the first token against tokens a second")
-    plot.level(tuned.ttft_s, f"promised: {tuned.ttft_s * 1e3:g} ms", "var(--promise)")
+    plot.level(tuned.ttft_s, f"promised: {plain(tuned.ttft_s * 1e3, 6)} ms", "var(--promise)")
     for index, values in enumerate((p50, p95)):
         plot.line(rates, values, svg.colour(index))
         plot.dots(rates, values, svg.colour(index), size=6, opacity=1.0)
@@ -178,4 +179,8 @@ def _legend(tuned: Tuned) -> str:
 
 
 def _ms_tick(seconds: float) -> str:
-    return f"{seconds * 1e3:g} ms"
+    return f"{plain(seconds * 1e3, 6)} ms"
+
+
+def _plain(value: float) -> str:
+    return plain(value, 6)

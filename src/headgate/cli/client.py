@@ -16,6 +16,7 @@ from rich.text import Text
 
 from headgate.cli.proxy_probe import Look, Probed
 from headgate.model.errors import StartupError
+from headgate.model.plain import plain
 from headgate.policy.explanation import many, seconds
 
 TIMEOUT_S = 30.0
@@ -260,4 +261,4 @@ def finding_text(finding: dict[str, Any]) -> Group:
 def _figure(name: str, value: float | str) -> str:
     if isinstance(value, str):
         return value
-    return exact(value) if name.endswith("_s") else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return exact(value) if name.endswith("_s") else plain(value) if isinstance(value, float) else str(value)

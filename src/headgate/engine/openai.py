@@ -10,6 +10,7 @@ from headgate.engine.engine import Said, Timings
 from headgate.engine.recommended import OPENAI, Recommended
 from headgate.model.errors import InvalidRequest
 from headgate.model.output_config import Runaway
+from headgate.model.plain import plain
 from headgate.model.sampling import Sampling, TokenLogprob
 
 MOST_CHOICES = 16
@@ -157,7 +158,9 @@ def _within(name: str, value: float | None, default: float, low: float, high: fl
     if value is None:
         return default
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value:g}", param=name)
+        raise InvalidRequest(
+            f"{name} must be between {plain(low, 6)} and {plain(high, 6)}, got {plain(value, 6)}", param=name
+        )
     return value
 
 

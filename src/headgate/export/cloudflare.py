@@ -9,6 +9,7 @@ import yaml
 
 from headgate.export.proxy import Facing, first_byte_s
 from headgate.model.gateway_config import GatewayConfig
+from headgate.model.plain import plain
 
 PATIENCE_S = 120
 """Proxy Read Timeout, then 524. It was 100 until 2025, and counts between any two reads."""
@@ -53,7 +54,8 @@ def _notes(config: GatewayConfig) -> list[str]:
         lines.append(f"- Requests may wait longer than that in {_lanes(slow)}: ask them past Cloudflare.")
     if first_byte_s(config) > PATIENCE_S:
         lines.append(
-            f"- A first byte may take up to {first_byte_s(config):g} s here (timeouts.first_token_s, retry.attempts)."
+            f"- A first byte may take up to {plain(first_byte_s(config), 6)} s here"
+            " (timeouts.first_token_s, retry.attempts)."
         )
     if config.timeouts.idle_s <= KEPT_S:
         lines += [

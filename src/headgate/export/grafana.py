@@ -12,6 +12,7 @@ from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_re
 from headgate.export.panels import Board, Query, heatmap, line, stat, states
 from headgate.export.prometheus_rules import HISTOGRAMS, failed_share
 from headgate.model.gateway_config import GatewayConfig
+from headgate.model.plain import plain
 from headgate.policy.burn import FAST, SLOW
 from headgate.policy.promise import promises
 from headgate.policy.slo_words import FIGURES
@@ -77,7 +78,7 @@ def _overview(board: Board, config: GatewayConfig) -> None:
     board.add(stat("Utilisation", f"Target {target:.0%}.", use, unit="percentunit", steps=(target, 0.9)), 4, 4)
     queue = float(config.observe.queue_per_replica)
     waiting = Query(waiting_per_replica() if common else "max(headgate_waiting_per_replica)")
-    board.add(stat("Waiting per replica", f"Target {queue:g}.", waiting, steps=(queue, 2 * queue)), 4, 4)
+    board.add(stat("Waiting per replica", f"Target {plain(queue, 6)}.", waiting, steps=(queue, 2 * queue)), 4, 4)
 
 
 def _latency(board: Board, config: GatewayConfig) -> None:
@@ -135,7 +136,7 @@ def _queues(board: Board, config: GatewayConfig) -> None:
     board.add(line("Waiting and running", "Requests here, and at the replicas.", waiting, running), 12, 8)
     target = float(config.observe.queue_per_replica)
     each = Query("headgate_waiting_per_replica", "{{instance}}")
-    board.add(line("Waiting per replica", f"Target {target:g}.", each, marks=((target, "orange"),)), 12, 8)
+    board.add(line("Waiting per replica", f"Target {plain(target, 6)}.", each, marks=((target, "orange"),)), 12, 8)
     use = Query("headgate_utilisation", "{{instance}}")
     marks = ((config.observe.utilisation_target, "orange"), (0.95, "red"))
     about = "Latency bends at 80 % and knows no bound near 95 %."

@@ -13,6 +13,7 @@ import yaml
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import KINDS
+from headgate.model.plain import plain
 from headgate.policy.baseline import LEAST as USUAL_POINTS
 from headgate.policy.baseline import POINT_S
 from headgate.policy.burn import FAST, LEAST_FAILED, SLOW, reachable
@@ -151,7 +152,7 @@ def _usual() -> list[Rule]:
             f"{now} > {TWICE:g} * headgate:ttft_seconds:usual\n"
             f"and on (lane) ({now} - headgate:ttft_seconds:usual) > {IMMATERIAL:g} * sum by (lane) ({promised})",
             "Lane {{ $labels.lane }}: half of the requests wait {{ $value | humanizeDuration }} or longer for their "
-            f"first token, over {TWICE:g} times what is usual.",
+            f"first token, over {plain(TWICE, 6)} times what is usual.",
             "Look at what changed: a new version, longer prompts, fewer replicas, a lower cache hit rate.",
         ),
         _record("ttft_seconds:calm", f'{now}\nunless on (lane) ALERTS{{alertname="{name}", alertstate="firing"}}'),
@@ -180,7 +181,7 @@ def _budget(budget: float) -> list[Rule]:
                 f"and on (lane) headgate:failed_share:{short} > {limit}\n"
                 f"and on (lane) {failed} >= {LEAST_FAILED}",
                 f"Lane {{{{ $labels.lane }}}}: {{{{ $value | humanizePercentage }}}} of requests failed in {long}, "
-                f"{budget * 100:.9g}% may.",
+                f"{plain(budget * 100, 9)}% may.",
                 "Look at headgate_errors_total by type and at the replicas that are out.",
             )
         )
@@ -240,7 +241,8 @@ def _capacity(config: GatewayConfig) -> list[Rule]:
             "HeadgateUtilisation",
             "warning",
             f"avg_over_time({taken}[5m]) > {use:g}",
-            f"{{{{ $value | humanizePercentage }}}} of the scarcest resource is taken, the target is {use * 100:g}%.",
+            f"{{{{ $value | humanizePercentage }}}} of the scarcest resource is taken, the target is "
+            f"{plain(use * 100, 6)}%.",
             "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does.",
             for_s=USE_S,
         ),

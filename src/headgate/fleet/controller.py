@@ -18,6 +18,7 @@ from headgate.fleet.shown import is_gone
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
 from headgate.model.fleet_config import FleetConfig
+from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.lifecycle import COMING, OVER, ROUTED, Happened, State
 from headgate.policy.scale import Action, Activate, Decision, Park, PoolView, Start
@@ -228,11 +229,11 @@ class Controller:
         elif member.state is State.DRAINING:
             self._follow_drain(member, work, now)
         elif member.state in COMING and now - member.since > self._config.start_limit_s:
-            self._drain(member.id, f"not ready after {self._config.start_limit_s:g} s", now)
+            self._drain(member.id, f"not ready after {plain(self._config.start_limit_s, 6)} s", now)
         well = work.share > 0.0 or member.state not in (*ROUTED, State.PARKED)
         member.out_since = None if well else now if member.out_since is None else member.out_since
         if member.out_since is not None and now - member.out_since >= OUT_FOR_S:
-            self._drain(member.id, f"out for {OUT_FOR_S:g} s: it is replaced", now)
+            self._drain(member.id, f"out for {plain(OUT_FOR_S, 6)} s: it is replaced", now)
 
     def _follow_drain(self, member: Member, work: Work, now: float) -> None:
         if member.then_park:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from headgate.fleet.kubernetes_api import Api, ApiError, Gone, Object, find_access
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
 from headgate.model.cluster_config import KubernetesConfig
+from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class KubernetesFleet:
             await self._take_back()
             why = next((f": {pod.trouble}" for pod in self._pods.values() if pod.trouble), "")
             hint = f"look at it with `kubectl -n {self._api.namespace} get pods -l {self._selector}`"
-            raise FleetError(f"no pod got a place within {self._config.place_s:g} s{why}; {hint}") from None
+            raise FleetError(f"no pod got a place within {plain(self._config.place_s, 6)} s{why}; {hint}") from None
         finally:
             if claim in self._claims:
                 self._claims.remove(claim)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
 from headgate.fleet.ray_engine import EngineActor, Place
 from headgate.model.cluster_config import RayConfig
+from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
 
 log = logging.getLogger(__name__)
@@ -136,12 +137,12 @@ class RayFleet:
     async def _no_place(self, error: Exception) -> str:
         config, free = self._config, await self._in_thread(self._ray.available_resources)
         wants = {"CPU": config.cpus, "GPU": config.gpus, **config.resources}
-        asked = ", ".join(f"{amount:g} {name}" for name, amount in wants.items() if amount)
-        there = ", ".join(f"{free.get(name, 0.0):g} {name}" for name, amount in wants.items() if amount)
+        asked = ", ".join(f"{plain(amount, 6)} {name}" for name, amount in wants.items() if amount)
+        there = ", ".join(f"{plain(free.get(name, 0.0), 6)} {name}" for name, amount in wants.items() if amount)
         if not isinstance(error, TimeoutError):
             return f"a replica could not be placed: {' '.join(str(error).split())[:300]}"
         hint = f"free in all: {there}; add nodes, or let a replica take less (fleet.ray)"
-        return f"no node had {asked} free within {config.place_s:g} s; {hint}"
+        return f"no node had {asked} free within {plain(config.place_s, 6)} s; {hint}"
 
     async def _look(self) -> None:
         """Replicas that other gateways started."""

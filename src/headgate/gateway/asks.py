@@ -13,6 +13,7 @@ from headgate.gateway.prompt import PromptFound
 from headgate.gateway.shape import INTEGERS, LONGEST_STOP, Shape
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import Lane
+from headgate.model.plain import plain
 from headgate.replica.dialects import Ranges
 from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
 from headgate.wire import json
@@ -216,5 +217,5 @@ def _check_stops(stop: str | list[str] | None, ranges: Ranges) -> None:
 def _within(name: str, value: float | None, least: float, most: float, where: str = "") -> None:
     if value is None or least <= value <= most:
         return
-    wanted = f"at least {least:g}" if most == inf else f"between {least:g} and {most:g}"
-    raise InvalidRequest(f"{name} must be {wanted}, got {value:.12g}{where}", param=name)
+    wanted = f"at least {plain(least, 6)}" if most == inf else f"between {plain(least, 6)} and {plain(most, 6)}"
+    raise InvalidRequest(f"{name} must be {wanted}, got {plain(value, 12)}{where}", param=name)

@@ -13,6 +13,7 @@ from headgate.model.errors import InvalidRequest, Refused
 from headgate.model.gateway_config import Tenant
 from headgate.model.models_config import ModelConfig
 from headgate.model.outcome import Outcome
+from headgate.model.plain import plain
 from headgate.policy.capability import Room, ask_of, choose
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.rollout import Split, digest_of
@@ -145,7 +146,7 @@ class Models:
         key = tenant.name if config.sticky == "tenant" else session if config.sticky == "session" else None
         digest = digest_of(config.name, request_id if key is None else key)
         version, share = split.pick(digest)
-        because = f"version {version}: {share:.3g} of {config.name}"
+        because = f"version {version}: {plain(share)} of {config.name}"
         shadow = None
         if entry.shadow is not None:
             copied, of = entry.shadow

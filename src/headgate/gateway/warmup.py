@@ -17,6 +17,7 @@ import msgspec
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.model.gateway_config import ClassifyConfig
+from headgate.model.plain import plain
 from headgate.model.replica import Replica
 from headgate.model.warm_config import AdapterConfig, WarmConfig
 from headgate.replica.dialects import Dialect
@@ -244,7 +245,7 @@ async def _once(pool: Pool, path: str, body: bytes, timeout_s: float) -> tuple[i
         async with asyncio.timeout(timeout_s):
             return await probe.answer
     except TimeoutError:
-        raise ReplicaStalled(f"{path} did not answer within {timeout_s:.3g} s") from None
+        raise ReplicaStalled(f"{path} did not answer within {plain(timeout_s)} s") from None
     finally:
         call.cancel()
 

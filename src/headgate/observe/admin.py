@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
+from headgate.model.plain import plain
 from headgate.model.record import Record
 from headgate.observe.access import Access
 from headgate.observe.evidence import Evidence
@@ -248,7 +249,9 @@ class Query:
         except ValueError:
             value = float("nan")
         if not least <= value <= most:
-            raise InvalidRequest(f"{name} must be a number from {least:g} to {most:g}, got {given[:64]!r}", param=name)
+            raise InvalidRequest(
+                f"{name} must be a number from {plain(least, 6)} to {plain(most, 6)}, got {given[:64]!r}", param=name
+            )
         return value
 
     def one_of(self, name: str, known: Sequence[str] | dict[str, Any], default: str | None) -> str | None:

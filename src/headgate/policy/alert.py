@@ -92,6 +92,8 @@ class Alert:
     severity: Severity = Severity.OK
     since: float | None = None
     """When it last changed; None: it never has."""
+    easing: bool = False
+    """It is raised, and what it was last shown would not raise it: it is cleared, or eased, if that stays so."""
 
     def see(
         self, value: float | None, bound: float, count: int, scores: Sequence[float | None], now: float
@@ -100,6 +102,10 @@ class Alert:
         self.value, self.bound, self.count = value, bound, count
         began = [step.see(score, now) for step, score in zip(self.steps, scores, strict=True)]
         worst = max((step.severity for step in self.steps if step.on), key=_RANKS.__getitem__, default=Severity.OK)
+        self.easing = any(
+            step.on and step.severity is worst and (score is None or score < step.at)
+            for step, score in zip(self.steps, scores, strict=True)
+        )
         if worst is self.severity:
             return None
         was, self.severity, self.since = self.severity, worst, now

@@ -32,6 +32,7 @@ from headgate.model.event import (
 )
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
+from headgate.model.plain import plain
 from headgate.model.record import Ahead
 from headgate.model.replica import Load
 from headgate.model.request import Request
@@ -277,7 +278,7 @@ class Dispatcher:
             # With nobody ahead it waits in any case: somebody must, or a rate once learned would never be unlearned.
             # So does a tenant below its share: the next slot is its own, whatever the rate of those who have theirs.
             if ahead and now + wait_s > request.wait_until and not self._turns.light(state, request):
-                message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {lane.wait_bound_s:g} s"
+                message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {plain(lane.wait_bound_s, 6)} s"
                 self._refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
 
     def _wait_until(self, passage: Passage, moment: float, now: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from headgate.model.plain import plain
 from headgate.policy.alert import Alert, Severity
 from headgate.policy.utilisation import words
 
@@ -25,67 +26,75 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     if seconds >= 1:
         return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s"
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{plain(seconds * 1e3)} ms"
 
 
 def share(value: float) -> str:
-    return f"{value * 100:.3g} %"
+    return f"{plain(value * 100)} %"
+
+
+def _with_advice(alert: Alert, now: str, advice: str) -> str:
+    """Where to look, for as long as it is as bad as its severity says. One that is still raised only because it has not
+    been better for long enough says that instead."""
+    if alert.severity is Severity.OK:
+        return now
+    if alert.easing:
+        ends = "that ends when it has stayed better for a while"
+        return f"{now}. It was worse, and is still {alert.severity.value}: {ends}."
+    return f"{now}. {advice}"
 
 
 def about_promise(alert: Alert, figure: str, percentile: int, minutes: int) -> str:
     what, promised = f"{FIGURES[figure]} p{percentile}", f"the promised {duration(alert.bound)}"
     if alert.value is None:
-        return f"{what}: too few requests to tell ({alert.count} in {minutes} min); {promised[4:]}"
-    now = (
-        f"{what} is {duration(alert.value)} over the last {minutes} min, "
-        f"{share(alert.value / alert.bound)} of {promised} ({alert.count} requests)"
-    )
-    return now if alert.severity is Severity.OK else f"{now}. {LOOK[figure]}"
+        now = f"{what}: too few requests to tell ({alert.count} in {minutes} min); {promised[4:]}"
+    else:
+        now = (
+            f"{what} is {duration(alert.value)} over the last {minutes} min, "
+            f"{share(alert.value / alert.bound)} of {promised} ({alert.count} requests)"
+        )
+    return _with_advice(alert, now, LOOK[figure])
 
 
 def about_usual(alert: Alert, usual_s: float | None) -> str:
     if usual_s is None:
         return "TTFT p50: what is usual is not known yet, or no longer"
     if alert.value is None:
-        return f"TTFT p50: too few requests to tell ({alert.count} in 5 min); usually {duration(usual_s)}"
-    now = f"TTFT p50 is {duration(alert.value)} over the last 5 min, usually {duration(usual_s)}"
-    if alert.severity is Severity.OK:
-        return now
-    return f"{now}. Look at what changed: a new version, longer prompts, fewer replicas, a lower cache hit rate."
+        now = f"TTFT p50: too few requests to tell ({alert.count} in 5 min); usually {duration(usual_s)}"
+    else:
+        now = f"TTFT p50 is {duration(alert.value)} over the last 5 min, usually {duration(usual_s)}"
+    advice = "Look at what changed: a new version, longer prompts, fewer replicas, a lower cache hit rate."
+    return _with_advice(alert, now, advice)
 
 
 def about_budget(alert: Alert, availability: float) -> str:
     now = (
-        f"the error budget of {share(1 - availability)} is being used {alert.value or 0.0:.3g}× as fast as it lasts "
+        f"the error budget of {share(1 - availability)} is being used {plain(alert.value or 0.0)}× as fast as it lasts "
         f"({alert.count} failed)"
     )
-    if alert.severity is Severity.OK:
-        return now
-    return f"{now}. Look at headgate_errors_total by type and at the replicas that are out."
+    return _with_advice(alert, now, "Look at headgate_errors_total by type and at the replicas that are out.")
 
 
 def about_queue(alert: Alert) -> str:
-    now = f"{alert.value or 0.0:.3g} requests wait for each usable replica, the target is {alert.bound:g}"
-    if alert.severity is Severity.OK:
-        return now
-    return f"{now}. Add replicas, or look for ones that are out or slower than the others."
+    now = f"{plain(alert.value or 0.0)} requests wait for each usable replica, the target is {plain(alert.bound, 6)}"
+    return _with_advice(alert, now, "Add replicas, or look for ones that are out or slower than the others.")
 
 
 def about_use(alert: Alert, binding: str) -> str:
     """`binding`: the resource that is fullest."""
     if alert.value is None:
-        return f"utilisation: no replica is usable; the target is {share(alert.bound)}"
-    now = f"{share(alert.value)} of {words(binding)} is taken, the target is {share(alert.bound)}"
-    if alert.severity is Severity.OK:
-        return now
-    return f"{now}. Latency bends at 80 % and knows no bound near 95 %: add replicas before it does."
+        now = f"utilisation: no replica is usable; the target is {share(alert.bound)}"
+    else:
+        now = f"{share(alert.value)} of {words(binding)} is taken, the target is {share(alert.bound)}"
+    advice = "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does."
+    return _with_advice(alert, now, advice)
 
 
 def about_cold(alert: Alert, joined: Sequence[str]) -> str:
     if alert.value is None:
-        return "cold replicas: no requests in the last 5 min"
+        return _with_advice(alert, "cold replicas: no requests in the last 5 min", "")
     now = f"{share(alert.value)} of {alert.count} requests met a cold replica in the last 5 min"
-    if alert.severity is Severity.OK:
-        return now
-    who = ", ".join(joined[:4]) + (f" and {len(joined) - 4} more" if len(joined) > 4 else "")
-    return f"{now}, over {share(alert.bound)}, since {who} came into use. Look at its warm-up and at health.ramp_s."
+    if alert.severity is not Severity.OK and not alert.easing:
+        who = ", ".join(joined[:4]) + (f" and {len(joined) - 4} more" if len(joined) > 4 else "")
+        now += f", over {share(alert.bound)}, since {who} came into use"
+    return _with_advice(alert, now, "Look at its warm-up and at health.ramp_s.")

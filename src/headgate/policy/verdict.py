@@ -19,6 +19,7 @@ import msgspec
 
 from headgate.model.models_config import CanaryConfig
 from headgate.model.outcome import Outcome
+from headgate.model.plain import plain
 from headgate.model.record import Record
 from headgate.policy.contest import Contest, Failures, Harm, log_mean
 
@@ -167,10 +168,12 @@ class Judge:
             return Verdict("undecided", "no harm so far; whether it is fine is judged at a canary's last step", 0.0)
         if slowest[2] < LINE:
             figure, percentile, z = slowest
-            return Verdict("undecided", f"{_words(figure, percentile)} may still be {bound:g} times as slow", _sure(z))
+            return Verdict(
+                "undecided", f"{_words(figure, percentile)} may still be {plain(bound, 6)} times as slow", _sure(z)
+            )
         if extra > self._config.error_margin:
             return Verdict("undecided", f"up to {extra:.1%} more of its requests may fail", 0.0)
-        return Verdict("fine", f"less than {bound:g} times as slow at every percentile", _sure(slowest[2]))
+        return Verdict("fine", f"less than {plain(bound, 6)} times as slow at every percentile", _sure(slowest[2]))
 
     def rows(self) -> list[Row]:
         """For people: what is compared, and how sure it is."""
@@ -209,8 +212,8 @@ class Judge:
             return f"{failed} of {n} of its requests failed, {others} of {m} of the baseline's"
         if figure in ("output", "shorter"):
             how = "long" if figure == "output" else "short"
-            return f"its answers are more than {self._config.longer:g} times as {how}"
-        return f"{_words(figure, percentile)} is more than {self._config.acceptable:g} times the baseline's"
+            return f"its answers are more than {plain(self._config.longer, 6)} times as {how}"
+        return f"{_words(figure, percentile)} is more than {plain(self._config.acceptable, 6)} times the baseline's"
 
 
 def _sure(z: float) -> float:

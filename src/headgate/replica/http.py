@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached, StartupError
+from headgate.model.plain import plain
 from headgate.replica.call import Call, Listener, PoolLimits
 from headgate.replica.connection import Connection
 from headgate.replica.credentials import Credentials
@@ -113,7 +114,7 @@ class Pool:
             async with asyncio.timeout(timeout_s):
                 return await probe.answer
         except TimeoutError:
-            raise ReplicaStalled(f"{self.url}{path} did not answer within {timeout_s:g} s") from None
+            raise ReplicaStalled(f"{self.url}{path} did not answer within {plain(timeout_s, 6)} s") from None
         finally:
             call.cancel()
 
@@ -201,7 +202,7 @@ class Pool:
             call.fail(ReplicaUnreached("the replica is no longer asked"))  # unless that is who cancelled
         except Exception as error:
             self._give_up(connection)
-            why = str(error) or f"no connection within {self.limits.connect_timeout_s:g} s"
+            why = str(error) or f"no connection within {plain(self.limits.connect_timeout_s, 6)} s"
             # Of one that was written before nobody knows whether it was read, nor whether it is what broke the replica.
             failed = ReplicaFailed if call.sends else ReplicaUnreached
             call.fail(failed(f"the replica could not be reached: {why}"))

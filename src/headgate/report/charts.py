@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headgate.model.plain import plain
 from headgate.report import svg
 from headgate.report.results import Floats, Results, Target
 from headgate.report.summary import LaneSummary
@@ -216,8 +217,8 @@ def _some(at: Floats, value: Floats) -> tuple[Floats, Floats]:
 
 
 def _ms_tick(value: float) -> str:
-    return f"{value / 1000:g} s" if value >= 1000 else f"{value:g} ms"
+    return f"{plain(value / 1000, 6)} s" if value >= 1000 else f"{plain(value, 6)} ms"
 
 
 def _s_tick(value: float) -> str:
-    return f"{value / 3600:g} h" if value >= 7200 else f"{value:g} s"
+    return f"{plain(value / 3600, 6)} h" if value >= 7200 else f"{plain(value, 6)} s"

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from headgate.model.plain import plain
 from headgate.report.results import Floats
 
 WIDTH, HEIGHT = 560, 280
@@ -45,7 +46,7 @@ class Scale:
         return (values - self.low) / (self.high - self.low)
 
 
-def linear(high: float, name: Callable[[float], str] = "{:g}".format, *, many: int = 5, exact: bool = False) -> Scale:
+def linear(high: float, name: Callable[[float], str] = plain, *, many: int = 5, exact: bool = False) -> Scale:
     """From 0 to a round number above high, or just to it."""
     high = max(high, 1e-9)
     step = 10 ** math.floor(math.log10(high / many))

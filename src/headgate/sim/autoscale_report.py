@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from headgate.model.plain import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, percent
 from headgate.sim.autoscale_compare import HOUR_S, ORACLE, Case, hours
@@ -109,7 +110,7 @@ def p99_plot(cases: Sequence[Case], within_s: float) -> str:
     """TTFT p99 of each half hour; at the top where more than one in a hundred was turned away."""
     found = [(case, hours(case.outcomes.simulated.results, PLOT_S)) for case in cases]
     top = 2.0 * within_s
-    plot = svg.Plot(_day(cases), svg.linear(top, "{:g} s".format), title="TTFT p99 over the day")
+    plot = svg.Plot(_day(cases), svg.linear(top, lambda value: f"{plain(value, 6)} s"), title="TTFT p99 over the day")
     plot.level(within_s, "promised", "var(--critical)")
     for index, (case, values) in enumerate(found):
         xs = np.array([(number + 0.5) * PLOT_S / HOUR_S for number in range(len(values))])
@@ -124,7 +125,7 @@ def legend(cases: Sequence[Case]) -> str:
 
 def _day(cases: Sequence[Case]) -> svg.Scale:
     last = max(case.outcomes.samples[-1].at_s for case in cases) / HOUR_S
-    return svg.linear(last, "{:g} h".format, many=8, exact=True)
+    return svg.linear(last, lambda value: f"{plain(value, 6)} h", many=8, exact=True)
 
 
 def _clock(at_s: float) -> str:

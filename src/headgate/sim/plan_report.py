@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from headgate.model.plain import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, percent, rate
 from headgate.sim.curve import OPERATING, Curve
@@ -116,7 +117,7 @@ def plot(curve: Curve) -> str:
     low, high = min(float(line.min()) for line in lines), max(float(line.max()) for line in lines)
     drawn = svg.Plot(
         svg.linear(100.0, many=10),
-        svg.logarithmic(low, high, lambda value: f"{value:g}"),
+        svg.logarithmic(low, high, lambda value: plain(value, 6)),
         title="Time to first token in ms against load in % of capacity",
     )
     edges, bottom = np.array([100 * OPERATING[0], 100 * OPERATING[1]]), np.array([low])

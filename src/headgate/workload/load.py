@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from headgate.model.plain import plain
 from headgate.workload.arrival import Arrival, WorkloadError
 from headgate.workload.source import Source
 from headgate.workload.spec import LENGTHS_ONLY, SYNTHETIC, Stream, parse
@@ -35,7 +36,7 @@ class Workload:
         given = {"rate": rate, "time scale": time_scale, "duration": duration_s, "requests": requests}
         for name, value in given.items():
             if value is not None and not 0 < value < 1e9:
-                raise WorkloadError(f"{name} must be above 0, not {value:g}")
+                raise WorkloadError(f"{name} must be above 0, not {plain(value, 6)}")
         self.text = text
         self.requests = requests
         streams = [_timed(stream, time_scale) for stream in parse(text)]

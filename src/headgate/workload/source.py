@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from headgate.model.plain import plain
 from headgate.workload import play, servegen, traces
 from headgate.workload.arrival import Arrival, WorkloadError
 from headgate.workload.finish import Finish, blocks
@@ -36,7 +37,7 @@ class Source:
             raise WorkloadError(f"{stream.source}: how many a second? Say {stream.source}:rate=5, or --rate 5")
         end = servegen.DAY_S if stream.source == "servegen" else self._trace[-1].at_s if self._trace else 0.0
         if stream.start and stream.start >= end:
-            raise WorkloadError(f"{stream.source}: start={stream.start:g} is past its end, {end:.0f} s")
+            raise WorkloadError(f"{stream.source}: start={plain(stream.start, 6)} is past its end, {end:.0f} s")
         self._speed = stream.time_scale or 1.0
         self.period_s, self.rate = self._measure()
         """How long it lasts by itself, None for ever; and its mean rate."""
@@ -60,7 +61,7 @@ class Source:
         name = f"{stream.name} = " if stream.name else ""
         source = f"{stream.source} {stream.argument}".strip()
         lasts = duration_s or self.period_s
-        return f"{name}{source}, {self.rate:.3g}/s" + (f" for {lasts:.0f} s" if lasts else "")
+        return f"{name}{source}, {plain(self.rate)}/s" + (f" for {lasts:.0f} s" if lasts else "")
 
     def arrivals(self, seed: str, duration_s: float | None, fill_s: float | None, name: str) -> Iterator[Arrival]:
         """Up to `duration_s`; if that is None, for as long as it lasts. `fill_s` is what a trace of a given rate is

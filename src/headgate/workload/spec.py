@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
+from headgate.model.plain import plain
 from headgate.workload.arrival import WorkloadError
 
 SYNTHETIC = ("poisson", "gamma", "constant")
@@ -127,7 +128,7 @@ def _check(source: str, options: dict[str, Any]) -> None:
     if source == "gamma" and "cv" not in options:
         raise WorkloadError("gamma: how bursty? Say gamma:cv=2; cv=1 is poisson")
     if "cv" in options and source not in ("gamma", "sharegpt"):
-        raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={options['cv']:g}")
+        raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={plain(options['cv'], 6)}")
     if source in (*SYNTHETIC, *LENGTHS_ONLY) and ("time_scale" in options or "start" in options):
         raise WorkloadError(f"{source}: time_scale and start are for traces; say rate")
     if source == "sharegpt" and ("sessions" in options or "shared" in options):
@@ -153,8 +154,8 @@ def _number(least: float, most: float, *, above: bool = False) -> Callable[[str,
         except ValueError:
             value = float("nan")
         if not (least < value <= most if above else least <= value <= most):
-            bound = f"above {least:g}, at most" if above else f"from {least:g} to"
-            raise WorkloadError(f"{what} is a number {bound} {most:g}, not {text!r}")
+            bound = f"above {plain(least, 6)}, at most" if above else f"from {plain(least, 6)} to"
+            raise WorkloadError(f"{what} is a number {bound} {plain(most, 6)}, not {text!r}")
         return value
 
     return read
