@@ -215,7 +215,8 @@ def test_it_scales_on_figures_that_the_gateway_has() -> None:
     config = parse(json.dumps({"fleet": {"kind": "kubernetes", "scale": {"queue_per_replica": 2.5, "max": 5}}}), "x")
     spec = scaled_object(config, Parts(name="p"), "http://prom")["spec"]
     queue, use = spec["triggers"]
-    names = {figure.name for figure in vars(metrics).values() if isinstance(figure, Family)}
+    figures = (*vars(metrics).values(), *metrics.REPORTED.values())
+    names = {figure.name for figure in figures if isinstance(figure, Family)}
     for trigger in (queue, use):
         asked = set(re.findall(r"headgate_\w+", trigger["metadata"]["query"]))
         assert asked

@@ -363,6 +363,6 @@ def test_utilisation_past_its_target(promtool: str, tmp_path: Path) -> None:
     story.fires(
         "HeadgateUtilisation", 30 * MINUTE, "warning",
         "Latency bends at 80 % and knows no bound near 95 %: add replicas before it does.",
-        ("80% of the replicas' room is in use, the target is 65%.", {}),
+        ("80% of the scarcest resource is taken, the target is 65%.", {}),
     )  # fmt: skip
     story.check(promtool, tmp_path)

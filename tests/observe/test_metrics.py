@@ -468,7 +468,7 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit", "replica_slots",
         "replica_tokens", "replica_waiting", "replica_batch_size", "replica_batch_limit", "replica_kv_ratio",
         "replica_preemptions", "replica_evictions", "cold_starts", "cold_start_seconds", "cold_requests",
-        "retries", "utilisation", "little_l", "little_lambda", "little_w",
+        "retries", "utilisation", "utilisation_by", "little_l", "little_lambda", "little_w",
         "little_residual", "loop_lag_seconds", "gc_pause_seconds", "gc_pauses", "sla_compliance",
         "slo_state", "error_budget_burn", "cost_per_1000_tokens", "requests_per_second", "tokens_per_second",
     }  # fmt: skip

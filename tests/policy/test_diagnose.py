@@ -113,6 +113,7 @@ TOKENS: list[tuple[dict[str, Any], str]] = [
     ({"token_lost": {"generation": 5.0}, "long_beside": 0.6}, "long_context"),
     ({"token_lost": {"generation": 5.0}, "long_beside": 0.1}, "batch"),
     ({"token_lost": {"eviction": 5.0, "generation": 1.0}, "long_beside": 0.6}, "eviction"),
+    ({"token_lost": {"gave_way": 5.0, "generation": 1.0}}, "gave_way"),
     ({"token_lost": {"long_prefill": 5.0}}, "long_prefill"),
     ({"token_lost": {"slow_client": 5.0}}, "slow_client"),
     ({"token_lost": {"gc_pause": 5.0}}, "gateway"),

@@ -378,6 +378,7 @@ def gapped(**given: Any) -> Record:
         (gapped(), [beside(5000, 100.1, 101.0)], [Stop("loop", 100.2, 0.9)], "loop_lag", ""),
         (gapped(), [beside(5000, 100.1, 101.0)], [Stop("loop", 90.0, 0.9)], "long_prefill", "x"),
         (gapped(engine=EngineTimings(preemptions=1)), [beside(5000, 100.1, 101.0)], [], "eviction", "a"),
+        (gapped(engine=EngineTimings(preemptions=1, yields=1)), [], [], "gave_way", "a"),
         (gapped(cold=True), [], [], "cold_replica", "a"),
     ],
 )
@@ -412,6 +413,8 @@ def test_gaps_that_are_as_usual_are_not_told() -> None:
         ({}, [beside(9000, 100.0, 102.0)], "long_prefill", "request x"),
         ({}, [beside(50, 99.0, 100.0, context=20_000)], "generation", "one of them with 20 000 tokens of context"),
         ({"engine": EngineTimings(preemptions=2)}, [], "eviction", "preempted 2 times"),
+        ({"engine": EngineTimings(preemptions=3, yields=1)}, [], "eviction", "preempted 3 times"),
+        ({"engine": EngineTimings(preemptions=2, yields=2)}, [], "gave_way", "to more urgent requests 2 times"),
         ({"cold": True}, [], "cold_replica", "was cold"),
     ],
 )
@@ -516,3 +519,11 @@ def test_the_usual_is_the_median_of_what_was_answered_the_same_way() -> None:
     unsaid = usual([record(tpot_s=None)] * 8, stream=True)
     assert unsaid is not None
     assert unsaid.tpot_s == 0.0
+
+
+def test_the_decoding_of_an_answer_in_one_piece_is_not_put_down_to_a_queue() -> None:
+    """Other prompts beside it were called a queue, and doctor asked for replicas on an idle fleet."""
+    near = [beside(90, 100.0, 109.0, f"x{n}") for n in range(4)]
+    whole = record(stream=False, prompt_tokens=100, output_tokens=400, first_s=9.0, stream_s=0.0, e2e_s=9.1)
+    answered = part(explain(whole, near, [], USUAL), "answer")
+    assert answered.because.kind not in ("queue", "flood")

@@ -84,6 +84,7 @@ class Timings:
     cached_tokens: int
     prefill_chunks: int
     preemptions: int
+    yields: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,4 +322,5 @@ def timings(sequence: Sequence, life: _Life, now: float) -> Timings:
         cached_tokens=sequence.cached,
         prefill_chunks=sequence.chunks,
         preemptions=sequence.preemptions,
+        yields=sequence.yields,
     )

@@ -91,6 +91,8 @@ class EngineTimings(msgspec.Struct, frozen=True, gc=False):
     detokenize_ms: float = 0.0
     prefill_chunks: int = 0
     preemptions: int = 0
+    yields: int = 0
+    """Of these, those in which its slot went to a more urgent request, and not for lack of KV memory."""
     stop: str = ""
     """Why it ended the answer early, if it did."""
 

@@ -52,6 +52,8 @@ class Sequence:
     cached: int = 0
     """Prompt tokens that were found in the prefix cache at first admission."""
     preemptions: int = 0
+    yields: int = 0
+    """Of these, those in which its slot went to a more urgent sequence, and not for lack of KV memory."""
     chunks: int = 0
     """Steps in which its prompt was prefilled."""
     admitted_at: float | None = None

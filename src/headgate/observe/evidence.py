@@ -43,6 +43,7 @@ WAITED_S = 0.01
 STALLED_S = 1.0
 """A client behind for longer than this reads slowly."""
 _FIRST: frozenset[Stage] = frozenset(("accept", "queue", "retry", "engine_queue", "prefill"))
+"""Not `answer`: of what is not streamed nobody knows when the first token came, and most of it is decoding."""
 _TURNED_AWAY = (Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.WAITED_TOO_LONG)
 
 Running = Callable[[set[str], float], dict[str, list[Neighbour]]]
@@ -134,7 +135,7 @@ class Evidence:
         if record.stalled_s >= STALLED_S or outcome is SLOW_CLIENT:
             here.stalled += 1
         engine = record.engine
-        if engine is not None and engine.preemptions:
+        if engine is not None and engine.preemptions > engine.yields:
             here.preempted += 1
         waited = record.queue_s >= WAITED_S
         if outcome is not COMPLETED:  # looked at first: most are, and nothing more is to be asked of them

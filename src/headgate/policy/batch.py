@@ -306,6 +306,7 @@ class Batcher:
         self.running[victim.id] = victim
         if would_fit:  # otherwise it would go for nothing
             self.counts.yields += 1
+            victim.yields += 1
             self._preempt(victim, now)
         return would_fit
 

@@ -92,6 +92,9 @@ class Suspects:
         engine = self._record.engine
         if engine is None or rank >= engine.preemptions:
             return None
+        if 2 * engine.yields >= engine.preemptions:
+            cause = f"its slot went to more urgent requests {many(engine.yields, 'time')} at {self._replica}"
+            return cause, Because("gave_way", self._replica, {"yields": engine.yields})
         cause = f"its KV was evicted: preempted {many(engine.preemptions, 'time')} at {self._replica}"
         return cause, Because("eviction", self._replica, {"preemptions": engine.preemptions})
 

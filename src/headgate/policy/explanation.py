@@ -13,6 +13,7 @@ Stage = Literal[
 """answer: prefill and decode of what was not streamed, where nobody says which was which."""
 Kind = Literal[
     "own_prompt", "flood", "queue", "long_prefill", "killed_replica", "refused_replica", "cold_replica", "eviction",
+    "gave_way",
     "gc_pause", "loop_lag", "slow_client", "retry", "generation", "ordinary", "unknown",
 ]  # fmt: skip
 """ordinary: nothing held it up, and it is not the model's own work either."""

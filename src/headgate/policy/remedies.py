@@ -13,6 +13,7 @@ Severity = Literal["critical", "warning", "note"]
 GROUPS: dict[Kind, str] = {
     "queue": "queue", "flood": "queue", "long_prefill": "long_prefill", "cold_replica": "cold",
     "killed_replica": "failing", "refused_replica": "failing", "retry": "failing", "eviction": "eviction",
+    "gave_way": "gave_way",
     "gc_pause": "gateway", "loop_lag": "gateway", "slow_client": "slow_client", "own_prompt": "own_prompt",
     "generation": "batch", "unknown": "unknown",
 }  # fmt: skip
@@ -43,6 +44,10 @@ ANSWERS: dict[str, tuple[str, str]] = {
         "repair or remove them; timeouts.connect_s and health.failures give up on them sooner",
     ),
     "eviction": ("requests are evicted in the middle and start over", KV_HEADROOM),
+    "gave_way": (
+        "requests give their slots up to more urgent ones, and get them back later",
+        "more slots (our engine: --slots) or more replicas; replicas[].lanes gives a lane some of its own",
+    ),
     "gateway": ("this gateway itself pauses", "give it a core of its own, or run several gateways"),
     "slow_client": ("clients send or read slowly", READERS),
     "own_prompt": (

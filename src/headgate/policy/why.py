@@ -212,7 +212,9 @@ class _Story:
             if blamed is None and took_s > 2 * (expected_s or COLD_S / 2):
                 blamed = self.suspects.cold()
             if blamed is None:
-                blamed = self.suspects.long_prefills(*when, BLAME, self.tokens) or self.suspects.crowd(*when)
+                blamed = self.suspects.long_prefills(*when, BLAME, self.tokens)
+            if blamed is None and stage == "prefill":  # an answer in one piece is mostly decoding, whoever is beside it
+                blamed = self.suspects.crowd(*when)
             if blamed is None and usual is not None and clearly_more(took_s, 2 * expected_s):
                 cause = f"replica {replica} was slow: such a prompt usually takes {seconds(expected_s)}"
                 blamed = cause, Because("unknown", replica, {"usual_s": round(expected_s, 6)})
