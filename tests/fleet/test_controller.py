@@ -92,6 +92,27 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+def test_replicas_are_paid_for_from_asked_for_to_gone() -> None:
+    async def test() -> None:
+        async with scene() as s:
+            assert s.controller.paid_for() == 0
+            await s.look(Start(2))
+            assert s.controller.paid_for() == 2
+            await s.ready("p-1")
+            await s.ready("p-2")
+            await s.look(Activate("p-1"), Park("p-2"))
+            assert s.controller.paid_for() == 2
+            s.hands.works["p-1"] = Work(requests=1)
+            await s.look(Drain("p-1"))
+            assert s.states()["p-1"] == "DRAINING"
+            assert s.controller.paid_for() == 2
+            s.hands.works["p-1"] = Work()
+            await s.look()
+            assert s.controller.paid_for() == 1
+
+    run(test)
+
+
 def test_a_start_passes_through_every_state_and_is_used_only_when_told() -> None:
     async def test() -> None:
         async with scene() as s:

@@ -333,6 +333,8 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
             it.close(id=f"usual-{number}")
         it.close(id="queued", queue_s=2.1, ahead=AHEAD)
         it.close(id="refused", outcome=Outcome.LANE_FULL, first_s=0.0, stream_s=0.0, ttft_s=None, replica=None)
+        for second in range(2):
+            it.figures.held.see(1, 100 * second, monotonic() + second, 0.0)
         state = await it.json("/admin/state")
         assert set(state) == {
             "now", "version", "uptime_s", "keyed", "lanes", "replicas", "alerts", "findings", "slowest", "totals",

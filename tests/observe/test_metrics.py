@@ -313,17 +313,16 @@ def test_utilisation_is_that_of_the_scarcest_resource_and_each_is_told() -> None
     assert find(scene.samples(), "headgate_replica_prefill_busy", replica="a") == 0
 
 
-def test_cost_is_the_price_of_usable_replicas_by_what_they_made() -> None:
+def test_cost_is_the_price_of_replicas_held_by_the_tokens_of_the_same_time() -> None:
+    """It was the price of those usable at the moment of the scrape: nothing at all when the last one was parked."""
     scene = Scene(ObserveConfig(price_per_replica_hour=2.0))
-    scene.join("a").usable = 1.0
-    scene.join("b").usable = 1.0
-    scene.join("out").usable = 0.0
     assert absent(scene.samples(), "headgate_cost_per_1000_tokens")
-    for _ in range(1800):
-        scene.now += 1
-        scene.take(record(prompt_tokens=80, output_tokens=20))
-    # Half an hour of two replicas for 2 an hour, and 180 000 tokens.
-    assert find(scene.samples(), "headgate_cost_per_1000_tokens") == pytest.approx(2 / 180, rel=0.01)
+    for second in range(1801):
+        scene.figures.held.see(3 if second < 900 else 1, 100 * second, scene.now + second, 1e9 + second)
+    # A quarter of an hour of three replicas and one of one, for 2 an hour, and 180 000 tokens.
+    samples = scene.samples()
+    assert find(samples, "headgate_cost_per_1000_tokens") == pytest.approx(2 / 180)
+    assert find(samples, "headgate_replica_seconds_total") == pytest.approx(3600)
 
 
 def test_what_is_not_there_is_absent_and_not_zero() -> None:
@@ -461,6 +460,8 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
     scene.dispatcher.fleet.loads["replica-0"].usable = 1.0
     scene.now += 1
     load(scene, random.Random(4), 2, 50)
+    for second in range(2):
+        scene.figures.held.see(1, 100 * second, scene.now + second, 0.0)
     assert {name.removeprefix("headgate_") for name in scene.families()} == {
         "time_to_first_token_seconds", "time_per_output_token_seconds", "request_duration_seconds", "queue_seconds",
         "answer_per_token_seconds", "requests",
@@ -470,5 +471,6 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         "replica_preemptions", "replica_evictions", "cold_starts", "cold_start_seconds", "cold_requests",
         "retries", "utilisation", "utilisation_by", "little_l", "little_lambda", "little_w",
         "little_residual", "loop_lag_seconds", "gc_pause_seconds", "gc_pauses", "sla_compliance",
-        "slo_state", "error_budget_burn", "cost_per_1000_tokens", "requests_per_second", "tokens_per_second",
+        "slo_state", "error_budget_burn", "cost_per_1000_tokens", "replica_seconds",
+        "requests_per_second", "tokens_per_second",
     }  # fmt: skip

@@ -7,6 +7,7 @@ from headgate.model.record import Record
 from headgate.observe import usage as module
 from headgate.observe.access import Access
 from headgate.observe.usage import HOUR_S, KEEP_HOURS, Usage, as_csv
+from headgate.policy.cost import Held
 
 
 def record(wall: float, **more: Any) -> Record:
@@ -85,3 +86,16 @@ def test_no_name_becomes_a_formula() -> None:
     s = Scene()
     s.take(record(s.wall, tenant='=HYPERLINK("x")'))
     assert b',"\'=HYPERLINK(""x"")",' in as_csv(s.usage.rows(HOUR_S))
+
+
+def test_each_tenant_has_its_share_of_what_the_replicas_of_an_hour_cost() -> None:
+    s = Scene()
+    held = Held(0.0)
+    held.see(2, 0, 0.0, s.wall)
+    held.see(2, 0, 3600.0, s.wall + 3600)
+    s.usage = Usage(10, Access((), loopback_only=True), lambda: s.wall, held, price=3.0)
+    s.take(record(s.wall), record(s.wall, tenant="big", prompt_tokens=40), record(s.wall, replica=None, model="x"))
+    costs = {row.tenant: row.cost for row in s.usage.rows(HOUR_S) if row.tokens}
+    assert costs == {"acme": pytest.approx(6.0 * 15 / 60), "big": pytest.approx(6.0 * 45 / 60)}
+    assert "cost" in as_csv(s.usage.rows(HOUR_S)).decode().splitlines()[0]
+    assert Scene().usage.rows(HOUR_S) == []

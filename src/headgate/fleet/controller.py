@@ -154,6 +154,10 @@ class Controller:
         """The part of it that the page shows."""
         return shown.news(self.decision, self.book)
 
+    def paid_for(self) -> int:
+        """Replicas that are paid for: from asked for to gone, whatever they do."""
+        return self._asked_for + sum(not is_gone(member) for member in self.members.values())
+
     def owns(self, replica_id: ReplicaId) -> bool:
         """Whether it is one of this fleet."""
         return replica_id in self.members

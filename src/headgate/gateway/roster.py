@@ -23,6 +23,12 @@ class FleetView(Protocol):
     def news(self) -> dict[str, Any]:
         """How many are wanted and why, and what was decided of late."""
 
+    def owns(self, replica_id: ReplicaId) -> bool:
+        """Whether it is one of its."""
+
+    def paid_for(self) -> int:
+        """Its replicas that are paid for: from asked for to gone, whatever they do."""
+
 
 class Roster:
     def __init__(

@@ -20,6 +20,7 @@ from headgate.observe.little import Little
 from headgate.observe.series import COMPLETED, Labels, LaneFigures, Series, Tokens
 from headgate.observe.timeline import Slice
 from headgate.observe.windows import FIGURES, PART_S, WINDOWS, Counts, Window
+from headgate.policy.cost import Held
 from headgate.policy.promise import first_counts, promises
 
 MOST_SERIES = 512
@@ -67,6 +68,8 @@ class Figures:
         self.tokens: dict[tuple[str, str], Tokens] = {}
         """By lane and model."""
         self.lanes: dict[str, LaneFigures] = {}
+        self.held = Held(started)
+        """Replicas over time. Whoever knows how many there are tells it."""
         self.cold_starts = 0
         """Times that a replica was new to its first requests."""
         self.ended = EndedEarly()

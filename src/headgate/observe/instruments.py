@@ -61,6 +61,7 @@ class Instruments:
         """Raises StartupError where something it is told to write to can't be used."""
         observe, account = config.observe, gateway.account
         self._gateway = gateway
+        self._roster = roster
         self._clock = clock
         self._on = observe.instruments
         self._consumers: list[Consumer] = []
@@ -93,7 +94,8 @@ class Instruments:
             refresh=self.catch_up,
         )
         self.admin = Admin(sources, access)
-        self.usage = Usage(observe.labels, access, wall)
+        price = observe.price_per_replica_hour if self._on else None
+        self.usage = Usage(observe.labels, access, wall, self.figures.held, price)
         self._consumers.append(self.usage.take)
         self.live = Live(self.admin.snapshot, self.admin.history, clock)
         self._journal: Journal | None = None
@@ -202,7 +204,16 @@ class Instruments:
             self.figures.sample(lane, dispatcher.waiting(lane) + dispatcher.running(lane), now)
         self._turns += 1
         if self._turns % ALARMS_EVERY == 0:
+            self._pay(now)
             self.alarms.look(now)
+
+    def _pay(self, now: float) -> None:
+        """Note how many replicas are held. Of those that several gateways share each pays for its part."""
+        watches, fleet = self._roster.watches, self._roster.fleet
+        held = len(watches) if fleet is None else fleet.paid_for() + sum(not fleet.owns(name) for name in watches)
+        low, high = self._gateway.dispatcher.members.part
+        account = self._gateway.account
+        self.figures.held.see(held * (high - low), account.prompt_tokens + account.output_tokens, now, wall())
 
     def _text(self) -> bytes:
         self.catch_up()

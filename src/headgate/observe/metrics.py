@@ -1,11 +1,11 @@
 """What does a scraper get to see? Every figure there is, by the names and labels that dashboards and alerts rely on."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from headgate.gateway.account import Account
 from headgate.model.gateway_config import ObserveConfig
-from headgate.model.replica import Load, Replica
+from headgate.model.replica import Replica
 from headgate.observe.exposition import Family, Page
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
@@ -80,7 +80,12 @@ UTILISATION_BY: Final = Family(
     "headgate_utilisation_by", "gauge", "Share of each of their resources that is taken, 0 to 1", "resource"
 )
 WAITING_EACH: Final = Family("headgate_waiting_per_replica", "gauge", "Requests waiting here for each usable replica")
-COST: Final = Family("headgate_cost_per_1000_tokens", "gauge", "By the price of a replica-hour, over the last hour")
+COST: Final = Family(
+    "headgate_cost_per_1000_tokens", "gauge", "Replica-hours held, by their price, over the tokens of the last hour"
+)
+HELD: Final = Family(
+    "headgate_replica_seconds_total", "counter", "Replicas over time, from asked for to gone, whatever they did"
+)
 USABLE: Final = Family("headgate_replica_usable", "gauge", "Share of its room it may use", "replica")
 BUSY: Final = Family("headgate_replica_requests", "gauge", "Requests it has", "replica")
 LIMIT: Final = Family("headgate_replica_limit", "gauge", "Requests it may have from this gateway", "replica")
@@ -286,7 +291,8 @@ class Metrics:
             page.sample(UTILISATION, (), taken.largest)
         for resource, share in taken.known.items():
             page.sample(UTILISATION_BY, (resource,), share)
-        cost = cost_per_1000_tokens(self._observe, self._figures, loads.values(), now)
+        page.sample(HELD, (), self._figures.held.total_s)
+        cost = cost_per_1000_tokens(self._observe, self._figures)
         if cost is not None:
             page.sample(COST, (), cost)
 
@@ -328,12 +334,7 @@ class Metrics:
             page.sample(GPU_TOTAL, (gpu.name,), gpu.memory_total)
 
 
-def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures, loads: Iterable[Load], now: float) -> float | None:
-    """By the last hour; None: nothing was said about prices, or done for them."""
+def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures) -> float | None:
+    """Of the last hour; None: nothing was said about prices, or done for them."""
     price = observe.price_per_replica_hour
-    if price is None or not observe.instruments:
-        return None
-    rates = figures.rates(3600, now)
-    tokens_per_hour = 3600 * (rates.prompt_tokens + rates.output_tokens)
-    usable = sum(load.usable > 0 for load in loads)
-    return price * usable / tokens_per_hour * 1000 if tokens_per_hour else None
+    return None if price is None or not observe.instruments else figures.held.last_hour().per_1000_tokens(price)

@@ -169,9 +169,7 @@ class Snapshot:
             "utilisation": use.largest,
             "utilisation_by": use.known,
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
-            "cost_per_1000_tokens": cost_per_1000_tokens(
-                sources.observe, sources.figures, sources.gateway.dispatcher.fleet.loads.values(), now
-            ),
+            "cost_per_1000_tokens": cost_per_1000_tokens(sources.observe, sources.figures),
             "refusals_per_s": rates.refused,
         }
 

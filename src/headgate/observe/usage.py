@@ -9,7 +9,7 @@ over restarts, there is the file of all requests (`record.path`). A row's model 
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import msgspec
@@ -20,6 +20,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe.access import Access
 from headgate.observe.admin import Query
+from headgate.policy.cost import Held
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 
@@ -50,14 +51,24 @@ class Row:
     output_tokens: int = 0
     invalid: int = 0
     """Answered 4xx: the client has to change something."""
+    cost: float | None = None
+    """Its share, by tokens, of what the replicas of that hour cost; None: no price is set."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
 
 
 COLUMNS = tuple(one.name for one in fields(Row))
 
 
 class Usage:
-    def __init__(self, names: int, access: Access, wall: Clock) -> None:
-        """`names`: most models that are told apart."""
+    def __init__(
+        self, names: int, access: Access, wall: Clock, held: Held | None = None, price: float | None = None
+    ) -> None:
+        """`names`: most models that are told apart. `held`: replicas over time, `price` of one for an hour."""
+        self._held = held
+        self._price = price
         self._rows: dict[tuple[int, str, str], Row] = {}
         """Oldest first: hours only ever begin later."""
         self._models = Cap(names)
@@ -76,7 +87,17 @@ class Usage:
 
     def rows(self, last_s: float) -> list[Row]:
         since = self._wall() - last_s
-        return [row for row in self._rows.values() if row.hour + HOUR_S > since]
+        rows = [row for row in self._rows.values() if row.hour + HOUR_S > since]
+        if self._held is not None and self._price is not None:
+            self._share_cost(rows, self._held.by_hour, self._price / HOUR_S)
+        return rows
+
+    def _share_cost(self, rows: Sequence[Row], held: Mapping[int, float], per_s: float) -> None:
+        tokens: dict[int, int] = {}
+        for row in rows:
+            tokens[row.hour] = tokens.get(row.hour, 0) + row.tokens
+        for row in rows:
+            row.cost = per_s * held.get(row.hour, 0.0) * row.tokens / max(1, tokens[row.hour])
 
     def routes(self) -> Routes:
         return {("GET", "/admin/usage"): self._access.guard(self._serve)}
