@@ -23,7 +23,7 @@ HOT = {
     "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
     "replica": "call connection dialects http openai sse",
     "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay repeats",
-    "observe": "evidence exposition figures histogram little series windows",
+    "observe": "evidence exposition figures histogram little series tenants windows",
     "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of

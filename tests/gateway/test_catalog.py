@@ -99,6 +99,7 @@ def test_a_request_for_an_adapter_goes_where_it_is_loaded() -> None:
     made.said("a", ["m"])
     made.said("b", ["m", "poet"], frozenset(("poet",)))
     made.said("c", ["m"])
+    assert made.adapters == {"poet"}
     for name in ("a", "b", "c"):
         dispatcher.on(Probed(name, ok=True), 0.0)
 

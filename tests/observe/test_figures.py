@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
+from headgate.model.record import EngineTimings, Gap
 from headgate.observe.figures import UNUSED_S, Figures
 from headgate.observe.series import KIND_OF, TYPE_OF
-from headgate.observe.windows import E2E, FIGURES, PART_S, QUEUE, TPOT, TTFT, WINDOWS
+from headgate.observe.windows import E2E, FIGURES, GAP, PART_S, QUEUE, TPOT, TTFT, WINDOWS
 from tests.observe.records import T0, figures, record
 
 
@@ -35,6 +37,10 @@ def test_which_figures_a_request_counts_for(outcome: Outcome) -> None:
         "e2e": 3 if outcome is Outcome.COMPLETED else 0,
         "queue": 0 if sent_away else 3,
         "answer": 1 if outcome is Outcome.COMPLETED else 0,
+        "gap": 0,
+        "ttft_cold": 0,
+        "ttft_warm": 2,
+        "e2e_short": 3 if outcome is Outcome.COMPLETED else 0,
     }
 
 
@@ -277,15 +283,16 @@ def test_histograms_only_grow() -> None:
 def test_compliance_is_the_share_of_the_last_hour_within_each_bound() -> None:
     given = figures()
     assert given.compliance("fast", T0) == []
-    given.take([record(ttft_s=0.3, tpot_s=0.05, e2e_s=1.0) for _ in range(90)], T0)
-    given.take([record(ttft_s=1.0, tpot_s=0.1, e2e_s=8.0) for _ in range(10)], T0)
+    tokens = {"output_tokens": 2, "stream_s": 0.1}
+    given.take([record(ttft_s=0.3, tpot_s=0.05, e2e_s=1.0, **tokens) for _ in range(90)], T0)
+    given.take([record(ttft_s=1.0, tpot_s=0.1, e2e_s=8.0, **tokens) for _ in range(10)], T0)
     kept = {(k.figure, k.percentile): (k.share, k.kept) for k in given.compliance("fast", T0)}
     assert kept == {
         ("ttft", 50): (0.9, True),
         ("ttft", 95): (0.9, False),
         ("ttft", 99): (1.0, True),
         ("tpot", 50): (0.9, True),
-        ("tpot", 99): (1.0, True),
+        ("gap", 99): (1.0, True),
         ("e2e", 95): (0.9, False),
         ("e2e", 99): (1.0, True),
     }
@@ -319,3 +326,95 @@ def test_a_record_costs_a_few_microseconds() -> None:
 
 def test_bounds_are_as_documented() -> None:
     assert WINDOWS[-1] <= UNUSED_S  # what is forgotten is in no window
+
+
+# -- gaps, cold and warm, long and short ----------------------------------------------------------------------
+
+
+def test_the_gap_promise_is_about_every_gap_not_about_the_mean() -> None:
+    """A stream of 100 tokens with two silences of a second has a mean of 40 ms: by the mean all was well."""
+    given = figures()
+    gaps = (Gap(0.1, 1.0), Gap(2.0, 1.0), Gap(3.0, 0.02))
+    for _ in range(50):
+        given.take([record(ttft_s=0.1, tpot_s=0.04, stream_s=3.96, output_tokens=100, gaps=gaps, stream=True)], T0)
+    assert given.sketch("tpot", 300, T0, lane="fast").quantile(0.99) == pytest.approx(0.04, rel=0.02)
+    found = given.sketch("gap", 300, T0, lane="fast")
+    assert found.count == 50 * 99
+    assert found.quantile(0.99) == pytest.approx(1.0, rel=0.02)
+    assert found.quantile(0.5) == pytest.approx(0.02, rel=0.1)
+    shares = {(kept.figure, kept.percentile): kept.share for kept in given.compliance("fast", T0)}
+    assert shares["gap", 99] == pytest.approx(97 / 99)
+    (series,) = given.series.values()
+    assert sum(series.histograms[GAP].numbers) == 50 * 99
+
+
+def test_gaps_are_those_of_one_choice_and_never_more_than_its_tokens_have() -> None:
+    given = figures()
+    gaps = (Gap(0.1, 0.3), Gap(0.5, 0.2), Gap(0.9, 0.1))
+    given.take([record(ttft_s=0.1, tpot_s=0.3, stream_s=0.6, output_tokens=6, choices=2, gaps=gaps)], T0)
+    assert given.sketch("gap", 60, T0, lane="fast").count == 2
+
+
+def test_long_answers_are_not_held_to_the_p99_of_short_ones() -> None:
+    """30 s up to 1 000 tokens: a story of 4 000 takes longer, and breaks no promise."""
+    given = figures()
+    for _ in range(98):
+        given.take([record(e2e_s=5.0, output_tokens=900)], T0)
+    given.take([record(e2e_s=70.0, output_tokens=4000), record(e2e_s=6.0, output_tokens=4000, choices=4)], T0)
+    assert given.sketch("e2e", 300, T0, lane="fast").max == pytest.approx(70, rel=0.02)
+    short = given.sketch("e2e_short", 300, T0, lane="fast")
+    assert (short.count, short.max) == (99, pytest.approx(6.0, rel=0.02))
+    shares = {(kept.figure, kept.percentile): kept.share for kept in given.compliance("fast", T0)}
+    assert shares["e2e", 99] == 1.0
+    assert sum(given.lanes["fast"].long_answers.numbers) == 1
+    assert given.sketch("e2e_short", 300, T0).count == 99  # of all lanes together, too
+
+
+def test_cold_and_warm_replicas_are_told_apart() -> None:
+    given = figures()
+    given.take([record(ttft_s=4.0, cold=True), record(ttft_s=0.1), record(ttft_s=0.1), record(cold=True)], T0)
+    cold, warm = (given.sketch(name, 60, T0, lane="fast") for name in ("ttft_cold", "ttft_warm"))
+    assert (cold.count, cold.max) == (1, pytest.approx(4.0, rel=0.02))
+    assert (warm.count, warm.max) == (2, pytest.approx(0.1, rel=0.02))
+    assert sum(given.lanes["fast"].cold_ttft.numbers) == 1
+
+
+def test_prefill_and_decode_by_the_engines_word_or_else_as_seen_from_here() -> None:
+    given = figures()
+    given.take([record(stream=True, ttft_s=0.3, first_s=0.2, stream_s=1.0)], T0)
+    timings = EngineTimings(prefill_ms=100.0, decode_ms=700.0)
+    given.take([record(stream=False, first_s=0.9, engine=timings), record(stream=False, first_s=0.9)], T0)
+    lane = given.lanes["fast"]
+    assert (sum(lane.prefill.numbers), lane.prefill.sum) == (2, pytest.approx(0.3))
+    assert (sum(lane.decode.numbers), lane.decode.sum) == (2, pytest.approx(1.7))
+
+
+def test_tenants_are_told_apart_as_far_as_labels_go() -> None:
+    given = Figures(dict(LANES), ObserveConfig(labels=2), T0)
+    for number in range(5):
+        given.take([record(tenant=f"t{number}", ttft_s=0.1, prompt_tokens=10, output_tokens=5)], T0)
+    given.take([record(tenant="t0", outcome=Outcome.LANE_FULL), record(tenant=""), record(tenant="t0")], T0)
+    given.take([record(tenant="x", outcome=Outcome.UNAUTHORIZED)], T0)
+    assert list(given.tenants.known) == ["t0", "t1", "other"]
+    first, other = given.tenants.known["t0"], given.tenants.known["other"]
+    assert first.kinds == {"ok": 2, "refused": 1}
+    assert (sum(first.ttft.numbers), sum(other.ttft.numbers)) == (1, 3)
+    assert (other.prompt_tokens, other.output_tokens) == (30, 15)
+
+
+def test_a_trace_stands_for_those_like_it() -> None:
+    given = figures()
+    slow = record(ttft_s=3.0, tpot_s=0.05, e2e_s=9.0, queue_s=2.0, wall=1e9, gaps=(Gap(0.1, 0.4),))
+    refused = record(outcome=Outcome.INVALID, ttft_s=None)
+    given.take([slow, refused], T0)
+    given.exemplify(slow, "ab" * 16)
+    given.exemplify(refused, "cd" * 16)
+    found = [
+        exemplar
+        for series in given.series.values()
+        for histogram in series.histograms
+        for exemplar in histogram.exemplars.values()
+    ]
+    assert {value for _, value, _ in found} == {3.0, 0.05, 9.0, 2.0, 0.4}
+    assert {trace for trace, _, _ in found} == {"ab" * 16}
+    assert {wall for _, _, wall in found} == {1e9 + 9.0}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from headgate.gateway.account import Account
@@ -464,7 +465,8 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         scene.figures.held.see(1, 100 * second, scene.now + second, 0.0)
     assert {name.removeprefix("headgate_") for name in scene.families()} == {
         "time_to_first_token_seconds", "time_per_output_token_seconds", "request_duration_seconds", "queue_seconds",
-        "answer_per_token_seconds", "requests",
+        "answer_per_token_seconds",
+        "requests", "inter_token_gap_seconds", "tenant_requests", "tenant_tokens", "tenant_time_to_first_token_seconds",
         "refusals", "errors", "tokens", "latency_seconds", "waiting",
         "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit", "replica_slots",
         "replica_tokens", "replica_waiting", "replica_batch_size", "replica_batch_limit", "replica_kv_ratio",
@@ -474,3 +476,37 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         "slo_state", "error_budget_burn", "cost_per_1000_tokens", "replica_seconds",
         "requests_per_second", "tokens_per_second",
     }  # fmt: skip
+
+
+# -- OpenMetrics ------------------------------------------------------------------------------------------------
+
+
+def test_as_openmetrics_it_is_the_same_with_exemplars() -> None:
+    scene = busy_scene()
+    slow = record(ttft_s=3.0, e2e_s=9.0, wall=1e9)
+    scene.take(slow)
+    scene.figures.exemplify(slow, "ab" * 16)
+    text = scene.metrics.text(open_metrics=True).decode()
+    assert text.endswith("# EOF\n")
+    families = list(open_metrics_families(text))
+    plain = scene.families()
+    assert {family.name for family in families} == set(plain)
+    told = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]
+    assert {exemplar.labels["trace_id"] for exemplar in told} == {"ab" * 16}
+    assert {exemplar.value for exemplar in told} == {3.0, 9.0, slow.queue_s}
+    assert "trace_id" not in scene.metrics.text().decode()
+    assert "# EOF" not in scene.metrics.text().decode()
+
+
+def test_prefix_caches_and_tenants_are_told() -> None:
+    scene = Scene()
+    scene.take(record(prompt_tokens=100, cached_tokens=80, tenant="acme", ttft_s=0.1), record(prompt_tokens=100))
+    samples = scene.samples()
+    assert find(samples, "headgate_prefix_cache_hit_ratio", lane="fast") == pytest.approx(0.4)
+    assert find(samples, "headgate_cached_prompt_tokens_total", lane="fast") == 80
+    assert find(samples, "headgate_tenant_requests_total", tenant="acme", kind="ok") == 1
+    assert find(samples, "headgate_tenant_tokens_total", tenant="acme", direction="prompt") == 100
+    assert find(samples, "headgate_tenant_time_to_first_token_seconds_count", tenant="acme") == 1
+    none = Scene()
+    none.take(record(prompt_tokens=100))
+    assert absent(none.samples(), "headgate_prefix_cache_hit_ratio"), "no engine has said anything"

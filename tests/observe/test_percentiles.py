@@ -61,7 +61,7 @@ async def test_on_the_page_and_for_the_doctor() -> None:
         assert {name: seen[name] for name in seen if name.endswith("_s") and "_p" in name} == {
             "ttft_p95_s": pytest.approx(0.4, rel=0.01),
             "ttft_p99_s": pytest.approx(0.8, rel=0.01),
-            "tpot_p99_s": pytest.approx(0.08, rel=0.01),
+            "gap_p99_s": pytest.approx(0.08, rel=0.01),
             "answer_p95_s": None,
             "e2e_p99_s": pytest.approx(8.0, rel=0.01),
             "e2e_p999_s": pytest.approx(16.0, rel=0.01),

@@ -17,7 +17,7 @@ from headgate.policy.remedies import ANSWERS, GROUPS, REFUSALS
 
 FAST = LANES["fast"]
 HEALTHY = LaneView(
-    lane=FAST, requests=1000, ttft_p95_s=0.2, ttft_p99_s=0.4, tpot_p99_s=0.05, e2e_p99_s=6.0, e2e_p999_s=9.0,
+    lane=FAST, requests=1000, ttft_p95_s=0.2, ttft_p99_s=0.4, gap_p99_s=0.05, e2e_p99_s=6.0, e2e_p999_s=9.0,
     queue_p99_s=0.01, first_lost={"own_prompt": 1.0}, token_lost={"generation": 3.0}, prompt_p99=400, output_p50=200,
     output_p99=500, waited=10, heaviest="acme", heaviest_share=0.3, cold=1, stalled=2, failed=0,
 )  # fmt: skip
@@ -36,7 +36,7 @@ def test_nothing_to_report_is_an_empty_list() -> None:
 
 
 def test_a_lane_with_a_handful_of_requests_has_no_tail() -> None:
-    assert found(requests=19, ttft_p99_s=9.0, tpot_p99_s=9.0, e2e_p999_s=900.0, cold=0, stalled=0) == []
+    assert found(requests=19, ttft_p99_s=9.0, gap_p99_s=9.0, e2e_p999_s=900.0, cold=0, stalled=0) == []
 
 
 # -- time to first token --------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_worst_promise_is_told_and_near_it_is_a_warning(p95: float, p99: flo
 def test_what_was_never_promised_is_never_off() -> None:
     lane = Lane(name="x", priority=0, ttft_target_s=300.0, gap_target_s=9.0, wait_bound_s=9.0, weight=1)
     assert found(lane=lane, ttft_p95_s=100.0, ttft_p99_s=100.0, e2e_p99_s=800.0, e2e_p999_s=900.0) == []
-    assert found(ttft_p95_s=None, ttft_p99_s=None, tpot_p99_s=None, e2e_p99_s=None, e2e_p999_s=None) == []
+    assert found(ttft_p95_s=None, ttft_p99_s=None, gap_p99_s=None, e2e_p99_s=None, e2e_p999_s=None) == []
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ TOKENS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "branch"), TOKENS)
 def test_slow_tokens(given: dict[str, Any], branch: str) -> None:
-    (finding,) = found(tpot_p99_s=0.25, **given)
-    assert (finding.severity, finding.figure) == ("critical", "tpot_p99")
+    (finding,) = found(gap_p99_s=0.25, **given)
+    assert (finding.severity, finding.figure) == ("critical", "gap_p99")
     assert (finding.cause, finding.knob) == (ANSWERS[branch][0], ANSWERS[branch][1].format(lane="fast"))
 
 

@@ -104,13 +104,13 @@ def test_a_lane_promises_what_its_config_says_and_nothing_else() -> None:
         Promise("ttft", 95, 0.5),
         Promise("ttft", 99, 2.0),
         Promise("tpot", 50, 0.08),
-        Promise("tpot", 99, 0.2),
+        Promise("gap", 99, 0.2),
         Promise("answer", 95, 0.2),
         Promise("e2e", 95, 5.0),
         Promise("e2e", 99, 30.0),
     )
     bare = Lane(name="x", priority=0, ttft_target_s=1.0, gap_target_s=0.1, wait_bound_s=1, weight=1)
-    assert promises(bare) == (Promise("ttft", 95, 1.0), Promise("tpot", 99, 0.1), Promise("answer", 95, 0.1))
+    assert promises(bare) == (Promise("ttft", 95, 1.0), Promise("gap", 99, 0.1), Promise("answer", 95, 0.1))
 
 
 def test_all_that_is_needed_is_asked_for_once() -> None:
@@ -535,7 +535,7 @@ def test_state_says_everything_and_the_worst_first() -> None:
     assert (calm.worst, calm.raised) == (OK, [])
     assert [promise for promise, _ in calm.promises] == list(promises(FAST))
     assert {known.alert for known in calm.alerts} == {
-        "ttft_p99_over_60s", "tpot_p99_over_60s", "e2e_p99_over_60s", "ttft_over_usual", "error_budget",
+        "ttft_p99_over_60s", "gap_p99_over_60s", "e2e_p99_over_60s", "ttft_over_usual", "error_budget",
         "queue_per_replica", "cold_starts", "utilisation",
     }  # fmt: skip
     assert all(known.message and known.since is None for known in calm.alerts)

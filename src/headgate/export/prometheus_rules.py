@@ -37,8 +37,13 @@ HISTOGRAMS = {
     "tpot": "headgate_time_per_output_token_seconds",
     "e2e": "headgate_request_duration_seconds",
     "queue": "headgate_queue_seconds",
+    "gap": "headgate_inter_token_gap_seconds",
     "answer": "headgate_answer_per_token_seconds",
 }
+COUNTED = {**HISTOGRAMS, "gap": HISTOGRAMS["tpot"]}
+"""By what each figure's requests are counted: gaps are as many as tokens."""
+LONG = "headgate_long_answer_duration_seconds"
+"""Answers for which no time is promised: they are part of the others' histogram, and taken out of it."""
 FAILED = "|".join(sorted(outcome.value for outcome, kind in KINDS.items() if kind == "failed"))
 """Outcomes that are our fault, as a regular expression."""
 PROMISED = "on (lane, figure, percentile) headgate:promise_seconds"
@@ -65,7 +70,11 @@ def _group(name: str, interval_s: int, made: list[Rule]) -> dict[str, Any]:
 
 
 def quantile(percentile: float, figure: str, window: str) -> str:
-    return f"histogram_quantile({percentile / 100:g}, sum by (lane, le) (rate({HISTOGRAMS[figure]}_bucket[{window}])))"
+    """Of e2e at p99, without the answers that are longer than it is promised for."""
+    buckets = f"sum by (lane, le) (rate({HISTOGRAMS[figure]}_bucket[{window}]))"
+    if (figure, percentile) == ("e2e", 99):
+        buckets = f"{buckets} - (sum by (lane, le) (rate({LONG}_bucket[{window}])) or 0 * {buckets})"
+    return f"histogram_quantile({percentile / 100:g}, {buckets})"
 
 
 # -- promises ---------------------------------------------------------------------------------------------
@@ -116,16 +125,18 @@ def _labels(promise: Promise) -> dict[str, str]:
 
 def _latency(promise: Promise, window: str, least: int) -> Rule:
     """Absent where there are too few requests to tell."""
-    count = f"sum by (lane) (increase({HISTOGRAMS[promise.figure]}_count[{window}]))"
+    count = f"sum by (lane) (increase({COUNTED[promise.figure]}_count[{window}]))"
     expr = f"{quantile(promise.percentile, promise.figure, window)}\nand on (lane) {count} >= {least}"
     return _record(f"latency_seconds:{window}", expr, **_labels(promise))
 
 
 def _look() -> str:
     """Where to look first, by figure."""
-    *others, (_, last) = ((figure, LOOK[figure]) for figure in ("ttft", "tpot", "answer", "e2e"))
-    said = [f'if eq $labels.figure "{figure}" }}}}{look}{{{{ else' for figure, look in others]
-    return f"{{{{ {' '.join(said)} }}}}{last}{{{{ end }}}}"
+    first, *others, last = LOOK
+    text = f'{{{{ if eq $labels.figure "{first}" }}}}{LOOK[first]}'
+    for figure in others:
+        text += f'{{{{ else if eq $labels.figure "{figure}" }}}}{LOOK[figure]}'
+    return f"{text}{{{{ else }}}}{LOOK[last]}{{{{ end }}}}"
 
 
 # -- what is usual ----------------------------------------------------------------------------------------

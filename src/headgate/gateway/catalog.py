@@ -34,6 +34,8 @@ class Catalog:
         """What each says it serves."""
         self._given: dict[ReplicaId, frozenset[str]] = {}
         """Names from the config: nothing that a replica says takes one away."""
+        self._adapters: dict[ReplicaId, frozenset[str]] = {}
+        """Of what each says it serves, those that are adapters."""
         self._known: frozenset[str] | None = None
         """All that can be asked for by name; None: any."""
         self.models: Models | None = None
@@ -69,6 +71,7 @@ class Catalog:
     def remove(self, replica_id: ReplicaId) -> None:
         self._replicas.pop(replica_id, None)
         self._said.pop(replica_id, None)
+        self._adapters.pop(replica_id, None)
         self._given.pop(replica_id, None)
         self._look_again()
 
@@ -80,6 +83,7 @@ class Catalog:
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
         """A replica has listed its models, and which of them are adapters."""
         self._said[replica_id] = tuple(models[:MOST_NAMES])
+        self._adapters[replica_id] = adapters & frozenset(self._said[replica_id])
         given = self._given[replica_id]
         if given:
             loaded = (given | (adapters & frozenset(self._said[replica_id]))) - {self._replicas[replica_id].model}
@@ -95,6 +99,11 @@ class Catalog:
         if replica != self._replicas[replica.id]:
             self._replicas[replica.id] = replica
             self._tell(ReplicaJoined(replica))
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """Names that are adapters of another model."""
+        return frozenset().union(*self._adapters.values())
 
     @property
     def names(self) -> list[str]:

@@ -185,6 +185,8 @@ class Gateway:
         self.dispatcher = dispatcher
         self.acceptor = acceptor
         self.account = account
+        self.adapters: frozenset[str] = frozenset()
+        """Models' names that are adapters of another, as replicas list them."""
         self.tickets: dict[str, Ticket] = {}
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -660,6 +662,7 @@ class Gateway:
                 drawn_from="" if chosen is None else chosen.drawn_from,
                 fell_back="" if chosen is None else chosen.fell_back,
                 choice="" if chosen is None else chosen.reason,
+                adapter=request.model if self.adapters and request.model in self.adapters else "",
                 replica=None if replica is None else replica.id,
                 quantization=tags.get("quantization", ""),
                 gpu_type=tags.get("gpu_type", ""),

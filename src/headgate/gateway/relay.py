@@ -71,7 +71,10 @@ if its replica does."""
 MOST_HELD: Final = 16
 """Events that are held back while nothing is said in them; with more, the answer is taken to have begun."""
 GAPS: Final = 3
-"""Of a stream's gaps, those remembered."""
+"""Of a stream's gaps, those remembered: so many, and one more for each GAP_EACH tokens, so that the longest one percent
+of all gaps are among them."""
+GAP_EACH: Final = 64
+MOST_GAPS: Final = 64
 _AFTER_DONE_S = 1.0
 """How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
 
@@ -604,13 +607,15 @@ class Relay:
         return alone
 
     def _note_gap(self, silence_s: float, now: float) -> None:
-        """Seldom: of n equal chances about 3 · ln n are among the longest three so far."""
-        gaps = self._gaps
+        """Seldom: of n equal chances about 3 · ln n are among the longest three so far, and one in 64 beyond."""
+        gaps, most = self._gaps, min(MOST_GAPS, GAPS + self.events // GAP_EACH)
         gaps.append((silence_s, now - silence_s))
         gaps.sort(reverse=True)
-        if len(gaps) > GAPS:
+        if len(gaps) > most:
             gaps.pop()
-        if len(gaps) == GAPS:
+        if len(gaps) >= most:
+            # Not lowered when there is room for one more: what is shorter than all that were kept is not among the
+            # longest one percent.
             self._gap_floor_s = gaps[-1][0]
 
     def _silence_s(self, now: float, since: float) -> float:

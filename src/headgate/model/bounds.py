@@ -76,6 +76,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "tpot_p50_s": Seconds | None,
         "e2e_p95_s": Seconds | None,
         "e2e_p99_s": Seconds | None,
+        "e2e_p99_tokens": Count,
     },
     Replica: {
         "id": ReplicaName,

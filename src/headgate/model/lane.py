@@ -54,11 +54,13 @@ class Lane:
     ttft_p99_s: float | None = None
     """First token, at p99; the p95 is ttft_target_s."""
     tpot_p50_s: float | None = None
-    """Mean time per token after the first, at the median; the p99 is gap_target_s."""
+    """Mean time per token after the first, at the median; gap_target_s is the p99 of every gap between two tokens."""
     e2e_p95_s: float | None = None
     """Whole answer, at p95."""
     e2e_p99_s: float | None = None
-    """Whole answer, at p99."""
+    """Whole answer of up to `e2e_p99_tokens`, at p99."""
+    e2e_p99_tokens: int = 1000
+    """Tokens of an answer up to which e2e_p99_s is promised; longer ones are promised their pace only."""
 
 
 LANES: dict[str, Lane] = {

@@ -189,7 +189,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     e2e_s: float = 0.0
     max_gap_s: float = 0.0
     gaps: tuple[Gap, ...] = ()
-    """The longest few, longest first."""
+    """The longest, about one percent and three of them at least, longest first."""
     stalled_s: float = 0.0
     """How long the client was behind."""
 

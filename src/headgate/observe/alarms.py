@@ -130,12 +130,18 @@ class Alarms:
 
     def _read_lane(self, name: str, ended: tuple[int, int], now: float) -> LaneReading:
         sketches: dict[tuple[str, int], Sketch] = {}
+
+        def sketch_of(figure: str, window_s: int) -> Sketch:
+            if (figure, window_s) not in sketches:
+                sketches[figure, window_s] = self._figures.sketch(figure, window_s, now, lane=name)
+            return sketches[figure, window_s]
+
         tails: dict[Asked, Tail] = {}
         for figure, percentile, window_s in asks(self._dispatcher.lanes[name]):
-            sketch = sketches.get((figure, window_s))
-            if sketch is None:
-                sketch = sketches[figure, window_s] = self._figures.sketch(figure, window_s, now, lane=name)
-            tails[figure, percentile, window_s] = Tail(sketch.quantile(percentile / 100), sketch.count)
+            value = sketch_of(figure, window_s).quantile(percentile / 100)
+            # Of gaps: how many requests they are of, not how many tokens.
+            count = sketch_of("tpot" if figure == "gap" else figure, window_s).count
+            tails[figure, percentile, window_s] = Tail(value, count)
         before = self._counted.get(name, (0, 0))
         self._counted[name] = ended
         return LaneReading(tails=tails, requests=ended[0] - before[0], failed=ended[1] - before[1])

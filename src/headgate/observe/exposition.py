@@ -1,4 +1,5 @@
-"""Prometheus' text format, version 0.0.4.
+"""Prometheus' text format, version 0.0.4; and OpenMetrics, for whoever asks for it: the same with exemplars, each of
+which names the trace of one request.
 
 What of a line never changes is made once: the name and labels of every series, and whole histograms in which nothing
 was counted since the last scrape. prometheus_client, which makes an object of each sample, takes ten times as long.
@@ -11,6 +12,8 @@ from typing import Literal
 from headgate.observe.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = "application/openmetrics-text"
+OPEN_CONTENT_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
 SPARE = 64
 """Label sets that are remembered beyond those in use: replicas come and go."""
 
@@ -50,6 +53,16 @@ class _Block:
         self._count = -1
         self._text = ""
 
+    def open_text(self) -> str:
+        """With exemplars: the traces of requests that are in it."""
+        exemplars = self.histogram.exemplars
+        if not exemplars:
+            return self.text()
+        lines = self.text().split("\n")
+        for place, (trace, value, wall) in exemplars.items():
+            lines[place] += f' # {{trace_id="{trace}"}} {number(value)} {wall:.3f}'
+        return "\n".join(lines)
+
     def text(self) -> str:
         histogram = self.histogram
         count = sum(histogram.numbers)
@@ -64,11 +77,14 @@ class _Block:
 class _Section:
     """A family's part of the page, and what is remembered of it from one page to the next."""
 
-    __slots__ = ("blocks", "head", "lines", "starts")
+    __slots__ = ("blocks", "head", "lines", "open_head", "starts")
 
     def __init__(self, family: Family) -> None:
         help = family.help.replace("\\", r"\\").replace("\n", r"\n")
         self.head = f"# HELP {family.name} {help}\n# TYPE {family.name} {family.kind}\n"
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        open_help = help.replace('"', r"\"")
+        self.open_head = f"# HELP {name} {open_help}\n# TYPE {name} {family.kind}\n"
         self.lines: list[str] = []
         self.starts: dict[tuple[str, ...], str] = {}
         self.blocks: dict[tuple[str, ...], _Block] = {}
@@ -79,6 +95,8 @@ class Page:
 
     def __init__(self) -> None:
         self._sections: dict[Family, _Section] = {}
+        self.open = False
+        """Written as OpenMetrics."""
 
     def sample(self, family: Family, labels: tuple[str, ...], value: float) -> None:
         section = self._sections.get(family)
@@ -96,19 +114,21 @@ class Page:
         block = section.blocks.get(labels)
         if block is None or block.histogram is not histogram:  # another: the series was forgotten, and has come back
             block = section.blocks[labels] = _Block(family, labels, histogram)
-        section.lines.append(block.text())
+        section.lines.append(block.open_text() if self.open else block.text())
 
     def render(self) -> bytes:
         """The page, after which the next one is begun. A family without samples is not on it."""
         parts = []
         for section in self._sections.values():
             if section.lines:
-                parts.append(section.head)
+                parts.append(section.open_head if self.open else section.head)
                 parts += section.lines
             if max(len(section.starts), len(section.blocks)) > 2 * len(section.lines) + SPARE:
                 section.starts.clear()
                 section.blocks.clear()
             section.lines = []
+        if self.open:
+            parts.append("# EOF\n")
         return "".join(parts).encode(errors="replace")
 
 

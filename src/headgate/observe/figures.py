@@ -17,9 +17,10 @@ from headgate.model.record import Record
 from headgate.observe.ended import EndedEarly
 from headgate.observe.histogram import edges
 from headgate.observe.little import Little
-from headgate.observe.series import COMPLETED, Labels, LaneFigures, Series, Tokens
+from headgate.observe.series import COMPLETED, NEVER_QUEUED, Labels, LaneFigures, Series, Tokens
+from headgate.observe.tenants import Tenants
 from headgate.observe.timeline import Slice
-from headgate.observe.windows import FIGURES, PART_S, WINDOWS, Counts, Window
+from headgate.observe.windows import E2E, FIGURES, GAP, PART_S, QUEUE, SKETCHES, TPOT, TTFT, WINDOWS, Counts, Window
 from headgate.policy.cost import Held
 from headgate.policy.promise import first_counts, promises
 
@@ -76,6 +77,7 @@ class Figures:
         self._promised = lanes
         """The dispatcher's own: a new config changes what is in it."""
         self._edges = edges(lanes.values())
+        self.tenants = Tenants(observe.labels, self._edges[TTFT])
         self._caps = [Cap(observe.labels) for _ in range(5)]
         """For model, version, tier, quantization and gpu_type."""
         self._windows: dict[tuple[str, str, str, str], Window] = {}
@@ -92,7 +94,7 @@ class Figures:
     def take(self, records: Sequence[Record], now: float) -> None:
         """Records that have been closed; also called with none, so that what is over closes in time."""
         self._roll(now)
-        known = self.series
+        known, tenants = self.series, self.tenants
         touched: list[Series] = []
         for record in records:
             series = known.get(
@@ -105,12 +107,28 @@ class Figures:
                 series.used_at = now
                 touched.append(series)
             series.take(record)
+            tenants.take(record)
             if record.cold:
                 self._met_cold(record)
             if record.cap or record.stop:
                 self.ended.take(record)
         for series in touched:
             series.settle()
+
+    def exemplify(self, record: Record, trace: str) -> None:
+        """A record that was taken has left this trace: in histograms it stands for those like it."""
+        histograms = self._series_of(record, record.at + record.e2e_s).histograms
+        wall = record.wall + record.e2e_s
+        if record.outcome is COMPLETED:
+            histograms[E2E].exemplify(record.e2e_s, trace, wall)
+        if record.outcome.value not in NEVER_QUEUED:
+            histograms[QUEUE].exemplify(record.queue_s, trace, wall)
+        if record.ttft_s is not None:
+            histograms[TTFT].exemplify(record.ttft_s, trace, wall)
+        if record.tpot_s is not None:
+            histograms[TPOT].exemplify(record.tpot_s, trace, wall)
+        if record.gaps and record.tpot_s is not None:
+            histograms[GAP].exemplify(record.gaps[0].took_s, trace, wall)
 
     def sample(self, lane: str, in_system: int, now: float) -> None:
         """So many requests of a lane are here, waiting or running: for Little's law, a few times a second."""
@@ -146,7 +164,7 @@ class Figures:
         return Series(labels, lane, window, self._edges, tokens)
 
     def _open(self, name: str, now: float) -> LaneFigures:
-        lane = self.lanes[name] = LaneFigures(name, now, self._next_phase_s())
+        lane = self.lanes[name] = LaneFigures(name, now, self._next_phase_s(), self._edges)
         self._roll_at = min(self._roll_at, lane.window.ends)
         return lane
 
@@ -191,6 +209,7 @@ class Figures:
             lane = self.lanes.get(name) or self._open(name, now)
             lane.late_after_s, lane.late_token_s = promised.ttft_target_s, promised.gap_target_s
             lane.first_counts = first_counts(promised)
+            lane.longest = promised.e2e_p99_tokens
 
     def _forget_unused(self, now: float) -> None:
         """Their counters go too. A scraper takes one that comes back for one that was reset, which is what it is."""
@@ -221,13 +240,13 @@ class Figures:
         if figure not in FIGURES or window_s not in WINDOWS:
             raise ValueError(f"expected one of {FIGURES} and of {WINDOWS}, got {figure!r} and {window_s!r}")
         self._roll(now)
-        place = FIGURES.index(figure)
+        place, without = SKETCHES[figure]
         windows = self._matching(lane, model, version, tier)
         if len(windows) == 1:
-            return windows[0].sketch(place, window_s)
+            return windows[0].sketch(place, window_s, without)
         sketch = Sketch()
         for window in windows:
-            sketch.merge(window.sketch(place, window_s))
+            sketch.merge(window.sketch(place, window_s, without))
         return sketch
 
     def counts(
@@ -295,7 +314,7 @@ class Figures:
         """Each promise that any request in these was subject to, by figure."""
         found = []
         for promise in promises(self._promised[lane]) if lane in self._promised else ():
-            share = sketches[promise.figure].share(promise.within_s)
+            share = sketches[promise.of].share(promise.within_s)
             if share is not None:
                 found.append(Kept(promise.figure, promise.percentile, promise.within_s, share))
         return found

@@ -20,7 +20,7 @@ from headgate.model.record import Record
 from headgate.observe.access import Access
 from headgate.observe.admin import Admin
 from headgate.observe.alarms import Alarms
-from headgate.observe.exposition import CONTENT_TYPE
+from headgate.observe.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import find_gpus
 from headgate.observe.journal import Journal
@@ -112,7 +112,13 @@ class Instruments:
         if observe.otlp_endpoint is not None and self._on:
             self._sender = OtlpSender(observe.otlp_endpoint, observe.otlp_headers, clock)
             traces = Traces(
-                gateway.dispatcher.lanes, observe.trace_share, self._sender, rng, self.figures, replicas=roster.urls
+                gateway.dispatcher.lanes,
+                observe.trace_share,
+                self._sender,
+                rng,
+                self.figures,
+                replicas=roster.urls,
+                left=self.figures.exemplify,
             )
             self._consumers.append(traces.take)
             gateway.contexts = Contexts(observe.trace_share, rng)
@@ -215,9 +221,11 @@ class Instruments:
         account = self._gateway.account
         self.figures.held.see(held * (high - low), account.prompt_tokens + account.output_tokens, now, wall())
 
-    def _text(self) -> bytes:
+    def _text(self, open_metrics: bool = False) -> bytes:
         self.catch_up()
-        return self.metrics.text()
+        return self.metrics.text(open_metrics)
 
     def _serve_metrics(self, exchange: Exchange) -> None:
-        exchange.respond(200, self._text(), CONTENT_TYPE)
+        """As OpenMetrics for whoever names that among what it takes: only there exemplars have a place."""
+        wanted = OPEN_METRICS in exchange.headers.get("accept", "")
+        exchange.respond(200, self._text(wanted), OPEN_CONTENT_TYPE if wanted else CONTENT_TYPE)

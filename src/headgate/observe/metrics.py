@@ -10,7 +10,7 @@ from headgate.observe.exposition import Family, Page
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
-from headgate.observe.windows import ANSWER, E2E, FIGURES, QUEUE, TPOT, TTFT, WINDOWS
+from headgate.observe.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, Counts
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.hedge import RESULTS
 from headgate.policy.shared_limits import SharedLimits
@@ -22,11 +22,40 @@ HISTOGRAMS: Final = {
     TPOT: Family("headgate_time_per_output_token_seconds", "histogram", "Mean time between tokens of a request", *ALL),
     E2E: Family("headgate_request_duration_seconds", "histogram", "Arrival to end of completed requests", *ALL),
     QUEUE: Family("headgate_queue_seconds", "histogram", "Waiting here for a replica with room", *ALL),
+    GAP: Family("headgate_inter_token_gap_seconds", "histogram", "From one token of a stream to its next", *ALL),
     ANSWER: Family(
         "headgate_answer_per_token_seconds", "histogram",
         "Time per output token of answers in one piece whose first token nobody saw", *ALL,
     ),
 }  # fmt: skip
+COLD_TTFT: Final = Family(
+    "headgate_cold_time_to_first_token_seconds", "histogram", "Arrival to first token, of cold replicas only", "lane"
+)
+LONG_ANSWERS: Final = Family(
+    "headgate_long_answer_duration_seconds", "histogram", "Arrival to end of answers longer than e2e_p99_tokens", "lane"
+)
+PREFILL: Final = Family(
+    "headgate_prefill_seconds",
+    "histogram",
+    "Prompt to first token, by the engine's word, else at the replica",
+    "lane",
+)
+DECODE: Final = Family(
+    "headgate_decode_seconds", "histogram", "First token to last, by the engine's word, else of the stream", "lane"
+)
+TENANT_TTFT: Final = Family(
+    "headgate_tenant_time_to_first_token_seconds", "histogram", "Arrival to first token", "tenant"
+)
+TENANT_REQUESTS: Final = Family(
+    "headgate_tenant_requests_total", "counter", "Requests by how they ended", "tenant", "kind"
+)
+TENANT_TOKENS: Final = Family("headgate_tenant_tokens_total", "counter", "Tokens", "tenant", "direction")
+CACHED: Final = Family(
+    "headgate_cached_prompt_tokens_total", "counter", "Prompt tokens found in a prefix cache", "lane", "model"
+)
+HIT_RATE: Final = Family(
+    "headgate_prefix_cache_hit_ratio", "gauge", "Share of prompt tokens found in a prefix cache, over 5 min", "lane"
+)
 REQUESTS: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", *ALL, "outcome")
 REQUESTS_ONLY: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", "lane", "outcome")
 REFUSALS: Final = Family("headgate_refusals_total", "counter", "Requests told to come back later", "lane", "reason")
@@ -57,6 +86,8 @@ LATENCY: Final = Family(
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 PERCENTILE_LABELS: Final = tuple(f"{100 * q:g}" for q in QUANTILES)
 """Not `quantile`: that label belongs to summaries, and promtool says so."""
+WHOLE: Final = {"ttft_warm": "ttft", "e2e_short": "e2e"}
+"""Figures that are part of another."""
 WINDOW_LABELS: Final = {60: "1m", 300: "5m", 3600: "1h"}
 WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
 RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")
@@ -170,9 +201,11 @@ class Metrics:
         self._slo = slo
         self._page = Page()
 
-    def text(self) -> bytes:
-        """A whole page of exposition.CONTENT_TYPE. Whoever asks has handed all closed records to the figures before."""
+    def text(self, open_metrics: bool = False) -> bytes:
+        """A whole page of exposition.CONTENT_TYPE, or OPEN_CONTENT_TYPE. Whoever asks has handed all closed records to
+        the figures before."""
         page, now = self._page, self._pulse.clock()
+        page.open = open_metrics
         if self._observe.instruments:
             self._requests(page)
             self._lanes(page, now)
@@ -197,6 +230,14 @@ class Metrics:
         for (lane, model), tokens in figures.tokens.items():
             page.sample(TOKENS, ("prompt", lane, model), tokens.prompt)
             page.sample(TOKENS, ("output", lane, model), tokens.output)
+            if tokens.cached:
+                page.sample(CACHED, (lane, model), tokens.cached)
+        for tenant, counted in figures.tenants.known.items():
+            page.histogram(TENANT_TTFT, (tenant,), counted.ttft)
+            for kind, number in counted.kinds.items():
+                page.sample(TENANT_REQUESTS, (tenant, kind), number)
+            page.sample(TENANT_TOKENS, (tenant, "prompt"), counted.prompt_tokens)
+            page.sample(TENANT_TOKENS, (tenant, "output"), counted.output_tokens)
         for key, number in figures.ended.answers.items():
             page.sample(ENDED_EARLY, key, number)
         for key, number in figures.ended.tokens.items():
@@ -221,6 +262,17 @@ class Metrics:
             for type_, number in lane.errors.items():
                 page.sample(ERRORS, (name, type_), number)
             page.sample(RATE, (name,), figures.rates(60, now, lane=name).requests)
+            hits = hit_rate(figures.counts(300, now, lane=name))
+            if hits is not None:
+                page.sample(HIT_RATE, (name,), hits)
+            for family, histogram in (
+                (PREFILL, lane.prefill),
+                (DECODE, lane.decode),
+                (COLD_TTFT, lane.cold_ttft),
+                (LONG_ANSWERS, lane.long_answers),
+            ):
+                if any(histogram.numbers):
+                    page.histogram(family, (name,), histogram)
             self._latency(page, name, now)
             little = figures.little(name)
             if little is not None:
@@ -236,6 +288,8 @@ class Metrics:
         for window_s in WINDOWS:
             sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
             for figure, sketch in sketches.items():
+                if figure in WHOLE and sketch.count == sketches[WHOLE[figure]].count:
+                    continue  # nothing was left out, and it is told already
                 for label, value in zip(PERCENTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
                     if value is not None:
                         page.sample(LATENCY, (lane, figure, label, WINDOW_LABELS[window_s]), value)
@@ -332,6 +386,11 @@ class Metrics:
                 page.sample(GPU_USE, (gpu.name,), gpu.utilisation)
             page.sample(GPU_USED, (gpu.name,), gpu.memory_used)
             page.sample(GPU_TOTAL, (gpu.name,), gpu.memory_total)
+
+
+def hit_rate(counts: Counts) -> float | None:
+    """Share of prompt tokens that were found in a prefix cache; None: no engine has said that any were."""
+    return counts.cached_tokens / counts.prompt_tokens if counts.cached_tokens and counts.prompt_tokens else None
 
 
 def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures) -> float | None:

@@ -13,7 +13,7 @@ from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 from headgate.observe.little import AT_ONCE_S, TURNED_AWAY, Law
 from headgate.observe.timeline import Timeline
-from headgate.observe.windows import ANSWER, E2E, FIGURES, QUEUE, TPOT, TTFT, Counts, Window
+from headgate.observe.windows import ANSWER, COLD, E2E, GAP, KEPT, LONG, QUEUE, TPOT, TTFT, Counts, Window
 from headgate.policy.promise import per_token_s
 
 Labels = tuple[str, str, str, str, str, str]
@@ -40,10 +40,12 @@ OUT_OF_MEMORY: Final = "out of memory"
 class Tokens:
     """By lane and model: versions and tiers of one model come and go, and a sum over them must never fall."""
 
-    __slots__ = ("output", "prompt")
+    __slots__ = ("cached", "output", "prompt")
 
     def __init__(self) -> None:
         self.prompt = 0
+        self.cached = 0
+        """Of the prompts', found in replicas' prefix caches."""
         self.output = 0
 
 
@@ -51,11 +53,11 @@ class LaneFigures:
     """All of a lane. Lanes are from config, so these never expire."""
 
     __slots__ = (
-        "cold_requests", "errors", "first_counts", "late_after_s", "late_token_s", "law", "name", "refusals", "retries",
-        "timeline", "window",
+        "cold_requests", "cold_ttft", "decode", "errors", "first_counts", "late_after_s", "late_token_s", "law",
+        "long_answers", "longest", "name", "prefill", "refusals", "retries", "timeline", "window",
     )  # fmt: skip
 
-    def __init__(self, name: str, now: float, phase_s: float) -> None:
+    def __init__(self, name: str, now: float, phase_s: float, edges: list[Edges]) -> None:
         self.name = name
         self.late_after_s = inf
         """First tokens after this are late."""
@@ -63,6 +65,12 @@ class LaneFigures:
         """Tokens that the first one of an answer counts for, by what is promised."""
         self.late_token_s = inf
         """Answers in one piece that took longer for each token are late."""
+        self.longest = 1_000_000_000
+        """Tokens of an answer beyond which no time is promised for all of it."""
+        self.cold_ttft = Histogram(edges[TTFT])
+        self.long_answers = Histogram(edges[E2E])
+        self.prefill = Histogram(edges[TTFT])
+        self.decode = Histogram(edges[E2E])
         self.window = Window(now, phase_s, totals=True)
         self.timeline = Timeline()
         self.law = Law()
@@ -114,7 +122,7 @@ class Series:
         self.outcomes: defaultdict[str, int] = defaultdict(int)
         self.used_at = 0.0
         self.settled = True
-        self.pending: list[list[int]] = [[] for _ in FIGURES]
+        self.pending: list[list[int]] = [[] for _ in range(KEPT)]
         """By figure, the buckets of GRID that a batch has met so far."""
 
     def take(self, record: Record) -> None:
@@ -128,6 +136,11 @@ class Series:
             whole.prompt_tokens += number
             own.prompt_tokens += number
             tokens.prompt += number
+            number = record.cached_tokens
+            if number:
+                whole.cached_tokens += number
+                own.cached_tokens += number
+                tokens.cached += number
         number = record.output_tokens
         if number:
             whole.output_tokens += number
@@ -141,6 +154,9 @@ class Series:
         index = GRID.index(e2e_s)
         if how is COMPLETED:
             self.see(E2E, e2e_s, index)
+            if number > lane.longest and number // record.choices > lane.longest:
+                self.keep(LONG, index)
+                lane.long_answers.add(e2e_s)
         else:
             lane.trouble(outcome, record, whole, own)
         if outcome not in NEVER_QUEUED:
@@ -157,6 +173,9 @@ class Series:
             if ttft_s > lane.late_after_s:
                 whole.late += 1
                 own.late += 1
+            if record.cold:
+                self.keep(COLD, GRID.index(ttft_s))
+                lane.cold_ttft.add(ttft_s)
         elif how is COMPLETED and not record.stream:
             # Nobody knows when its first token was there: it is judged by all of its time.
             token_s = per_token_s(e2e_s, number // record.choices, lane.first_counts)
@@ -167,6 +186,14 @@ class Series:
         tpot_s = record.tpot_s
         if tpot_s is not None:
             self.see(TPOT, tpot_s, GRID.index(tpot_s))
+            self.see_gaps(record)
+        engine = record.engine
+        if engine is not None and engine.prefill_ms > 0.0:
+            lane.prefill.add(engine.prefill_ms / 1e3)
+            lane.decode.add(engine.decode_ms / 1e3)
+        elif record.stream and ttft_s is not None:
+            lane.prefill.add(record.first_s)
+            lane.decode.add(record.stream_s)
         if record.cold:
             whole.cold += 1
             own.cold += 1
@@ -181,11 +208,39 @@ class Series:
         self.pending[figure].append(index)
         self.histograms[figure].see(value, index)
 
+    def keep(self, figure: int, index: int) -> None:
+        """One of the few that are told apart: in the windows at once."""
+        self.lane.window.current.buckets[figure][index] += 1
+        self.window.current.buckets[figure][index] += 1
+
+    def see_gaps(self, record: Record) -> None:
+        """Every gap between two of its tokens: the longest, of which there are one in a hundred, as they were, and the
+        others at their mean. So the 99th percentile over all gaps is as good as if each had been noted."""
+        of_lane, of_own = self.lane.window.current.buckets[GAP], self.window.current.buckets[GAP]
+        histogram, left_s = self.histograms[GAP], record.stream_s - record.stalled_s
+        number = record.output_tokens // record.choices - 1
+        for gap in record.gaps:
+            if number <= 0:
+                break
+            took_s = gap.took_s
+            index = GRID.index(took_s)
+            of_lane[index] += 1
+            of_own[index] += 1
+            histogram.see_many(took_s, index, 1)
+            left_s -= took_s
+            number -= 1
+        if number > 0:
+            each_s = max(0.0, left_s / number)
+            index = GRID.index(each_s)
+            of_lane[index] += number
+            of_own[index] += number
+            histogram.see_many(each_s, index, number)
+
     def settle(self) -> None:
         """The batch is over, in the part in which it began."""
         self.settled = True
         whole, own = self.lane.window.current.buckets, self.window.current.buckets
-        for figure in range(len(FIGURES)):
+        for figure in range(KEPT):
             met = self.pending[figure]
             if not met:
                 continue

@@ -14,7 +14,7 @@ from headgate.model.lane import Lane
 from headgate.model.replica import Load, ReplicaId
 from headgate.observe.evidence import Evidence, Told
 from headgate.observe.figures import Figures
-from headgate.observe.metrics import cost_per_1000_tokens
+from headgate.observe.metrics import cost_per_1000_tokens, hit_rate
 from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
@@ -25,6 +25,7 @@ from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import promises
 
 WINDOW_S = 60
+SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
 SLOWEST = 12
 SLOWEST_S = 300.0
 FINDINGS_EVERY_S = 2.0
@@ -116,7 +117,8 @@ class Snapshot:
             "requests_per_s": rates.requests,
             "refused_per_s": rates.refused,
             "failed_per_s": rates.failed,
-            "figures": {figure: self._percentiles(figure, name, now) for figure in ("ttft", "tpot", "e2e", "queue")},
+            "cache_hit_rate": hit_rate(figures.counts(WINDOW_S, now, lane=name)),
+            "figures": {figure: self._percentiles(figure, name, now) for figure in SHOWN},
             "promises": [
                 asdict(promise) | {"state": states.get((name, promise.figure, promise.percentile), "ok")}
                 for promise in promises(lane)

@@ -14,6 +14,8 @@ from headgate.model.record import EngineTimings, Record
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
+GAPS = 3
+"""Of a stream's longest gaps, those that have an event of their own."""
 Why = Literal["failed", "refused", "retried", "slow", "parent", "share"]
 """Why a trace is kept."""
 PROVIDER = "headgate"
@@ -98,7 +100,7 @@ class _Tree:
             self.fail(prefill, record.outcome.value, record.message, first_s)
         if decode is not None:
             put(decode, there)
-            for gap in record.gaps:
+            for gap in record.gaps[:GAPS]:
                 self.event(decode, "gap", gap.at_s, {"headgate.gap_s": gap.took_s})
         if engine is not None:
             self._engine(engine, sent_s, since_s, last_s, prefill, decode)

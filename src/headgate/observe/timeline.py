@@ -5,7 +5,21 @@ from collections import deque
 from dataclasses import dataclass
 
 from headgate.model.quantile import GRID, Sketch
-from headgate.observe.windows import E2E, PART_S, QUEUE, TPOT, TTFT, Buckets, Counts, Part, Past, Window, empty
+from headgate.observe.windows import (
+    E2E,
+    GAP,
+    KEPT,
+    PART_S,
+    QUEUE,
+    TPOT,
+    TTFT,
+    Buckets,
+    Counts,
+    Part,
+    Past,
+    Window,
+    empty,
+)
 
 SLICES = 60
 SLICE_PARTS = 2
@@ -29,6 +43,7 @@ class Slice:
     tpot: Three
     e2e: Three
     queue: Three
+    gap: Three
     heat: list[int]
     """First tokens by band of BANDS."""
     heat_e2e: list[int]
@@ -60,8 +75,8 @@ class Timeline:
 
 def _slice(at: float, pasts: list[Past], current: Part) -> Slice:
     whole, counts = empty(), Counts()
-    for figure, buckets in enumerate(current.buckets):
-        whole[figure].update(buckets)
+    for figure in range(KEPT):
+        whole[figure].update(current.buckets[figure])
     counts.add(current.counts)
     for past in pasts:
         past.add_to(whole)
@@ -75,6 +90,7 @@ def _slice(at: float, pasts: list[Past], current: Part) -> Slice:
         _three(whole[TPOT]),
         _three(whole[E2E]),
         _three(whole[QUEUE]),
+        _three(whole[GAP]),
         _heat(whole[TTFT]),
         _heat(whole[E2E]),
     )

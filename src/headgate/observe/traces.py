@@ -5,7 +5,7 @@ decided at the end, when it is known how the request went; spans (spans.py) are 
 kept, from their records, and only when they are about to be sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -56,8 +56,11 @@ class Traces:
         figures: Percentiles,
         *,
         replicas: Mapping[str, str] | None = None,
+        left: Callable[[Record, str], None] | None = None,
     ) -> None:
-        """`replicas`: the address of each by its id, where that is known; read whenever a trace is made."""
+        """`replicas`: the address of each by its id, where that is known; read whenever a trace is made. `left` is told
+        of every request that leaves a trace, and that trace's id."""
+        self._left = left
         self.kept: dict[Why, int] = {}
         self._threshold = threshold(share)
         self._sender = sender
@@ -77,6 +80,8 @@ class Traces:
             if why is not None:
                 self.kept[why] = self.kept.get(why, 0) + 1
                 self._sender.put(partial(add_spans, record, hop, why, self._replicas))
+                if self._left is not None:
+                    self._left(record, hop[3:35])
 
     def _why(self, record: Record, hop: str, now: float) -> Why | None:
         kind = record.outcome.kind

@@ -6,11 +6,12 @@ from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.model.quantile import Sketch
 from headgate.observe.evidence import Evidence
-from headgate.observe.windows import FIGURES, Counts
+from headgate.observe.windows import Counts
 from headgate.policy.diagnose import LaneView, View
 from headgate.policy.dispatcher import Dispatcher
 
 WINDOW_S = 300
+SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
 
 
 class Figures(Protocol):
@@ -44,7 +45,7 @@ def view(
 
 def _lane(lane: Lane, figures: Figures, evidence: Evidence, now: float) -> LaneView:
     name = lane.name
-    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in FIGURES}
+    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in SHOWN}
     counted = evidence.lane(name, now, WINDOW_S)
     losses = evidence.losses(name, now, WINDOW_S)
     prompt_p99, output_p50, output_p99 = evidence.lengths(name)
@@ -55,9 +56,9 @@ def _lane(lane: Lane, figures: Figures, evidence: Evidence, now: float) -> LaneV
         requests=figures.counts(WINDOW_S, now, lane=name).requests,
         ttft_p95_s=sketches["ttft"].quantile(0.95),
         ttft_p99_s=sketches["ttft"].quantile(0.99),
-        tpot_p99_s=sketches["tpot"].quantile(0.99),
+        gap_p99_s=sketches["gap"].quantile(0.99),
         answer_p95_s=sketches["answer"].quantile(0.95),
-        e2e_p99_s=sketches["e2e"].quantile(0.99),
+        e2e_p99_s=sketches["e2e_short"].quantile(0.99),
         e2e_p999_s=sketches["e2e"].quantile(0.999),
         queue_p99_s=sketches["queue"].quantile(0.99),
         first_lost=losses.first,

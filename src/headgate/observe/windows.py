@@ -12,13 +12,30 @@ from typing import Final
 
 from headgate.model.quantile import Sketch
 
-FIGURES = ("ttft", "tpot", "e2e", "queue", "answer")
 TTFT: Final = 0
 TPOT: Final = 1
 E2E: Final = 2
 QUEUE: Final = 3
-ANSWER: Final = 4
-"""Places in every list that has one thing for each figure."""
+GAP: Final = 4
+ANSWER: Final = 5
+COLD: Final = 6
+LONG: Final = 7
+"""Places in every list that has one thing for each figure. COLD: first tokens of cold replicas; LONG: all of answers
+that are longer than is promised for. Both are few, and also counted under TTFT and E2E."""
+KEPT: Final = 8
+SKETCHES: Final[dict[str, tuple[int, int | None]]] = {
+    "ttft": (TTFT, None),
+    "tpot": (TPOT, None),
+    "e2e": (E2E, None),
+    "queue": (QUEUE, None),
+    "gap": (GAP, None),
+    "answer": (ANSWER, None),
+    "ttft_cold": (COLD, None),
+    "ttft_warm": (TTFT, COLD),
+    "e2e_short": (E2E, LONG),
+}
+"""What can be asked for: what is kept, or that without another that is part of it."""
+FIGURES = tuple(SKETCHES)
 WINDOWS = (60, 300, 3600)
 """Seconds."""
 PART_S: Final = 5.0
@@ -35,7 +52,8 @@ class Counts:
     """How many ended, and how."""
 
     __slots__ = (
-        "cancelled", "cold", "failed", "late", "output_tokens", "prompt_tokens", "refused", "requests", "retried",
+        "cached_tokens", "cancelled", "cold", "failed", "late", "output_tokens", "prompt_tokens", "refused", "requests",
+        "retried",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -54,6 +72,8 @@ class Counts:
         self.late = 0
         """Got their first token later than the lane promises at p95."""
         self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """Of the prompts', found in replicas' prefix caches."""
         self.output_tokens = 0
 
     def add(self, other: "Counts") -> None:
@@ -65,6 +85,7 @@ class Counts:
         self.retried += other.retried
         self.late += other.late
         self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
         self.output_tokens += other.output_tokens
 
 
@@ -78,6 +99,10 @@ class Part:
         self.counts = Counts()
 
 
+_NO_INDEXES: Final = array("H")
+_NO_NUMBERS: Final = array("I")
+
+
 class Past:
     """One that is over, in a tenth of the memory: there are a hundred of them for each series."""
 
@@ -85,11 +110,11 @@ class Past:
 
     def __init__(self, part: Part) -> None:
         self.counts = part.counts
-        self.indexes = [array("H", list(buckets)) for buckets in part.buckets]
-        self.numbers = [array("I", list(buckets.values())) for buckets in part.buckets]
+        self.indexes = [array("H", list(buckets)) if buckets else _NO_INDEXES for buckets in part.buckets]
+        self.numbers = [array("I", list(buckets.values())) if buckets else _NO_NUMBERS for buckets in part.buckets]
 
     def add_to(self, buckets: list[Buckets]) -> None:
-        for figure in range(len(FIGURES)):
+        for figure in range(KEPT):
             self.add_one_to(buckets[figure], figure)
 
     def add_one_to(self, buckets: Buckets, figure: int) -> None:
@@ -98,7 +123,7 @@ class Past:
 
     def take_from(self, buckets: list[Buckets]) -> None:
         """It was added to them before."""
-        for figure in range(len(FIGURES)):
+        for figure in range(KEPT):
             left = buckets[figure]
             for index, number in zip(self.indexes[figure], self.numbers[figure], strict=True):
                 left[index] -= number
@@ -107,7 +132,7 @@ class Past:
 
 
 def empty() -> list[Buckets]:
-    return [defaultdict(int) for _ in FIGURES]
+    return [defaultdict(int) for _ in range(KEPT)]
 
 
 NOTHING: Final = Past(Part())
@@ -195,7 +220,17 @@ class Window:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def sketch(self, figure: int, window_s: int) -> Sketch:
+    def sketch(self, figure: int, window_s: int, without: int | None = None) -> Sketch:
+        """`without`: a figure that is part of it, and is left out."""
+        whole = self._buckets(figure, window_s)
+        if without is not None:
+            for index, number in self._buckets(without, window_s).items():
+                whole[index] -= number
+                if whole[index] <= 0:
+                    del whole[index]
+        return Sketch.of(whole)
+
+    def _buckets(self, figure: int, window_s: int) -> Buckets:
         if self._totals is not None:
             whole = self._totals[window_s][figure].copy()
         else:
@@ -205,7 +240,7 @@ class Window:
             if window_s == 3600:
                 _add_up(whole, self.minute.buckets[figure])
         _add_up(whole, self.current.buckets[figure])
-        return Sketch.of(whole)
+        return whole
 
     def counts(self, window_s: int) -> Counts:
         counts = Counts()

@@ -55,10 +55,12 @@ class LaneView:
     requests: int = 0
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
-    tpot_p99_s: float | None = None
+    gap_p99_s: float | None = None
+    """Of all gaps between two tokens."""
     answer_p95_s: float | None = None
     """For each token of answers in one piece whose first token's time is unknown."""
     e2e_p99_s: float | None = None
+    """Of answers that are no longer than it is promised for."""
     e2e_p999_s: float | None = None
     queue_p99_s: float | None = None
     first_lost: Mapping[Kind, float] = field(default_factory=dict)
@@ -209,7 +211,7 @@ def _latency(view: LaneView, whole: View) -> Iterator[Finding]:
         cause, knob = _answer(group, view, whole)
         yield _finding(view, first, view.first_lost, cause, knob)
     tokens = _worst(
-        ("tpot_p99", view.tpot_p99_s, lane.gap_target_s), ("answer_p95", view.answer_p95_s, lane.gap_target_s)
+        ("gap_p99", view.gap_p99_s, lane.gap_target_s), ("answer_p95", view.answer_p95_s, lane.gap_target_s)
     )
     if tokens is not None:
         group = _token_group(view)

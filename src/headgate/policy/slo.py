@@ -124,11 +124,11 @@ class LaneWatch:
     def on(self, reading: LaneReading, now: float) -> list[Change | None]:
         tails = reading.tails
         changes = [
-            _judge(alert, p, tails.get((p.figure, p.percentile, FIVE_MIN_S), NOTHING), p.least, now)
+            _judge(alert, p, tails.get((p.of, p.percentile, FIVE_MIN_S), NOTHING), p.least, now)
             for p, alert in self.kept
         ]
         changes += [
-            _judge(alert, p, tails.get((p.figure, p.percentile, MINUTE_S), NOTHING), LEAST, now)
+            _judge(alert, p, tails.get((p.of, p.percentile, MINUTE_S), NOTHING), LEAST, now)
             for p, alert in self.sustained
         ]
         changes.append(self._shifted(tails.get(("ttft", USUAL_PERCENTILE, FIVE_MIN_S), NOTHING), now))

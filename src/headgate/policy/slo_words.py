@@ -9,12 +9,14 @@ from headgate.policy.utilisation import words
 FIGURES = {
     "ttft": "TTFT",
     "tpot": "TPOT",
+    "gap": "the gap between tokens at",
     "e2e": "end-to-end time",
     "answer": "time per token of unstreamed answers",
 }
 LOOK = {
     "ttft": "Look at the queue wait: if it is most of it, add replicas; if not, long prefills are in the way.",
     "tpot": "Look for long contexts in the batch (cap them or give them replicas of their own) and for evictions.",
+    "gap": "Look for long prefills and contexts in the batch (smaller chunks, their own replicas) and for evictions.",
     "e2e": "Look for answers that grow (caps, stop sequences, time limit) and for requests that were evicted.",
     "answer": "Look at the queue wait, for long prefills and long contexts beside them, and for slow replicas.",
 }

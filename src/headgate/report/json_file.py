@@ -213,7 +213,8 @@ def _list(values: Floats) -> list[float]:
 
 
 def _target(target: Target) -> dict[str, Any]:
-    return {"figure": target.figure, "within_s": target.within_s, "lane": target.lane, "level": target.level}
+    found = {"figure": target.figure, "within_s": target.within_s, "lane": target.lane, "level": target.level}
+    return found if target.up_to_tokens is None else {**found, "up_to_tokens": target.up_to_tokens}
 
 
 def _estimate(estimate: Estimate, scale: float = 1.0) -> list[float | None]:

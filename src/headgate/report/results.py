@@ -44,6 +44,8 @@ class Target:
     """None: all of them."""
     level: float | None = None
     """The percentile it is meant for, from 0 to 1; None: each request by itself, as for goodput."""
+    up_to_tokens: int | None = None
+    """It is meant for answers of up to so many tokens; None: for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +87,8 @@ class Results:
         return len(self.at_s)
 
     def figure(self, name: str) -> Floats:
+        """One value for each request; of gaps the longest."""
+        name = "max_gap" if name == "gap" else name
         column: Floats = getattr(self, f"{name}_s")
         return column
 
@@ -102,6 +106,19 @@ class Results:
         """Of what is ok and has it, in order of arrival."""
         column = self.figure(figure)
         return column[self.of_lane(lane) & self.ok & ~np.isnan(column)]
+
+    def gaps_of(self, mine: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Gaps between tokens of these requests, and how many there are of each. Where they were not kept one by one:
+        the longest of each request, and the others at their mean."""
+        if self.gaps:
+            found = [self.gaps[at] for at in np.flatnonzero(mine)]
+            every = np.concatenate(found) if found else np.array([])
+            return every, np.ones(len(every))
+        mine = mine & ~np.isnan(self.max_gap_s) & ~np.isnan(self.tpot_s)
+        longest, all_s = self.max_gap_s[mine], self.e2e_s[mine] - self.ttft_s[mine]
+        others = np.maximum(0.0, np.round(all_s / np.maximum(self.tpot_s[mine], 1e-9)) - 1)
+        mean = np.maximum(0.0, all_s - longest) / np.maximum(others, 1)
+        return np.concatenate([longest, mean]), np.concatenate([np.ones(len(longest)), others])
 
     @property
     def good(self) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ def level_name(level: float) -> str:
 
 
 def figure_name(figure: str) -> str:
-    return FIGURES[figure]
+    return FIGURES.get(figure, figure)
 
 
 def ms(seconds: float) -> str:

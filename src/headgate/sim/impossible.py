@@ -68,7 +68,7 @@ def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
     said = f"even alone on an idle {profile.name} it is {ms(value)} ms"
     if target.figure == "ttft":
         return f"{said}, which is what a prompt of {count(prompt)} tokens takes; shorter ones or a faster replica would"
-    if target.figure in ("tpot", "max_gap"):
+    if target.figure in ("tpot", "gap", "max_gap"):
         return f"{said}, which is how long a step takes with one sequence; only a faster replica would"
     first = ms(float(results.ttft_s[at]))
     return f"{said}: {first} ms, then {count(output)} tokens one by one; shorter answers or a faster replica would"

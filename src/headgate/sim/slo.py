@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
@@ -13,7 +14,7 @@ from headgate.policy.promise import promises
 from headgate.report.results import KINDS, Results, Target
 from headgate.report.words import figure_name, level_name, ms
 
-FIGURES = ("ttft", "tpot", "max_gap", "e2e", "queue")
+FIGURES = ("ttft", "tpot", "gap", "max_gap", "e2e", "queue")
 TURNED_AWAY = [KINDS.index("refused"), KINDS.index("failed")]
 HOW = "an SLO is LANE:FIGURE:PERCENTILE:SECONDS, such as fast:ttft:p99:0.5; figures are " + ", ".join(FIGURES)
 
@@ -72,7 +73,13 @@ def parse(texts: Iterable[str], config: GatewayConfig) -> tuple[Target, ...]:
 def promised(config: GatewayConfig) -> tuple[Target, ...]:
     """What the config promises its lanes."""
     return tuple(
-        Target(promise.figure, promise.within_s, lane.name, promise.percentile / 100)
+        Target(
+            promise.figure,
+            promise.within_s,
+            lane.name,
+            promise.percentile / 100,
+            lane.e2e_p99_tokens if promise.of == "e2e_short" else None,
+        )
         for lane in config.lanes
         for promise in promises(lane)
         if promise.figure in FIGURES
@@ -83,6 +90,10 @@ def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
     """The percentile over all that came in its lane, from `since_s` on. What a request does not have, such as the time
     between the tokens of a single one, is not asked of it; whoever got nothing by its own fault does not count."""
     mine = results.of_lane(target.lane) & (results.at_s >= since_s)
+    if target.up_to_tokens is not None:
+        mine &= results.output_tokens <= target.up_to_tokens
+    if target.figure == "gap":
+        return _judge_gaps(results, target, mine)
     column = results.figure(target.figure)
     served = column[mine & results.ok & ~np.isnan(column)]
     turned_away = int(
@@ -94,6 +105,22 @@ def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
     rank = max(1, ceil((target.level or 1.0) * count - 1e-9))
     value = inf if rank > len(served) else float(np.partition(served, rank - 1)[rank - 1])
     return Judged(target, value, count, turned_away)
+
+
+def _judge_gaps(results: Results, target: Target, mine: NDArray[np.bool_]) -> Judged:
+    """The percentile over all gaps; whoever was refused or failed missed as many as an answer has on the average."""
+    away = (results.kind == KINDS.index("refused")) | (results.kind == KINDS.index("failed"))
+    turned_away, served = int((mine & away).sum()), int((mine & results.ok & ~np.isnan(results.tpot_s)).sum())
+    values, many = results.gaps_of(mine & results.ok)
+    total = float(many.sum())
+    if not total:
+        return Judged(target, inf if turned_away else None, turned_away, turned_away)
+    order = np.argsort(values, kind="stable")
+    upto = np.cumsum(many[order])
+    rank = (target.level or 1.0) * (total + turned_away * total / max(1, served))
+    at = int(np.searchsorted(upto, rank - 1e-9))
+    value = inf if at >= len(upto) else float(values[order[at]])
+    return Judged(target, value, served + turned_away, turned_away)
 
 
 def judge_all(results: Results, targets: Sequence[Target], since_s: float = 0.0) -> tuple[Judged, ...]:

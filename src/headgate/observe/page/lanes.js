@@ -7,6 +7,7 @@ import { axis, bound, count, duration, exactClock, NONE, rate, words } from "./f
 const FIGURES = {
   ttft: "time to first token",
   tpot: "time per output token",
+  gap: "gap between two tokens",
   e2e: "time to the end of the answer",
   queue: "wait in the gateway",
 };

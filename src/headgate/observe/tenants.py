@@ -1,0 +1,50 @@
+"""How is each tenant doing? Its requests, tokens and first tokens, for as many tenants as labels may have values; any
+more are counted as `other`.
+"""
+
+from headgate.model.labels import Cap
+from headgate.model.outcome import KINDS, Outcome
+from headgate.model.record import Record
+from headgate.observe.histogram import Edges, Histogram
+
+NOT_VOUCHED_FOR = frozenset({Outcome.UNAUTHORIZED})
+"""Nobody knows whose they were."""
+
+
+class TenantFigures:
+    __slots__ = ("kinds", "output_tokens", "prompt_tokens", "ttft")
+
+    def __init__(self, edges: Edges) -> None:
+        self.ttft = Histogram(edges)
+        self.kinds: dict[str, int] = {}
+        """How they ended: ok, refused, failed or client."""
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+
+
+class Tenants:
+    def __init__(self, most: int, edges: Edges) -> None:
+        self.known: dict[str, TenantFigures] = {}
+        self._cap = Cap(most)
+        self._edges = edges
+
+    def take(self, record: Record) -> None:
+        if not record.tenant or record.outcome in NOT_VOUCHED_FOR:
+            return
+        counted = self.known.get(record.tenant)
+        if counted is None:
+            counted = self._new(record.tenant)
+        kind = KINDS[record.outcome]
+        counted.kinds[kind] = counted.kinds.get(kind, 0) + 1
+        counted.prompt_tokens += record.prompt_tokens
+        counted.output_tokens += record.output_tokens
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            counted.ttft.add(ttft_s)
+
+    def _new(self, tenant: str) -> TenantFigures:
+        name = self._cap.of(tenant)
+        counted = self.known.get(name)
+        if counted is None:
+            counted = self.known[name] = TenantFigures(self._edges)
+        return counted
