@@ -197,6 +197,17 @@ def test_priority_and_session_are_told_in_the_engines_own_way(
 
 
 @pytest.mark.timeout(60)
+def test_the_adapter_that_answered_is_in_the_record(tmp_path: Path) -> None:
+    config = {"warm": {"adapters": [{"name": "poet", "path": "/p"}]}}
+    with double_process("vllm") as engine, gateway(tmp_path, config, engine) as url:
+        for model in (MODEL, "poet"):
+            status, answer = ask(f"{url}/v1/chat/completions", {**chat("hello"), "model": model})
+            assert status == 200, answer
+        records = [json.loads(line) for line in ask(f"{url}/admin/records?last=60")[1].splitlines()]
+        assert [(one["model"], one.get("adapter", "")) for one in records] == [(MODEL, ""), ("poet", "poet")]
+
+
+@pytest.mark.timeout(60)
 def test_an_engine_that_notices_late_is_told_that_a_client_has_left(tmp_path: Path) -> None:
     with double_process("sglang") as engine, gateway(tmp_path, {}, engine) as url:
         connection = post(url, {**chat("hello"), "model": MODEL, "seed": HOLD})

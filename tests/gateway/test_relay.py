@@ -80,6 +80,26 @@ async def test_times_are_kept() -> None:
 
 
 @live
+async def test_one_gap_in_a_hundred_is_remembered_however_long_the_stream() -> None:
+    """Three of a thousand would say nothing about the 99th percentile."""
+    async with scene() as on:
+        client, talk = await on.asking()
+        talk.send(STREAM + token("a"))
+        await until(lambda: on.gate.firsts)
+        relay = on.gate.relays[0]
+        for number in range(1000):
+            relay.events += 1
+            relay._note_gap(0.001 + number % 40 / 1e4, relay._clock())
+        talk.send(token("b") + DONE + END)
+        await client.answer()
+        it = await on.gate.ended.get()
+        longest = [took_s for took_s, _ in it.gaps]
+        assert 10 <= len(longest) <= 64
+        assert longest == sorted(longest, reverse=True)
+        assert longest[9] == pytest.approx(0.0049)
+
+
+@live
 async def test_an_engine_can_not_inject_events() -> None:
     async with scene() as on:
         client, talk = await on.asking()

@@ -488,7 +488,7 @@ def test_as_openmetrics_it_is_the_same_with_exemplars() -> None:
     scene.figures.exemplify(slow, "ab" * 16)
     text = scene.metrics.text(open_metrics=True).decode()
     assert text.endswith("# EOF\n")
-    families = list(open_metrics_families(text))
+    families = list(open_metrics_families(text))  # type: ignore[no-untyped-call]
     plain = scene.families()
     assert {family.name for family in families} == set(plain)
     told = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]

@@ -7,7 +7,7 @@ Each event is one JSON object with one key:
 
     Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
               lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s
-                         figures   ttft, tpot, e2e, queue: each p50, p90, p95, p99, p999 in seconds or null, over 60 s
+                         figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in seconds or null, over 60 s
                          promises  figure, percentile, within_s, state (ok | warning | critical)
                          little    l, lambda, w, residual
               replicas   id, kind or null, state (starting | warming | failed: its warm-up; then up | ramping |
@@ -20,12 +20,12 @@ Each event is one JSON object with one key:
               alerts     name, lane, severity, message, since_s
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
-              totals     requests, requests_per_s, tokens_per_s, utilisation, loop_lag_p99_s,
+              totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource, loop_lag_p99_s,
                          cost_per_1000_tokens or null, refusals_per_s
     History   lanes      name → Slices, oldest first
               bands      where the heat's bands end, in seconds; what took longer is in one more
     Slice     at (wall seconds at which it began), requests, failed, refused,
-              ttft, tpot, e2e, queue: each [p50, p95, p99] in seconds or null
+              ttft, tpot, e2e, queue, gap: each [p50, p95, p99] in seconds or null
               heat, heat_e2e: how many first tokens, and how many whole answers, in each of the bands, fastest first
 
 A snapshot is made and encoded once for everybody who watches, and not at all while nobody does.
