@@ -6,8 +6,9 @@ Each event is one JSON object with one key:
     {"snapshot": Snapshot}  at once, then every second
 
     Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
-              lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s
-                         figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in seconds or null, over 60 s
+              lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s, cache_hit_rate or null
+                         figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in
+                                   seconds or null, over 60 s
                          promises  figure, percentile, within_s, state (ok | warning | critical)
                          little    l, lambda, w, residual
               replicas   id, kind or null, state (starting | warming | failed: its warm-up; then up | ramping |
@@ -20,8 +21,8 @@ Each event is one JSON object with one key:
               alerts     name, lane, severity, message, since_s
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
-              totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource, loop_lag_p99_s,
-                         cost_per_1000_tokens or null, refusals_per_s
+              totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
+                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s
     History   lanes      name → Slices, oldest first
               bands      where the heat's bands end, in seconds; what took longer is in one more
     Slice     at (wall seconds at which it began), requests, failed, refused,
