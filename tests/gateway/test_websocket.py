@@ -244,7 +244,7 @@ class AtOnce:
         self.transport = Recorder()
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
-        self.open_now: set[Any] = set()
+        self.open_now: dict[Any, Any] = {}
         self.writable = self.is_open = True
         self.draining = self.drained = False
         self.talk = Conversation(self, self, "/v1/chat/completions", {})  # type: ignore[arg-type]

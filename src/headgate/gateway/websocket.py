@@ -7,9 +7,11 @@ ends the one that is being answered, as leaving would.
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from websockets.frames import CloseCode
 
 from headgate.gateway.gateway import ASIDE_BYTES, Gateway
 from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError
@@ -100,7 +102,7 @@ class Sockets:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._leaving = False
-        self.open_now: set[WebSocket] = set()
+        self.open_now: dict[WebSocket, Conversation] = {}
         """As bounded as connections are."""
 
     def routes(self) -> Routes:
@@ -123,6 +125,13 @@ class Sockets:
         if not exchange.switch(accept_head(exchange, subprotocol), socket):
             early = "something was sent before the WebSocket was open"
             exchange.respond(400, refusal_body(400, early))
+
+    def show_out(self, may_stay: Callable[[str, dict[str, str]], bool]) -> None:
+        """Those whose page may not use this path any more; in the middle of an answer too."""
+        for socket, conversation in tuple(self.open_now.items()):
+            if not may_stay(conversation.path, conversation.headers):
+                origin = conversation.headers.get("origin", "")
+                socket.close(CloseCode.POLICY_VIOLATION, f"the page {origin[:64]} may not use this any more")
 
     def drain(self) -> None:
         """Say goodbye to everybody, as soon as they have what they wait for."""
@@ -153,8 +162,8 @@ class Conversation:
     def __init__(self, sockets: Sockets, gateway: Gateway, path: str, headers: dict[str, str]) -> None:
         self._sockets = sockets
         self._gateway = gateway
-        self._path = path
-        self._headers = headers
+        self.path: Final = path
+        self.headers: Final = headers
         self._current: MessageExchange | None = None
         self._held: deque[bytes] = deque()
         self.waiting_bytes = 0
@@ -170,7 +179,7 @@ class Conversation:
     def on_open(self, socket: WebSocket, server: ServerState) -> None:
         self._socket = socket
         self._server = server
-        self._sockets.open_now.add(socket)
+        self._sockets.open_now[socket] = self
 
     def on_message(self, data: bytes) -> None:
         current = self._current
@@ -208,7 +217,7 @@ class Conversation:
                 _fail(current, error)
 
     def on_lost(self) -> None:
-        self._sockets.open_now.discard(self._socket)
+        self._sockets.open_now.pop(self._socket, None)
         self._held.clear()
         self.waiting_bytes = 0
         current = self._current
@@ -243,8 +252,8 @@ class Conversation:
         self.waiting_bytes -= len(data)
         server = self._server
         exchange = MessageExchange(self._socket, server.clock())
-        exchange.path = self._path
-        exchange.headers = self._headers
+        exchange.path = self.path
+        exchange.headers = self.headers
         exchange.body = data
         exchange.request_id = server.new_id()
         self._current = exchange

@@ -131,6 +131,19 @@ class Door:
         _refuse(exchange, f"{page} may not use this path without a key: {way}")
         return False
 
+    def greet(self, exchange: Exchange) -> None:
+        """Say with its answer that its page may read it, where that is so: for what is refused before anything else."""
+        origin = exchange.headers.get("origin")
+        if origin is not None and self._origins and exchange.path.startswith("/v1/") and self._allows(origin):
+            self._speak_to(exchange, origin)
+
+    def still_lets_in(self, path: str, headers: dict[str, str]) -> bool:
+        """Whether a page that was let in may stay: what it may do is asked again when that has changed."""
+        origin = headers.get("origin")
+        if origin is None or self._allows(origin) or not is_foreign(headers):
+            return True
+        return self._asks_for_key(path) and bool(key_in(headers))
+
     def _knows_host(self, exchange: Exchange) -> bool:
         host = exchange.headers.get("host", "")
         if not host or exchange.path in _HEALTH:
@@ -153,25 +166,30 @@ class Door:
     def _brings_key(self, exchange: Exchange) -> bool:
         """Whether the path asks for a key, and the page sends one. Not what a browser adds by itself, as a cookie or
         the password of a proxy in front."""
-        path, headers = exchange.path, exchange.headers
-        asks_clients = self._clients_have_keys and path.startswith("/v1/")
-        asks_admins = self._admins_have_keys and path.startswith("/admin/")
-        if not asks_clients and not asks_admins:
+        headers = exchange.headers
+        if not self._asks_for_key(exchange.path):
             return False
         if "authorization" in headers or "x-api-key" in headers:
             return bool(key_in(headers))
         return exchange.method == "GET" and bool(key_offered(headers.get("sec-websocket-protocol", "")))
+
+    def _asks_for_key(self, path: str) -> bool:
+        asks_clients = self._clients_have_keys and path.startswith("/v1/")
+        return asks_clients or (self._admins_have_keys and path.startswith("/admin/"))
 
     # -- pages that are allowed --------------------------------------------------------------------------------
 
     def _allows(self, origin: str) -> bool:
         return ANY in self._origins or origin.lower() in self._origins
 
-    def _let_in_from(self, exchange: Exchange, origin: str) -> bool:
+    def _speak_to(self, exchange: Exchange, origin: str) -> None:
         told = ANY if ANY in self._origins else origin
         exchange.say_with_answer(
             (("access-control-allow-origin", told), ("access-control-expose-headers", EXPOSED), ("vary", "origin"))
         )
+
+    def _let_in_from(self, exchange: Exchange, origin: str) -> bool:
+        self._speak_to(exchange, origin)
         if exchange.method != "OPTIONS":
             return True
         headers = exchange.headers

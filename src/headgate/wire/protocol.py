@@ -393,6 +393,7 @@ class ServerProtocol(asyncio.Protocol):
         if exchange.path in self._server.always:
             return True
         self._unread = True
+        self._server.greet(exchange)
         exchange.respond(503, refusal_body(503, self._full()), headers=_TOLD[503])
         return False
 
@@ -413,6 +414,10 @@ class ServerProtocol(asyncio.Protocol):
         self._unread = True
         exchange = Exchange(self, self._server.clock())
         exchange.request_id = self._server.new_id()
+        reader = self._reader
+        if reader.phase is BODY:  # its headers are known, and whose page may read what is said here
+            exchange.path, exchange.headers = reader.exchange.path, reader.exchange.headers
+            self._server.greet(exchange)
         exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))
 
     def _close(self) -> None:

@@ -49,9 +49,10 @@ class HttpServer:
         clock: Clock,
         limits: Limits | None = None,
         judge: Handler | None = None,
+        greet: Handler | None = None,
         always: frozenset[str] = frozenset(),
     ) -> None:
-        """`judge`, `always`: see ServerState; None: every body is read."""
+        """`judge`, `greet`, `always`: see ServerState; None: every body is read."""
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
         limits = limits or Limits()
@@ -67,6 +68,8 @@ class HttpServer:
         )
         if judge is not None:
             self._state.judge = judge
+        if greet is not None:
+            self._state.greet = greet
         self._listeners: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self._tls = False

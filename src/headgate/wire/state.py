@@ -27,6 +27,9 @@ class ServerState:
     judge: Handler = _let_pass
     """Sees a request whose headers are complete and whose body is not. What it answers (or raises) is the answer; the
     body is then not read."""
+    greet: Handler = _let_pass
+    """Sees a request whose headers are complete and which is refused unseen. It answers nothing: what it adds to the
+    answer's headers is for the browser."""
     always: frozenset[str] = frozenset()
     """Paths that are answered where every place is taken: health checks."""
     connections: set[Occupant] = field(default_factory=set)

@@ -16,6 +16,7 @@ from headgate import config_file
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
 from headgate.gateway.roster import Roster
+from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock
 from headgate.model.contradictions import contradictions, did_you_mean
 from headgate.model.errors import StartupError
@@ -69,6 +70,7 @@ class Change:
         """Takes what names stand for."""
         self.door: Door | None = None
         """Who is told whose web pages may ask; None: nothing listens yet."""
+        self.sockets: Sockets | None = None
 
     def take_file(self) -> str:
         """Read the file again. Says what came of it; raises StartupError, and nothing has changed."""
@@ -195,6 +197,8 @@ class Change:
         self._access.change(new.admin_keys, tenants_have_keys=new.asks_for_keys)
         if self.door is not None:
             open_door(self.door, new, self._access)
+            if self.sockets is not None:
+                self.sockets.show_out(self.door.still_lets_in)
         if self.versions is not None and new.models != self.config.models:
             self.versions(new)
         if self._rescale is not None:

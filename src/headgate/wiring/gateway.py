@@ -119,7 +119,7 @@ async def _serve_gateway(
         admin = fleet_admin(access, change, roster, fleet, clock)
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
-        sockets = Sockets(gateway)
+        change.sockets = sockets = Sockets(gateway)
         ledger = Holdings(gateway, access)
         more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
         api = ApiPage()
@@ -130,7 +130,9 @@ async def _serve_gateway(
         judge = HeaderJudge(door, surface.router, gateway, access.check)
         if config.limits.connections > _most_connections():
             progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
-        ledger.server = http = HttpServer(door, clock=clock, limits=_wire_limits(config), judge=judge, always=HEALTH)
+        ledger.server = http = HttpServer(
+            door, clock=clock, limits=_wire_limits(config), judge=judge, greet=door.greet, always=HEALTH
+        )
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = []
         embedded = config.embedded or EmbeddedConfig()
