@@ -292,7 +292,7 @@ def test_engines_own_lists_are_bounded(name: str) -> None:
 def test_other_names_for_max_tokens_are_capped_as_that(name: str) -> None:
     unlimited = accept({name: -1})
     assert name not in unlimited.body
-    assert unlimited.body["max_tokens"] == 256
+    assert unlimited.body["max_tokens"] == 384
     assert accept({name: 100_000}).body["max_tokens"] == 4096
     asked = accept({name: 50})
     assert (asked.body["max_tokens"], asked.request.max_output) == (50, 50)
@@ -315,7 +315,7 @@ def test_of_several_names_the_least_counts() -> None:
 
 
 def test_the_least_length_is_no_longer_than_the_cap() -> None:
-    assert accept({"min_tokens": 100_000}).body["min_tokens"] == 256
+    assert accept({"min_tokens": 100_000}).body["min_tokens"] == 384
     assert accept({"min_tokens": 5, "max_tokens": 9}).body["min_tokens"] == 5
     assert accept({"min_tokens": 500}, tenant=Tenant(name="t", caps=False)).body["min_tokens"] == 500
 

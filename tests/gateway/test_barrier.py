@@ -164,7 +164,7 @@ async def unread(it: Scene) -> None:
     for engine in it.engines.values():
         engine.word = "w" * 50_000
     body = {"model": "double", "messages": [{"role": "user", "content": "n=400 itl=1"}], "stream": True}
-    client = await it.send("POST", "/v1/chat/completions", body)
+    client = await it.send("POST", "/v1/chat/completions", body, "x-headgate-task: other")
     await until(lambda: len(it.records) > 0)
     client.leave()
     for engine in it.engines.values():

@@ -223,7 +223,7 @@ def test_what_engines_do_is_still_an_answer(url: str, name: str) -> None:
 def test_another_replica_answers_instead(engine: RawEngine, tmp_path: Path, name: str) -> None:
     with raw_engine({}) as good, gateway(tmp_path, {"retry": {"ratio": 1}}, engine.url, good.url) as url:
         for number in range(6):
-            status, said = ask(url + CHAT, chat(f"{number} say=whole-{name}"))
+            status, said = ask(url + CHAT, chat(f"{number} say=whole-{name}", max_tokens=16))
             assert (status, json.loads(said)["choices"][0]["message"]["content"]) == (200, "w")
             stream = f"{number} say=stream-{'html' if name == 'html' else 'just-done'}"
             status, said = ask(url + CHAT, chat(stream, stream=True))
