@@ -200,7 +200,6 @@ def test_other_names_for_n_count_too(name: str) -> None:
         (["one", "two", "three"], 3, None),
         ([5, 6, 7, 8], 1, 4),
         ([[1, 2], [3], [4, 5, 6]], 3, 6),
-        (["one", [1, 2]], 2, None),
         ([""], 1, None),
     ],
 )
@@ -576,3 +575,28 @@ def test_what_engines_are_sent_has_no_other_name_for_its_cap(tmp_path: Path) -> 
             "max_new_tokens": None,
         }
         assert asked["min_tokens"] == 4096
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [["a"]], [[1], ["a"]], [[1, "a"]], [[1], "a"], ["a", [1]], ["a", 1], [1, "a"], [[[1]]], [[]], [[1], []],
+        [{"text": "a"}], ["a", {"text": "a"}], [True], [[True]], [1.5], [[1.5]], [None], [[None]], [[1], None], [1, None],
+    ],
+)  # fmt: skip
+def test_a_prompt_is_text_or_token_ids_or_a_list_of_either(path: str, asked: list[Any]) -> None:
+    name = "input" if path.endswith("embeddings") else "prompt"
+    with pytest.raises(InvalidRequest, match=f"{name} must be text, a list of texts, token ids") as refused:
+        accept({"model": "m", name: asked}, path=path)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(("asked", "tokens"), [("a", 0), (["a"], 0), (["a", "b"], 0), ([1, 2], 2), ([[1, 2], [3]], 3)])
+def test_what_openai_documents_is_taken(path: str, asked: Any, tokens: int) -> None:
+    name = "input" if path.endswith("embeddings") else "prompt"
+    found = accept({"model": "m", name: asked}, path=path)
+    assert found.body[name] == asked
+    if tokens:
+        assert found.request.prompt_tokens == tokens

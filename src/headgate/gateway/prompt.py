@@ -90,14 +90,14 @@ def found_in(shape: Shape, path: str, body: dict[str, Any]) -> PromptFound:
 def _listed(whole: list[Any], name: str) -> tuple[int, int]:
     """How many prompts a list holds, and how many token ids; 0: it holds text."""
     kinds = set(map(type, whole))
+    if kinds == {str}:
+        return len(whole), 0
     if kinds == {int}:
         return 1, len(whole)
-    if not kinds <= {str, list, dict}:
-        wanted = "text, a list of texts, token ids, or a list of lists of token ids"
-        raise InvalidRequest(f"{name} must be {wanted}", param=name)
-    if kinds == {list}:
+    if kinds == {list} and all(set(map(type, ids)) == {int} for ids in whole):
         return len(whole), sum(map(len, whole))
-    return len(whole), 0
+    wanted = "text, a list of texts, token ids, or a list of lists of token ids, none of them empty"
+    raise InvalidRequest(f"{name} must be {wanted}", param=name)
 
 
 # -- what is not text -----------------------------------------------------------------------------------------
