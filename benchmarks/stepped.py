@@ -12,6 +12,7 @@ from headgate.model.config import BatchConfig
 from headgate.model.lane import LANES
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Sequence
+from headgate.policy.estimate import StepTime
 from headgate.policy.profile import Noise, Profile
 from headgate.policy.shape import shape
 
@@ -68,9 +69,16 @@ def sequence_of(number: int, come: Come) -> Sequence:
 
 
 def serve(
-    profile: Profile, comes: Iterable[Come], config: BatchConfig | None = None, noise: Noise | None = None
+    profile: Profile,
+    comes: Iterable[Come],
+    config: BatchConfig | None = None,
+    noise: Noise | None = None,
+    step_time: StepTime | None = None,
 ) -> Served:
+    """`step_time`: what is known of steps at first; None: about what the profile says."""
     batch = profile.batcher(config or profile.batch_config())
+    if step_time is not None:
+        batch.step_time = step_time
     served = Served([(come, sequence_of(number, come)) for number, come in enumerate(comes)])
     due = [(come.at_s, one.id) for come, one in served.sequences]
     heapify(due)

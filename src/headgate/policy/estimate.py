@@ -106,9 +106,11 @@ class Upper:
 class StepTime:
     def __init__(
         self,
-        prior: tuple[float, float, float, float] = (0.005, 0.005, 0.005, 0.00001),
+        prior: tuple[float, float, float, float] = (0.005, 0.005, 0.005, 0.001),
         moves: MoveTime | None = None,
     ) -> None:
+        """`prior`: about the right size, each of them. A coefficient is held to its own by the square of how far it is
+        off in proportion: what context costs, taken to be a hundredth of what it does, was never learned."""
         self.coefficients = list(prior)
         self._prior = prior
         self._mixed, self._decode = _Memory(), _Memory()
