@@ -1,7 +1,7 @@
 import random
 
 from headgate.model.sequence import Finish, Sequence
-from headgate.policy.output_length import LEAST_STARTED, Commitment, OutputLength
+from headgate.policy.output_length import LEAST_STARTED, OutputLength
 from tests.scripted import sequence
 
 
@@ -68,7 +68,7 @@ def test_a_cancelled_sequence_says_at_least_what_it_said() -> None:
         ends(book, started(book, number), 10, Finish.CANCELLED)
     assert asked(book) == 1000
     book.end(sequence(99, [1] * 10))  # it was never admitted
-    for number in range(20, 40):
+    for number in range(20, 60):
         ends(book, started(book, number), 30)
     assert asked(book) == 30
 
@@ -92,56 +92,49 @@ def test_it_follows_a_lane_that_changes() -> None:
     assert asked(book) == 600
 
 
-def test_many_together_are_predicted_by_their_mean_and_how_far_it_varies() -> None:
-    book, rng = OutputLength(None, 8), random.Random(3)
-    for number in range(500):
-        ends(book, started(book, number), rng.randint(1, 200))
-    made = Commitment(book, 1, 4096)
-    for number in range(100):
-        made.add(sequence(number, [1] * 10, max_output=1000))
-    needs = made.with_(sequence(-1, [1] * 10, max_output=1000))
-    assert 101 * 110 < needs < 101 * 110 * 1.2  # far less than 101 times the quantile
-    lone = Commitment(book, 1, 4096).with_(sequence(-1, [1] * 10, max_output=1000))
-    assert lone > 10 + 180
-
-
-def test_those_of_a_burst_that_still_talk_are_predicted_to_say_all_they_may() -> None:
+def test_those_of_a_burst_that_still_talk_are_predicted_to_go_on() -> None:
     book = OutputLength(None, 8)
     burst = [started(book, number) for number in range(100)]
     for one in burst:
         one.tokens += [2] * 50
     for one in burst[:50]:
         ends(book, one, 50)
-    expected = book.expected(burst[0])
+    expected = book.kind(burst[0]).expected
     assert expected is not None
-    assert 500 < expected.mean < 560  # half of them 50, the others 1 023
+    assert 0.5 < expected.surviving[-1] < 0.56
 
 
-def test_in_a_sum_one_that_has_said_more_than_the_mean_counts_for_more() -> None:
+def test_what_was_cut_at_its_limit_would_have_gone_on() -> None:
     book = OutputLength(None, 8)
     for number in range(100):
-        ends(book, started(book, number), number)
-    talks, counted = started(book, 999), []
-    for said in (0, 40, 60, 80, 95, 600):
-        talks.tokens = talks.tokens[:10] + [2] * said
-        counted.append(book.among_many(talks)[0])
-    assert counted == [50, 50, 75, 85, 191, 1000]
-    few = sequence(1, [1] * 10, max_output=520)  # it may say little more than half of what others of its kind may
-    few.tokens += [2] * 515
-    assert book.among_many(few) == (520, 0.0)
+        ends(book, started(book, number, most=600), 600, Finish.LENGTH)
+    assert asked(book) == 1000
+    for number in range(100, 200):
+        ends(book, started(book, number), 700)
+    expected = book.kind(sequence(-1, [1] * 10, max_output=1000)).expected
+    assert expected is not None
+    assert expected.surviving[600 >> expected.shift] == 1.0
 
 
-def test_a_commitment_tells_the_urgent_from_all() -> None:
-    made = Commitment(OutputLength(8, 4), 16, 100)
-    made.add(sequence(1, [1] * 24, max_output=100))  # two blocks
-    made.add(sequence(2, [1] * 200, max_output=100, priority=2))  # seven: no sequence is longer than 100 tokens
-    new = sequence(3, [1] * 8, max_output=8)
-    assert (made.with_(new, 0), made.with_(new, 2), made.with_(new)) == (3, 10, 10)
-
-
-def test_where_all_say_what_they_may_each_is_predicted_to() -> None:
+def test_trust_grows_as_those_that_run_at_once_end_in_time() -> None:
     book = OutputLength(None, 8)
+    kind = book.kind(sequence(-1, [1] * 10, max_output=1000))
     for number in range(100):
-        ends(book, started(book, number), 1000, Finish.LENGTH)
-    assert book.among_many(sequence(-1, [1] * 10, max_output=1000))[0] == 1000
-    assert book.among_many(sequence(-1, [1] * 10, max_output=600))[0] == 600
+        ends(book, started(book, number), 30)
+    assert kind.trusted == 2  # however many: there was never more than one at a time
+    burst = [started(book, number) for number in range(100, 200)]
+    for one in burst[:50]:
+        ends(book, one, 30)
+    assert kind.trusted == 52
+    for one in burst[50:52]:
+        ends(book, one, 500)  # more than most of them say
+    assert kind.trusted == 44
+    for one in burst[52:72]:
+        ends(book, one, 500)
+    trusted = kind.trusted
+    assert trusted < 20
+    for one in burst[72:]:
+        ends(book, one, 30, Finish.CANCELLED)  # it tells nothing
+    assert (kind.trusted, kind.running) == (trusted, 0)
+    ends(book, started(book, 200), 30)  # nor does one alone for many
+    assert kind.trusted == trusted - 1

@@ -16,14 +16,17 @@ from headgate.model.step import Copy, Load, Move, Row, Save, Step, Trim
 from headgate.policy import speculate
 from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.chunks import Chunks
+from headgate.policy.commitment import Commitment
 from headgate.policy.estimate import StepShape, StepTime, shape_of
-from headgate.policy.output_length import Commitment, OutputLength
+from headgate.policy.output_length import OutputLength
 from headgate.policy.urgency import aged, least_urgent, turn, urgency
 
 _slot = attrgetter("slot")
 
 OVERTAKERS = 16
 """How far down a lane's queue to look for a sequence that fits when the first does not."""
+FRESH_STEPS = 8
+"""As long what running sequences are predicted to need is not asked for again, if none starts or ends."""
 PASSING = 0.25
 """Share of the headroom that a sequence leaves free where less urgent ones hold memory."""
 
@@ -72,6 +75,11 @@ class Batcher:
         self._moves: list[Move] = []
         self._last_victim: int | None = None
         self._output = OutputLength(config.first_output_guess, ledger.slots)
+        self._commitment: Commitment | None = None
+        """Of those that run, and of those that have ended since it was made; None: it is too old."""
+        self._ended_since = False
+        self._fresh_until = 0
+        """Steps."""
         self._tightest_s = float("inf")
         """Of the running streams' gap targets, as of the latest step."""
 
@@ -189,6 +197,7 @@ class Batcher:
             booked.append(sequence)
         self.counts.generated += generated
         if step.repeat > 1:
+            self._commitment = None
             for sequence in self.ledger.full(booked):  # `_repeat` made sure that there is room
                 assert sequence.slot is not None
                 self.ledger.grow(sequence.slot, sequence.computed)
@@ -232,6 +241,7 @@ class Batcher:
         sequence.finish = finish
         self.waiting.pop(sequence.id, None)
         self.running.pop(sequence.id, None)
+        self._ended_since = True
         if sequence.slot is not None:
             self.ledger.release(sequence.slot, now)
             sequence.slot = None
@@ -273,6 +283,7 @@ class Batcher:
         victim.preemptions += 1
         self._last_victim = victim.id
         del self.running[victim.id]
+        self._ended_since = True
         self.waiting[victim.id] = victim
 
     def _make_way(self, now: float) -> None:
@@ -318,47 +329,58 @@ class Batcher:
         if not free or not self.waiting:
             return False
         queue = sorted(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
-        committed = self._committed()
+        committed = self._commitment
+        if committed is None or self.counts.steps >= self._fresh_until:
+            committed = self._commit()
         before = len(self.running)
         passed_over: dict[int, int] = {}
         short: Sequence | None = None
         """An aged one that waits for memory: what frees up is for it."""
+        passed_it: Commitment | None = None
+        """What it and those that have passed it need."""
         for sequence in queue:
             if not free:
                 break
             passed = passed_over.get(sequence.priority, 0)
-            if passed > OVERTAKERS or (short is not None and not self._may_pass(sequence, short)):
+            if passed > OVERTAKERS:
+                continue
+            if short is not None and passed_it is not None and not self._may_pass(sequence, short, passed_it):
                 continue
             why = self._holds_back(sequence, committed, now)
+            if why is Wait.MEMORY and self._ended_since:
+                committed = self._commit()
+                why = self._holds_back(sequence, committed, now)
             if why is None and not self._enter(sequence, now):
                 why = Wait.MEMORY
             if why is None:
                 free -= 1
                 committed.add(sequence)
+                if short is not None and passed_it is not None and sequence.arrived > short.arrived:
+                    passed_it.add(sequence)
                 continue
             passed_over[sequence.priority] = passed + 1
             if why is Wait.MEMORY and short is None and aged(sequence, now, self.config):
                 short = sequence
+                passed_it = self._committed(after=short.arrived)
+                passed_it.add(short)
         return len(self.running) > before
 
-    def _may_pass(self, sequence: Sequence, short: Sequence) -> bool:
+    def _may_pass(self, sequence: Sequence, short: Sequence, passed_it: Commitment) -> bool:
         """A higher lane may pass an aged one that waits for memory, as long as all that have passed it leave room for
         it: when those before it have ended, it fits."""
         if sequence.priority >= short.priority:
             return False
-        passed = self._committed(after=short.arrived)
-        passed.add(short)
-        return passed.with_(sequence) <= (1.0 - self.config.headroom) * self.ledger.blocks
+        return not passed_it.exceeds(sequence, (1.0 - self.config.headroom) * self.ledger.blocks)
 
     def _holds_back(self, sequence: Sequence, committed: Commitment, now: float) -> Wait | None:
         """Why it may not be admitted; None: it may, if there is a slot."""
         if not self.running:
             return None
         headroom, blocks = self.config.headroom, self.ledger.blocks
-        if committed.with_(sequence, sequence.priority) > (1.0 - headroom) * blocks:
+        if committed.exceeds(sequence, (1.0 - headroom) * blocks, sequence.priority):
             return Wait.MEMORY
         # Less urgent ones may take only a part of the headroom from it.
-        if committed.with_(sequence) > (1.0 - PASSING * headroom) * blocks:
+        if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks):
             return Wait.MEMORY
         old = aged(sequence, now, self.config)
         long = self._to_prefill(sequence) > self.config.long_prompt_tokens
@@ -380,6 +402,12 @@ class Batcher:
             and s.pending > long
             and (s.priority == priority or not old or aged(s, now, self.config))
         )
+
+    def _commit(self) -> Commitment:
+        made = self._commitment = self._committed()
+        self._ended_since = False
+        self._fresh_until = self.counts.steps + FRESH_STEPS
+        return made
 
     def _committed(self, after: float = float("-inf")) -> Commitment:
         """What those who run are predicted to need in the end; of those that arrived after that time."""

@@ -6,29 +6,33 @@ all that may be said is what is predicted.
 """
 
 from collections import deque
-from math import sqrt
 from typing import Final
 
 from headgate.model.sequence import Finish, Sequence
 
 UPPER: Final = 0.9
 """A sequence says no more than predicted with this chance."""
-UPPER_SPREADS: Final = 1.64
-"""Standard deviations above the mean of what many say together, for a chance of 0.95."""
 LEAST_ENDED: Final = 8
 """Fewer tell nothing."""
 LEAST_STARTED: Final = 256
 """Of each kind, the latest that are remembered; more where more of them run at once."""
+UNSEEN: Final = 4
+"""Sequences that nobody saw and that say all they may: what few have told is not taken for certain."""
+LATE_COSTS: Final = 4
+"""One that says more than predicted counts against so many that did not. In a steady lane one of ten does."""
+CELLS: Final = 7
+"""A kind's limit is divided by two to this power."""
 
 
 class Expected:
     """What sequences of a kind say. Nobody changes it."""
 
-    __slots__ = ("mean", "upper", "variance")
+    __slots__ = ("shift", "surviving", "upper")
 
-    def __init__(self, mean: float, variance: float, upper: int) -> None:
-        self.mean = mean
-        self.variance = variance
+    def __init__(self, surviving: list[float], shift: int, upper: int) -> None:
+        self.surviving = surviving
+        """The share that says more than 0, 1, 2 … times two to the power of `shift` tokens."""
+        self.shift = shift
         self.upper = upper
         """The quantile."""
 
@@ -41,26 +45,47 @@ class _Started:
         """None: it is over."""
         self.said = 0
         self.ended = False
-        """By itself or at its limit, after it had said so much; otherwise it was cancelled then."""
+        """By itself, after it had said so much; otherwise it was cancelled or cut then."""
 
 
-class _Kind:
+class Kind:
     """Sequences of one lane that may say about as much."""
 
-    def __init__(self, most: int, limit: int) -> None:
+    def __init__(self, most: int, bits: int) -> None:
         self.started: deque[_Started] = deque(maxlen=most)
         self.expected: Expected | None = None
         """None: too few have ended."""
-        self._limit = limit
+        self.running = 0
+        self.trusted = 0
+        """How many at once may be counted by what is expected. Those that come at once say alike: what 300 said one
+        after the other tells little of 300 that come together. So it grows as TCP's window does."""
+        self._limit = (1 << bits) - 1
         """None of them may say more."""
+        self._shift = max(0, bits - CELLS)
         self._ended = 0
         """Since it was estimated."""
 
-    def end(self) -> None:
+    def start(self, one: _Started) -> None:
+        self.started.append(one)
+        self.running += 1
+
+    def end(self, one: _Started) -> None:
+        if one.ended:
+            self._vouch(one.said)
+        self.running -= 1
         self._ended += 1
         if self._ended >= min(LEAST_ENDED, len(self.started) // 16):
             self._ended = 0
             self.expected = self._estimate()
+
+    def _vouch(self, said: int) -> None:
+        """One for each that ended in time while about as many ran; fewer where there were never so many."""
+        if self.expected is not None and said > self.expected.upper:
+            self.trusted = max(0, self.trusted - LATE_COSTS)
+        elif 2 * self.running >= self.trusted:
+            self.trusted += 1
+        else:
+            self.trusted -= 1
 
     def _estimate(self) -> Expected | None:
         seen, ended = [], 0
@@ -73,102 +98,54 @@ class _Kind:
         if ended < LEAST_ENDED:
             return None
         seen.sort()
-        left, surviving, mean, square, upper = len(seen), 1.0, 0.0, 0.0, self._limit
+        left, surviving, upper = len(seen) + UNSEEN, 1.0, self._limit
+        table: list[float] = []
+        shift = self._shift
         for said, goes_on in seen:
             if not goes_on:
-                share = surviving / left
-                surviving -= share
-                mean += share * said
-                square += share * said * said
+                while len(table) << shift < said:
+                    table.append(surviving)
+                surviving -= surviving / left
                 if upper == self._limit and surviving <= 1.0 - UPPER + 1e-9:
                     upper = said
             left -= 1
-        mean += surviving * self._limit
-        square += surviving * self._limit * self._limit
-        return Expected(mean, max(0.0, square - mean * mean), upper)
+        while len(table) << shift <= self._limit:
+            table.append(surviving)
+        return Expected(table, shift, upper)
 
 
 class OutputLength:
     def __init__(self, first_guess: int | None, slots: int) -> None:
-        self._first_guess = first_guess
+        self.first_guess = first_guess
         self._most = max(LEAST_STARTED, 4 * slots)
-        self._kinds: dict[tuple[str, int], _Kind] = {}
+        self._kinds: dict[tuple[str, int], Kind] = {}
         """By lane and the power of two that the output's limit is below. Lanes are the engine's own: both are few."""
         self._started: dict[int, _Started] = {}
 
     def start(self, sequence: Sequence) -> None:
         """It was admitted for the first time."""
         self._started[sequence.id] = one = _Started(sequence)
-        self._kind(sequence).started.append(one)
+        self.kind(sequence).start(one)
 
     def end(self, sequence: Sequence) -> None:
         one = self._started.pop(sequence.id, None)
         if one is not None:  # otherwise it was cancelled before it was admitted
-            one.sequence, one.said, one.ended = None, sequence.output_len, sequence.finish is not Finish.CANCELLED
-            self._kind(sequence).end()
+            one.sequence, one.said, one.ended = None, sequence.output_len, sequence.finish is Finish.STOP
+            self.kind(sequence).end(one)
 
     def of(self, sequence: Sequence) -> int:
         """Tokens that it is predicted to say in all, at most. One that has said more than most do may say twice as
         much."""
-        expected = self.expected(sequence)
-        guess = self._first_guess if expected is None else expected.upper
-        return _beyond(sequence, sequence.max_output if guess is None else guess)
+        expected = self.kind(sequence).expected
+        guess = self.first_guess if expected is None else expected.upper
+        said = len(sequence.tokens) - sequence.prompt_len
+        if guess is None:
+            return sequence.max_output
+        return min(sequence.max_output, guess if said < guess else 2 * said + 1)
 
-    def among_many(self, sequence: Sequence) -> tuple[int, float]:
-        """Its part in what many say together: tokens, and their variance."""
-        expected = self.expected(sequence)
-        if expected is None:
-            return self.of(sequence), 0.0
-        said, most = len(sequence.tokens) - sequence.prompt_len, min(expected.upper, sequence.max_output)
-        if said < expected.mean:
-            return min(sequence.max_output, int(expected.mean) + 1), expected.variance
-        if said < most:  # something between the two
-            return (said + most) // 2 + 1, (most - said) ** 2 / 12.0
-        return _beyond(sequence, expected.upper), 0.0
-
-    def expected(self, sequence: Sequence) -> Expected | None:
-        kind = self._kinds.get((sequence.lane, sequence.max_output.bit_length()))
-        return None if kind is None else kind.expected
-
-    def _kind(self, sequence: Sequence) -> _Kind:
+    def kind(self, sequence: Sequence) -> Kind:
         bits = sequence.max_output.bit_length()
         kind = self._kinds.get((sequence.lane, bits))
         if kind is None:
-            kind = self._kinds[sequence.lane, bits] = _Kind(self._most, (1 << bits) - 1)
+            kind = self._kinds[sequence.lane, bits] = Kind(self._most, bits)
         return kind
-
-
-def _beyond(sequence: Sequence, guess: int) -> int:
-    said = len(sequence.tokens) - sequence.prompt_len
-    return min(sequence.max_output, guess if said < guess else 2 * said + 1)
-
-
-class Commitment:
-    """Blocks of KV memory that running sequences are predicted to need in the end, by priority."""
-
-    def __init__(self, output: OutputLength, block_tokens: int, longest: int) -> None:
-        self._output = output
-        self._block_tokens = block_tokens
-        self._longest = longest
-        self._blocks: dict[int, int] = {}
-        self._variance: dict[int, float] = {}
-
-    def add(self, sequence: Sequence) -> None:
-        blocks, variance = self._needs(sequence)
-        priority = sequence.priority
-        self._blocks[priority] = self._blocks.get(priority, 0) + blocks
-        self._variance[priority] = self._variance.get(priority, 0.0) + variance
-
-    def with_(self, sequence: Sequence, urgent: int | None = None) -> float:
-        """Of all of them and this one, with a chance of 0.95. `urgent`: of those up to this priority alone."""
-        blocks, variance = self._needs(sequence)
-        for priority, taken in self._blocks.items():
-            if urgent is None or priority <= urgent:
-                blocks += taken
-                variance += self._variance[priority]
-        return blocks + UPPER_SPREADS * sqrt(max(0.0, variance))
-
-    def _needs(self, sequence: Sequence) -> tuple[int, float]:
-        output, variance = self._output.among_many(sequence)
-        tokens = min(self._longest, sequence.prompt_len + output)
-        return -(-tokens // self._block_tokens), variance / self._block_tokens**2
