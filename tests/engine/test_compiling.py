@@ -4,7 +4,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from headgate.engine import compiling as module
 from headgate.engine import trial
+from headgate.engine.aside import Aside
 from headgate.engine.compiling import MOST_OF_ONE, MOST_SHARING, MOST_WAITING, Compiling
 from headgate.engine.grammar import Compiled, Grammars, response_grammar
 from headgate.engine.llama import Model, library
@@ -128,6 +129,48 @@ def test_other_threads_run_while_one_is_compiled(desk: Desk) -> None:
     done.set()
     watcher.join()
     assert sorted(gaps)[-2] < 0.25  # before, the whole time that it took
+
+
+def nice(thread: threading.Thread) -> int:
+    assert thread.native_id is not None
+    return os.getpriority(os.PRIO_PROCESS, thread.native_id)
+
+
+def test_no_thread_of_low_priority_does_more_than_call_the_library(
+    desk: Desk, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that did, and held Python's lock, would stop every stream as long as others kept it from the cores."""
+    called: list[tuple[str, int]] = []
+    guidance = grammars.guidance
+
+    def noting(name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(what: Any) -> Any:
+            called.append((name, nice(threading.current_thread())))
+            return call(what)
+
+        return noted
+
+    assert isinstance(desk.answer(grammar({"const": "before"})), Compiled)
+    own = Desk(grammars)
+    for name in ("new", "free"):
+        monkeypatch.setattr(guidance, name, noting(name, getattr(guidance, name)))
+    aside = Aside(guidance)
+    monkeypatch.setattr(own.compiling, "aside", aside)
+    compiled = own.answer(grammar({"const": "as low as can be"}))
+    assert isinstance(compiled, Compiled)
+    assert nice(own.compiling._thread) == nice(threading.current_thread())
+    grammars._compiled.clear()
+    del compiled  # here, as the event loop and the engine's thread may
+    aside.free(guidance.new(b'start: "x"'))
+    own.compiling.close()
+    aside.thread.join(10)
+    low = max(trial.NICE, nice(threading.current_thread()))
+    assert called[0] == ("new", low)
+    assert ("free", low) in called
+    assert all(level == low for name, level in called if name == "free")
+    handle = guidance.new(b'start: "y"')
+    aside.free(handle)  # after its end: here and now
+    assert called[-1] == ("free", nice(threading.current_thread()))
 
 
 def test_clients_take_turns_and_wait_in_bounded_numbers(desk: Desk) -> None:

@@ -1,7 +1,7 @@
-"""Who compiles the grammars that clients send? One thread, aside from the engine's and the event loop's.
+"""Who compiles the grammars that clients send? Threads of their own, aside from the engine's and the event loop's.
 
 Each grammar is first tried out in a helper process (trial.py), which bounds what it may cost. One is compiled at a
-time, at the lowest priority; clients take turns; what was refused once is refused again without being looked at.
+time, at a low priority (aside.py); clients take turns; what was refused once is refused again without being looked at.
 """
 
 import logging
@@ -18,8 +18,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from headgate.engine.aside import Aside
 from headgate.engine.grammar import MOST_GRAMMAR_BYTES, Compiled, Grammars
-from headgate.engine.trial import UNDECIDED, WALL_S, lower_priority, receive, send
+from headgate.engine.trial import UNDECIDED, WALL_S, receive, send
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class _Job:
 
 
 class Compiling:
-    """Lives on the event loop, and has a thread and a process of its own."""
+    """Lives on the event loop, and has two threads and a process of its own. The thread that deals with grammars is of
+    normal priority, since it holds Python's lock; it computes hardly anything."""
 
     def __init__(self, grammars: Grammars, library: Path, to_loop: Callable[[Callable[[], None]], object]) -> None:
         """`to_loop`: has something called on the event loop, from any thread."""
@@ -59,6 +61,7 @@ class Compiling:
         self._closing = False
         self._work: SimpleQueue[_Job | None] = SimpleQueue()
         self._helper: subprocess.Popen[bytes] | None = None
+        self.aside = Aside(grammars.guidance)
         self._thread = threading.Thread(target=self._main, name="compile", daemon=True)
         self._thread.start()
 
@@ -91,6 +94,7 @@ class Compiling:
         if (helper := self._helper) is not None:
             helper.kill()
         self._thread.join(WALL_S)
+        self.aside.close()
 
     def _next(self) -> None:
         if self._busy or not self._turns:
@@ -116,7 +120,6 @@ class Compiling:
     # -- on its thread ----------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        lower_priority(threading.get_native_id())
         try:
             self._start()  # now, not with the first grammar: it takes half a second
         except (OSError, EOFError):
@@ -142,7 +145,7 @@ class Compiling:
             return EngineFailed("grammars can't be compiled now; send the request again")
         if verdict.startswith(UNDECIDED):
             return QueueFull(f"the grammar: {verdict[len(UNDECIDED) :]}; send it again later")
-        return verdict or self._grammars.make(grammar)
+        return verdict or self._grammars.make(grammar, self.aside)
 
     def _start(self) -> subprocess.Popen[bytes]:
         package = str(Path(__file__).parent.parent.parent)

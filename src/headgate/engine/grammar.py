@@ -10,7 +10,7 @@ import json
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from headgate.engine.aside import Aside
 from headgate.engine.llguidance import NO_TOKEN, Guidance
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.errors import InvalidRequest
@@ -87,9 +88,9 @@ def _invalid(reason: str, param: str = "response_format") -> InvalidRequest:
 class Compiled:
     """A grammar that sequences begin with, freed with the last reference to it."""
 
-    def __init__(self, c: Any, handle: int) -> None:
+    def __init__(self, handle: int, free: Callable[[int], None]) -> None:
         self.handle = handle
-        weakref.finalize(self, c.llg_free_matcher, handle).atexit = False
+        weakref.finalize(self, free, handle).atexit = False
 
 
 class Grammars:
@@ -104,7 +105,7 @@ class Grammars:
         )
         self.c = c
         self.tokenizer = tokenizer
-        self._guidance = Guidance(c, *self.vocabulary)
+        self.guidance = Guidance(c, *self.vocabulary)
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
         """Also those that a sequence on its way to the engine holds."""
@@ -120,15 +121,16 @@ class Grammars:
                     self._compiled.popitem(last=False)
             return compiled
 
-    def make(self, grammar: str) -> Compiled | str:
-        """Compile it here and now, or say why it is no grammar. What a client sent belongs into a trial before."""
+    def make(self, grammar: str, aside: Aside | None = None) -> Compiled | str:
+        """Compile it now, or say why it is no grammar. What a client sent belongs into a trial before. `aside`: where it
+        is compiled and freed; None: wherever it is asked for and dropped."""
         data = grammar.encode("utf-8", "replace")
         if len(data) > MOST_GRAMMAR_BYTES or b"\0" in data:
             return f"the grammar has {len(data)} bytes, at most {MOST_GRAMMAR_BYTES} are taken, and none may be NUL"
-        handle, error = self._guidance.matcher(data)
+        handle, error = self.guidance.matcher(data, None if aside is None else aside.new)
         if error:
             return error
-        compiled = Compiled(self.c, handle)
+        compiled = Compiled(handle, self.guidance.free if aside is None else aside.free)
         with self._lock:
             self._alive[grammar] = compiled
         return self.known(grammar) or compiled
@@ -142,7 +144,7 @@ class Grammars:
 
     def close(self) -> None:
         self._compiled.clear()
-        self._guidance.close()
+        self.guidance.close()
 
 
 class Words(NamedTuple):

@@ -4,6 +4,7 @@ Neither numpy nor llama.cpp is needed here: the helper process that tries gramma
 """
 
 import ctypes as C
+from collections.abc import Callable
 from typing import Any, Final
 
 from headgate.model.errors import StartupError
@@ -97,12 +98,20 @@ class Guidance:
         limits.max_lexer_states = LEXER_STATES
         self._init.log_stderr_level = 0
 
-    def matcher(self, grammar: bytes) -> tuple[int, str]:
-        """A compiled grammar and "", or 0 and why it is none. It may take any time and memory: see trial.py."""
+    def new(self, grammar: bytes) -> int:
+        """A compiled grammar, or one with an error. It may take any time and memory: see trial.py."""
         handle: int = self.c.llg_new_matcher(C.byref(self._init), b"lark", grammar)
+        return handle
+
+    def free(self, handle: int) -> None:
+        self.c.llg_free_matcher(handle)
+
+    def matcher(self, grammar: bytes, new: Callable[[bytes], int] | None = None) -> tuple[int, str]:
+        """A compiled grammar and "", or 0 and why it is none. `new`: compiles in place of this thread."""
+        handle = (new or self.new)(grammar)
         error = self.error(handle)
         if error:
-            self.c.llg_free_matcher(handle)
+            self.free(handle)
             return 0, error
         return handle, ""
 
