@@ -232,14 +232,15 @@ class Health:
         tpot_s: float | None,
         now: float,
         token_s: float | None = None,
+        in_flight: int = 1,
     ) -> None:
         """How quick a request was that ended well; `on` judges it. `ttft_s` None: nobody knows when its first token was
         there, and `token_s` is what each of its tokens took in all. `tpot_s` and `token_s` None: not known, or it had
-        too few tokens to tell."""
+        too few tokens to tell. `in_flight`: requests that its replica had, it included."""
         watch = self._watched.get(replica_id)
         if watch is None or not _in_use(watch):
             return
-        watch.record.took(ttft_s, prompt_tokens, tpot_s, token_s)
+        watch.record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
         watch.kin.look(now)
         if watch.state is RAMPING:
             slow = watch.kin.is_slow(ttft_s, prompt_tokens, token_s)
@@ -255,6 +256,7 @@ class Health:
         tpot_s: float | None,
         now: float,
         token_s: float | None = None,
+        in_flight: int = 1,
     ) -> Verdict | None:
         """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
         slower than its peers is asked once a second, when the peers' median is taken, and not at every request."""
@@ -265,9 +267,9 @@ class Health:
         if watch.state is UP and not record.failed and not record.suspects and now - watch.kin.looked_at < LOOK_S:
             watch.deep_failed = 0
             record.ended(failed=False)
-            record.took(ttft_s, prompt_tokens, tpot_s, token_s)
+            record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
             return None
-        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now, token_s)
+        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now, token_s, in_flight)
         return self.on(replica_id, Saw.SUCCESS, now)
 
     def another(self, replica_id: ReplicaId, about: About) -> bool:

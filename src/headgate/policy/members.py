@@ -155,7 +155,7 @@ class Members:
         """What a good answer says of its replica: its health, its pace, and how much it can take at once. `ttft_s`
         None: nobody knows when its first token was there, and `token_s` is what it took for each token, if it had
         enough."""
-        verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now, token_s)
+        verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now, token_s, load.requests)
         if verdict is not None:
             self._apply(verdict)
         if ttft_s is not None:

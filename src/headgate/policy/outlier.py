@@ -2,7 +2,8 @@
 
 Latency is judged only against replicas that are alike, because what is slow for one model and GPU is quick for another;
 errors by themselves, unless the others have as many. And only against the same of theirs: first tokens against first
-tokens, and answers in one piece, whose first token nobody saw, against such answers.
+tokens, and answers in one piece, whose first token nobody saw, against such answers. One that has more requests than
+its peers may be slower for that, in proportion: a fleet of two is seldom evenly full.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ PACE = 0.1
 """How quickly latency averages follow."""
 TTFT_MARGIN_S, TPOT_MARGIN_S = 0.1, 0.02
 """How much slower than its peers an outlier is at least: between one millisecond and four there is only chance."""
+FULLEST: Final = 3.0
+"""Times as many requests as its peers have that are an excuse; with more it is so full because it is slow."""
 PEERS: Final = 32
 """Replicas whose errors are compared; of more, the first to join."""
 SUSPECTS: Final = 8
@@ -111,6 +114,8 @@ class Record:
     tpot_s: Typical = field(default_factory=Typical)
     answer_s: Typical = field(default_factory=Typical)
     """For each token of an answer in one piece whose first token's time is unknown."""
+    busy: Mean = field(default_factory=Mean)
+    """Requests that it had when one of them ended."""
 
     def another(self, about: About) -> bool:
         """Whether it has answered another request with an error too. One alone may be at fault itself."""
@@ -125,8 +130,14 @@ class Record:
         self.recent = (self.recent << 1 | failed) & ((1 << RECENT) - 1)
 
     def took(
-        self, ttft_s: float | None, prompt_tokens: int, tpot_s: float | None, token_s: float | None = None
+        self,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        token_s: float | None = None,
+        in_flight: int = 1,
     ) -> None:
+        self.busy.add(in_flight)
         if ttft_s is not None:
             tokens = prompt_tokens + OVERHEAD_TOKENS
             self.token_s.add(ttft_s / tokens)
@@ -158,6 +169,8 @@ class Kin:
     tpot_s: float = inf
     answer_s: float = inf
     """Medians; inf: too few to tell."""
+    busy: float = inf
+    """Requests that those have, the median; inf: too few to tell."""
     known_ttft_per_token_s: float = inf
     known_answer_s: float = inf
     """The same where one is enough: for one that ramps up, the only other is its peer."""
@@ -170,6 +183,7 @@ class Kin:
             self.ttft_per_token_s = _median(ttfts)
             self.known_ttft_per_token_s = _median(ttfts, least=1)
             self.tpot_s = _median([one.tpot_s.value for one in seen if one.tpot_s.count >= enough])
+            self.busy = _median([one.busy.value for one in seen if one.busy.count >= enough])
             answers = [one.answer_s.value for one in seen if one.answer_s.count >= enough]
             self.answer_s = _median(answers)
             self.known_answer_s = _median(answers, least=1)
@@ -198,17 +212,18 @@ class Kin:
         rate = record.error_rate
         if record.requests >= enough and rate > self.config.error_rate and rate > slower * self._usual_errors():
             return "error rate"
-        usual_s = self.ttft_per_token_s * record.tokens.value
+        fuller = min(FULLEST, max(1.0, record.busy.value / self.busy))
+        # First tokens wait for more of them, and for longer steps.
+        usual_s = fuller * fuller * self.ttft_per_token_s * record.tokens.value
         if record.token_s.count >= enough and record.ttft_s > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
             return "slow first tokens"
-        if record.tpot_s.count >= enough and record.tpot_s.value > max(
-            slower * self.tpot_s, self.tpot_s + TPOT_MARGIN_S
+        for seen, peers_s, why in (
+            (record.tpot_s, self.tpot_s, "slow tokens"),
+            (record.answer_s, self.answer_s, "slow answers"),
         ):
-            return "slow tokens"
-        if record.answer_s.count >= enough and record.answer_s.value > max(
-            slower * self.answer_s, self.answer_s + TPOT_MARGIN_S
-        ):
-            return "slow answers"
+            usual_s = fuller * peers_s
+            if seen.count >= enough and seen.value > max(slower * usual_s, usual_s + TPOT_MARGIN_S):
+                return why
         return ""
 
 
