@@ -36,6 +36,12 @@ OVERHEAD = 128
 """A prompt of no tokens costs about as much as this many."""
 ROOM = 2.0
 """Times what is in use: a limit above this is not in use."""
+FADES_TO, FADES = 2.2, 0.1
+"""A limit above so many times what is in use comes down by this share of the difference with each window."""
+WAITS = 12
+"""Windows for which a cut waits until all that was known before it is known again."""
+SAME = 0.9
+"""A limit that changes by less is still about the same."""
 SHORTEST_S = 1e-6
 
 
@@ -50,10 +56,14 @@ class _Signal:
         self.normal: float | None = None
 
     def close(self) -> None:
-        """The window's mid-mean; None where there are too few samples for one."""
+        """The window's mid-mean. None where there are too few samples for one: they are kept until there are enough,
+        so that the few that are streamed are heard, too."""
+        if len(self.samples) < WINDOW // 2:
+            self.now = None
+            return
         ordered = sorted(self.samples)
         middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
-        self.now = sum(middle) / len(middle) if len(ordered) >= WINDOW // 2 else None
+        self.now = sum(middle) / len(middle)
         self.samples.clear()
 
     @property
@@ -92,7 +102,7 @@ class _Cut:
 
 class GradientLimit:
     def __init__(self, start: float = 8, least: float = 1, most: float = 1024) -> None:
-        self.limit = float(start)
+        self.limit = self._start = float(start)
         self._least = least
         self._most = most
         self._signals = (_Signal(), _Signal(), _Signal())
@@ -102,6 +112,8 @@ class GradientLimit:
         self._skip = int(start)  # the first ones find an empty replica, whatever the limit
         self._began = float("-inf")
         self._cut: _Cut | None = None
+        self._waited = 0
+        """Windows in which it could not be told whether the cut has helped."""
         self._cuts = 0
         self._last_cut_at = 0.0
         self._growths = 0
@@ -146,9 +158,11 @@ class GradientLimit:
             signal.close()
         if any(signal.now is not None for signal in self._signals):
             self._adjust(use)
-        self._start_window()
+        self._use = self._count = 0
         if self.limit != before:
             self._skip = in_flight
+        if not SAME * before <= self.limit <= before / SAME:
+            self._start_window()  # the few samples that were kept are of another limit
 
     def _start_window(self) -> None:
         self._use = self._count = 0
@@ -156,7 +170,11 @@ class GradientLimit:
             signal.samples.clear()
 
     def _adjust(self, use: float) -> None:
+        if self._cut is not None and self._waited < WAITS and self._unheard(self._cut):
+            self._waited += 1
+            return
         cut, self._cut = self._cut, None
+        self._waited = 0
         if cut is not None and not self._helped(cut, use):
             self._take_back(cut)
             return
@@ -174,6 +192,15 @@ class GradientLimit:
                 signal.accept()
         elif used:
             self._grow(use)
+        else:
+            self._fade(use)
+
+    def _unheard(self, cut: _Cut) -> bool:
+        """Whether a kind of latency that was known before the cut has too few samples since."""
+        return any(
+            before is not None and signal.now is None
+            for signal, before in zip(self._signals, cut.latencies, strict=True)
+        )
 
     def _helped(self, cut: _Cut, use: float) -> bool:
         """Did latency fall by at least half as much as concurrency did?"""
@@ -200,6 +227,12 @@ class GradientLimit:
         self._growths = 0
         if probe:
             self._since_probe = 0
+
+    def _fade(self, use: float) -> None:
+        """Towards what is in use, and never below where it began: what was found out in a burst is long ago."""
+        beyond = self.limit - max(self._start, FADES_TO * use)
+        if beyond > 1.0:
+            self.limit -= FADES * beyond
 
     def _grow(self, use: float) -> None:
         """To no more than twice what is in use: that is room for bursts, and of what lies beyond nothing is known."""

@@ -1,0 +1,263 @@
+"""What do policies make of answers in one piece, whose first token nobody saw, or only the engine?"""
+
+import random
+from itertools import count
+
+import pytest
+
+from headgate.model.event import Arrived, Dispatch, Ended, FirstToken
+from headgate.model.lane import LANES, Lane
+from headgate.model.outcome import Outcome
+from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.gradient import STALE_S, WINDOW, GradientLimit
+from headgate.policy.health import Health, Saw, State
+from headgate.policy.members import UNKNOWN_SIZE
+from headgate.policy.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
+from headgate.policy.promise import first_counts, per_token_s
+from headgate.policy.route import RouteConfig
+from headgate.policy.verdict import sample_of
+from tests.policy.records import record
+from tests.policy.test_dispatcher import dispatcher, join, request
+from tests.policy.test_health import replica, watching
+
+PROMPT, OUTPUT, FIRST_S, TOKEN_S = 200, 300, 0.05, 0.01
+WHOLE_S = FIRST_S + (OUTPUT - 1) * TOKEN_S
+
+
+def serve(
+    made: Dispatcher, at: float, *, stream: bool, slow: dict[str, float] | None = None, first_s: float | None = None,
+    output: int = OUTPUT,
+) -> str:  # fmt: skip
+    """One request from beginning to end. `slow`: how many times as long each replica takes. Gives its replica."""
+    asked = request(at=at, tokens=PROMPT, stream=stream)
+    (sent,) = made.on(Arrived(asked), at)
+    assert isinstance(sent, Dispatch)
+    times = (slow or {}).get(sent.replica_id, 1.0)
+    if stream:
+        made.on(FirstToken(asked.id), at + times * FIRST_S)
+    took_s = FIRST_S + max(0, output - 1) * TOKEN_S
+    made.on(Ended(asked.id, Outcome.COMPLETED, (PROMPT, output), first_s), at + times * took_s)
+    return sent.replica_id
+
+
+def in_turn(names: str, slots: int | None) -> Dispatcher:
+    """One that sends to each in turn."""
+    made = Dispatcher(LANES, {}, RouteConfig(algorithm="round_robin"), Health(), random.Random(1))
+    for name in names:
+        join(made, name, slots)
+    return made
+
+
+def state(made: Dispatcher, name: str) -> State:
+    standing = made.health.standing(name)
+    assert standing is not None
+    return standing.state
+
+
+@pytest.mark.parametrize("unstreamed", [0.2, 0.5, 0.8, 0.95])
+def test_a_replica_that_happens_to_get_the_unstreamed_ones_is_neither_put_out_nor_cut(unstreamed: float) -> None:
+    made, rng = in_turn("abcd", None), random.Random(1)
+    for number in range(2000):
+        serve(made, 4.0 * number, stream=rng.random() >= unstreamed)
+    assert made.health.ejections == 0
+    for load in made.fleet.loads.values():
+        assert load.limit == UNKNOWN_SIZE[0]
+        assert load.prefill_token_s < 2 * FIRST_S / PROMPT  # and not the whole answer's, 60 times as much
+        assert load.tpot_s == pytest.approx(TOKEN_S, rel=0.05)
+
+
+def test_what_the_engine_tells_counts_like_what_was_streamed() -> None:
+    made = dispatcher(8)
+    for number in range(100):
+        serve(made, 4.0 * number, stream=False, first_s=0.1)
+    load = made.fleet.loads["a"]
+    assert load.prefill_token_s == pytest.approx(0.1 / PROMPT, rel=0.01)
+    assert load.tpot_s == pytest.approx((WHOLE_S - 0.1) / (OUTPUT - 1), rel=0.01)
+
+
+def test_where_nobody_tells_prefill_speed_stays_a_guess_and_short_answers_say_nothing() -> None:
+    made = dispatcher(8)
+    guess, pace = made.fleet.loads["a"].prefill_token_s, made.fleet.loads["a"].tpot_s
+    for number in range(100):
+        serve(made, 4.0 * number, stream=False, output=LEAST_OUTPUT - 1)
+    assert (made.fleet.loads["a"].prefill_token_s, made.fleet.loads["a"].tpot_s) == (guess, pace)
+    for number in range(100, 200):
+        serve(made, 4.0 * number, stream=False)
+    assert made.fleet.loads["a"].prefill_token_s == guess
+    assert made.fleet.loads["a"].tpot_s == pytest.approx(TOKEN_S, rel=0.05)
+
+
+def test_an_embedding_is_all_prefill() -> None:
+    made = dispatcher(8)
+    for number in range(100):
+        serve(made, 4.0 * number, stream=False, output=0)
+    assert made.fleet.loads["a"].prefill_token_s == pytest.approx(FIRST_S / PROMPT, rel=0.01)
+
+
+def test_an_end_without_usage_says_nothing_of_its_replicas_pace() -> None:
+    made = dispatcher(8)
+    guess = made.fleet.loads["a"].prefill_token_s
+    asked = request(stream=False)
+    made.on(Arrived(asked), 0.0)
+    made.on(Ended(asked.id, Outcome.COMPLETED), 9.0)
+    assert made.fleet.loads["a"].prefill_token_s == guess
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_slow_replica_is_put_out_whichever_way_it_is_asked(stream: bool) -> None:
+    made = in_turn("abc", 8)
+    for number in range(300):
+        serve(made, 20.0 * number, stream=stream, slow={"b": 5.0})
+    assert made.health.ejections == 1
+    assert state(made, "b") is not State.UP
+
+
+def test_answers_are_compared_with_answers_and_only_if_they_are_long_enough() -> None:
+    assert answer_token_s(1.0, 0, LEAST_OUTPUT - 1) is None
+    assert answer_token_s(2.1, 400, 100) == pytest.approx(0.02)
+
+
+# -- health -----------------------------------------------------------------------------------------------------
+
+CLOCK = count()
+
+
+def answers(health: Health, name: str, times: int, token_s: float | None, in_flight: int = 1) -> State:
+    for _ in range(times):
+        now = float(next(CLOCK))
+        health.served(name, None, 100, None, now, token_s, in_flight)
+        verdict = health.on(name, Saw.SUCCESS, now)
+        if verdict.usable == 0.0:
+            return State.EJECTED
+    return verdict.state
+
+
+def test_one_whose_answers_take_three_times_as_long_is_an_outlier() -> None:
+    health = watching("a", "b", "c")
+    answers(health, "a", 30, 0.02)
+    answers(health, "b", 30, 0.02)
+    assert answers(health, "c", 18, 0.07) is State.UP
+    assert answers(health, "c", 5, 0.07) is State.EJECTED
+    standing = health.standing("c")
+    assert standing is not None
+    assert standing.why == "slow answers"
+    assert health.ejections == 1
+
+
+def test_one_that_ramps_up_is_judged_by_its_answers_and_not_by_what_says_nothing() -> None:
+    health = watching("a", "b")
+    answers(health, "a", 30, 0.02)
+    answers(health, "b", 30, 0.02)
+    for says, expected in (((0.08,) * 5, State.EJECTED), ((0.08, 0.02) * 2, State.RAMPING)):
+        now = float(next(CLOCK))
+        health.add(replica("new"), now, State.RAMPING)
+        for token_s in says:
+            health.served("new", None, 100, None, now, token_s)
+            health.served("new", None, 100, None, now, None)
+            health.on("new", Saw.SUCCESS, now)
+        standing = health.standing("new")
+        assert standing is not None
+        assert standing.state is expected
+
+
+@pytest.mark.parametrize(("times", "in_flight", "expected"), [
+    (4.0, 10, State.EJECTED), (4.0, 20, State.UP), (5.9, 20, State.UP), (7.0, 20, State.EJECTED),
+    (8.0, 30, State.UP), (8.0, 300, State.UP), (10.0, 300, State.EJECTED),
+])  # fmt: skip
+def test_the_fuller_one_of_two_may_be_slower_for_that_and_no_more(
+    times: float, in_flight: int, expected: State
+) -> None:
+    assert FULLEST == 3.0
+    health = watching("a", "b")
+    answers(health, "a", 30, 0.05, 10)
+    assert answers(health, "b", 40, 0.05 * times, in_flight) is expected
+
+
+# -- limits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_of_which_nothing_is_known_stays_as_it_is() -> None:
+    limit = GradientLimit(64, 8)
+    for number in range(5000):
+        limit.observe(None, 100, None, 64, 0.01 * number)
+    assert limit.limit == 64
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 0.95, 1.0])
+def test_a_queue_in_a_replica_is_found_whatever_is_streamed(share: float) -> None:
+    """It serves eight at once: more wait inside."""
+    limit, rng, now = GradientLimit(64, 8), random.Random(2), 0.0
+    for _ in range(20_000):
+        in_flight = max(1, int(limit.limit))
+        now += 0.1 * max(1.0, 8 / in_flight)
+        waits_s, token_s = 0.08 * max(0, in_flight - 8), 0.01 * rng.lognormvariate(0, 0.1)
+        if rng.random() < share:
+            limit.observe(None, 100, None, in_flight, now, answer_token_s(waits_s + 0.05 + 80 * token_s, 100, 81))
+        else:
+            limit.observe(waits_s + 0.05, 100, token_s, in_flight, now)
+    assert 8 <= limit.limit <= 24
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_the_few_that_are_streamed_are_heard_too(returns: bool) -> None:
+    """From some moment on first tokens queue beyond 20 at once; whole answers are too long to show it."""
+    limit, now, lowest = GradientLimit(40, 8, 48), 0.0, 48.0
+    for number in range(400 * WINDOW):
+        now += 0.1
+        in_flight, streamed = int(limit.limit), number % 20 == 0
+        first_s = 0.05 + 0.2 * max(0, in_flight - 20) * (number > 100 * WINDOW)
+        if not returns and number > 110 * WINDOW:
+            streamed = False  # and nobody streams any more: it goes on without them
+        limit.observe(first_s if streamed else None, 100, None, in_flight, now, None if streamed else 0.01)
+        lowest = min(lowest, limit.limit)
+    assert limit.limit > 30 if not returns else lowest < 30
+
+
+def test_a_limit_that_is_not_in_use_is_not_cut() -> None:
+    limit = GradientLimit(64, 8)
+    for number in range(4000):
+        limit.observe(0.05 if number % 400 < 200 else 0.5, 100, 0.02, 5, 0.1 * number)
+        assert limit.limit == 64
+
+
+def test_what_was_found_in_a_burst_fades_down_to_where_it_began() -> None:
+    limit = GradientLimit(16, 4)
+    for number in range(4000):
+        limit.observe(0.05, 100, 0.02, int(limit.limit), 0.1 * number)
+    found = limit.limit
+    assert found > 32
+    for number in range(4000, 40_000):
+        limit.observe(0.05, 100, 0.02, 10, 0.1 * number)
+    assert 22 <= limit.limit < min(found, 24)
+    for number in range(40_000, 80_000):
+        limit.observe(0.05, 100, 0.02, 1, 0.1 * number)
+    assert 16 <= limit.limit <= 17
+
+
+def test_what_is_kept_of_too_few_is_forgotten_with_its_window() -> None:
+    limit = GradientLimit(8, 1)
+    for number in range(8 + WINDOW // 4):
+        limit.observe(0.05, 100, None, 4, 0.01 * number)
+    limit.observe(0.05, 100, None, 4, STALE_S + 10.0)
+    assert len(limit._signals[0].samples) == 1
+
+
+# -- promises ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", LANES.values(), ids=lambda lane: lane.name)
+@pytest.mark.parametrize("output", [0, 1, 5, 300])
+def test_an_answer_is_late_exactly_if_first_token_and_tokens_together_are(lane: Lane, output: int) -> None:
+    promised_s = lane.ttft_target_s + output * lane.gap_target_s
+    for e2e_s, late in ((0.99 * promised_s, False), (1.01 * promised_s, True)):
+        assert (per_token_s(e2e_s, output, first_counts(lane)) > lane.gap_target_s) is late
+
+
+def test_a_client_that_left_an_answer_in_one_piece_waited_for_all_of_it() -> None:
+    left = sample_of(record(outcome=Outcome.CANCELLED, stream=False, ttft_s=None, first_s=5.0, stream_s=0.0), True)
+    assert left is not None
+    assert left.ttft_s is None
+    assert left.e2e_s == pytest.approx(5.001)
+    streamed = sample_of(record(outcome=Outcome.CANCELLED, ttft_s=None, first_s=5.0, stream_s=0.0), True)
+    assert streamed is not None
+    assert streamed.ttft_s == pytest.approx(5.001)
