@@ -2,6 +2,7 @@ import json
 import math
 import random
 from bisect import bisect_right
+from math import inf
 from typing import Any
 
 import pytest
@@ -263,3 +264,25 @@ def test_what_is_no_sketch_is_refused(change: dict[str, Any]) -> None:
     del plain["sum"]
     with pytest.raises(ValueError, match="not a sketch"):
         Sketch.from_dict(plain)
+
+
+def test_those_that_never_came_back_are_beyond_every_bound() -> None:
+    sketch = Sketch()
+    for _ in range(60):
+        sketch.add(0.1)
+    assert sketch.quantiles((0.5, 0.95), 40) == [pytest.approx(0.1, rel=0.01), inf]
+    assert sketch.quantiles((0.5,), 80) == [inf]
+    assert sketch.share(0.2, 40) == pytest.approx(0.6)
+    assert Sketch().quantiles((0.5,), 3) == [inf]
+    assert Sketch().share(1.0, 3) == 0.0
+
+
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=50), st.integers(1, 50), st.floats(0, 1))
+def test_with_some_beyond_it_is_the_quantile_of_all_with_those_last(values: list[float], more: int, q: float) -> None:
+    some, everything = Sketch(), Sketch()
+    for value in values:
+        some.add(value)
+        everything.add(value)
+    everything.add(86_000.0, more)
+    (found,), (expected,) = some.quantiles((q,), more), everything.quantiles((q,))
+    assert found == (inf if expected == pytest.approx(86_000.0, rel=0.01) else pytest.approx(expected, rel=0.01))

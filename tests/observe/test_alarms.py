@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,14 +35,17 @@ class FakeSketch:
     value: float | None = 0.01
     count: int = 1000
 
-    def quantile(self, q: float) -> float | None:
-        return self.value
+    def quantiles(self, qs: Sequence[float], beyond: float = 0.0) -> list[float | None]:
+        return [self.value for _ in qs]
 
 
 @dataclass
 class FakeCounts:
     requests: int = 1000
     cold: int = 0
+
+    def beyond(self, figure: str, having: int) -> float:
+        return 0.0
 
 
 class FakeFigures:
@@ -55,7 +59,6 @@ class FakeFigures:
         return self.sketches.get((figure, window_s, lane), FakeSketch())
 
     def counts(self, window_s: int, now: float, *, lane: str | None = None) -> FakeCounts:
-        assert window_s == 300
         return self.counted
 
 
@@ -151,16 +154,20 @@ def test_failures_are_counted_from_the_account_once_each_and_clients_faults_are_
     scene = Scene(replica())
     scene.close(Outcome.COMPLETED, count=100)
     scene.close(Outcome.CANCELLED, count=50)
-    scene.close(Outcome.LANE_FULL, count=50)
+    scene.close(Outcome.OVER_LIMIT, count=50)
+    scene.close(Outcome.INVALID, count=50)
     assert scene.look(10) == []
     assert scene.alarms.state()["burn"]["fast"] == {"5m": 0.0, "30m": 0.0, "1h": 0.0, "6h": 0.0}
     scene.close(Outcome.REPLICA_FAILED, count=2)
     scene.close(Outcome.NO_REPLICA, count=2)
     scene.look(5)
-    assert scene.alarms.state()["burn"]["fast"]["5m"] == pytest.approx(4 / 204 / 0.001)
+    assert scene.alarms.state()["burn"]["fast"]["5m"] == pytest.approx(4 / 104 / 0.001)
     scene.close(Outcome.ENGINE_FAILED)
     scene.close(Outcome.REPLICA_STALLED, lane="slow")
-    assert [(c.alert, c.lane, c.severity) for c in scene.look(5)] == [("error_budget", "fast", Severity.CRITICAL)]
+    assert [(c.alert, c.lane, c.severity) for c in scene.look(5)] == [
+        ("error_budget", "fast", Severity.CRITICAL),
+        ("failed_share", "fast", Severity.WARNING),
+    ]
 
 
 def test_waiting_and_utilisation_come_from_the_dispatcher() -> None:
@@ -236,7 +243,8 @@ def test_state_is_json_and_says_all_that_the_page_shows() -> None:
     assert state["worst"] == "warning"
     assert state["promises"][1] == {
         "lane": "fast", "figure": "ttft", "percentile": 95, "within_s": 0.5, "state": "warning", "value_s": 0.45,
-        "count": 1000, "since_s": 10.0, "message": state["alerts"][1]["message"],
+        "arrivals_s": 0.45, "served_s": 0.45, "missed": False, "refused_or_failed": 0, "count": 1000,
+        "since_s": 10.0, "message": state["alerts"][1]["message"],
     }  # fmt: skip
     assert [(a["name"], a["lane"], a["severity"], a["since_s"]) for a in state["alerts"]] == [
         ("ttft_p50", "fast", "warning", 10.0),
@@ -278,6 +286,77 @@ def test_with_the_real_figures_slow_requests_break_a_promise_within_a_look() -> 
             assert changes[0].value == pytest.approx(0.7, rel=0.01)
         elif second != 9:
             assert changes == []
+
+
+def with_figures(scene: Scene) -> tuple[Figures, Alarms]:
+    figures = Figures(LANES, ObserveConfig(), scene.now)
+    return figures, Alarms(figures, scene.dispatcher, scene.account, ObserveConfig(), lambda: WALL)
+
+
+def test_a_lane_that_refuses_most_of_its_requests_keeps_no_promise() -> None:
+    """520 of 859 were refused, and the rest served in time: nothing about that is well."""
+    scene = Scene(replica())
+    scene.account = Account(1000)
+    figures, alarms = with_figures(scene)
+    served: dict[str, Any] = {"outcome": Outcome.COMPLETED, "ttft_s": 0.1, "tpot_s": 0.02, "e2e_s": 1.0, "stream": True}
+    for n in range(859):
+        how = {"outcome": Outcome.WOULD_WAIT_TOO_LONG} if n % 859 < 520 else served
+        scene.account.close(Record(id=f"r{n}", at=scene.now, lane="fast", tenant="t", model="m", **how))
+    figures.take(scene.account.fresh(), scene.now)
+    changes = {(c.alert, c.lane): c for c in alarms.look(scene.now)}
+    state = json.loads(json.dumps(alarms.state(), allow_nan=False))
+    assert state["worst"] == state["lanes"]["fast"]["state"] == "critical"
+    assert state["lanes"]["fast"]["availability"]["5m"] == {
+        "share": pytest.approx(339 / 859), "asked": 859, "answered": 339, "refused": 520, "failed": 0,
+    }  # fmt: skip
+    assert changes["refused_share", "fast"].severity is Severity.CRITICAL
+    assert changes["error_budget", "fast"].severity is Severity.CRITICAL
+    assert state["burn"]["fast"]["5m"] == pytest.approx(520 / 859 / 0.001)
+    (p50,) = [p for p in state["promises"] if (p["lane"], p["figure"], p["percentile"]) == ("fast", "ttft", 50)]
+    assert (p50["state"], p50["missed"], p50["arrivals_s"], p50["refused_or_failed"]) == ("critical", True, None, 520)
+    assert p50["served_s"] == pytest.approx(0.1, rel=0.01)
+    assert "520 of them refused or failed; 99.8 ms over the served" in p50["message"]
+    assert {round(kept.share, 6) for kept in figures.compliance("fast", scene.now)} == {round(339 / 859, 6)}
+    assert {kept.served for kept in figures.compliance("fast", scene.now)} == {1.0}
+    # Nobody came to the others: that is neither well nor ill.
+    for lane in ("slow", "long", "batch"):
+        assert state["lanes"][lane]["state"] == "idle"
+        assert state["lanes"][lane]["availability"]["1h"]["share"] is None
+        assert {p["state"] for p in state["promises"] if p["lane"] == lane} == {"idle"}
+        assert figures.compliance(lane, scene.now) == []
+
+
+def test_a_few_that_got_no_answer_are_not_enough_to_call_a_lane_well() -> None:
+    scene = Scene(replica())
+    scene.look()
+    assert scene.alarms.state()["worst"] == "idle"
+    scene.close(Outcome.COMPLETED, count=4)
+    scene.look()
+    assert (scene.alarms.state()["lanes"]["fast"]["state"], scene.alarms.state()["worst"]) == ("ok", "ok")
+    scene.close(Outcome.LANE_FULL, count=2)
+    scene.look()
+    assert scene.alarms.state()["lanes"]["fast"]["state"] == "unknown"
+    scene.dispatcher.on(Arrived(request(1, scene.now)), scene.now)
+    assert scene.alarms.state()["lanes"]["batch"]["state"] == "ok"  # somebody is there
+
+
+def test_an_outage_is_said_at_the_next_look_and_the_end_of_it_a_few_seconds_after() -> None:
+    scene = Scene(replica("a"), replica("b"))
+    scene.look(5)
+    for name in ("a", "b"):
+        load = scene.dispatcher.fleet.loads[name]
+        load.usable = 0.0
+        scene.dispatcher.fleet.changed(load)
+    (change,) = scene.look()
+    assert (change.alert, change.severity) == ("no_usable_replica", Severity.CRITICAL)
+    assert change.message.startswith("no replica is usable, nothing can be answered (2 down)")
+    state = scene.alarms.state()
+    assert (state["outage"], state["worst"], state["fleet"]["down"]) == (True, "critical", ["a", "b"])
+    assert [c.alert for c in scene.look(20)] == ["replica_down"]
+    load.usable = 1.0
+    scene.dispatcher.fleet.changed(load)
+    assert [(c.alert, c.severity) for c in scene.look(8)] == [("no_usable_replica", Severity.OK)]
+    assert "1 of 2 replicas down: a" in next(a["message"] for a in scene.alarms.state()["alerts"])
 
 
 # -- the webhook ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
-from headgate.model.outcome import Outcome
+from headgate.model.outcome import ASIDE, MISSED, Outcome
 from headgate.model.record import EngineTimings, Gap
 from headgate.observe.figures import UNUSED_S, Figures
 from headgate.observe.series import KIND_OF, TYPE_OF
@@ -54,7 +54,9 @@ def test_how_each_outcome_is_counted(outcome: Outcome) -> None:
     assert counts.cancelled == (outcome in (Outcome.CANCELLED, Outcome.SLOW_CLIENT))
     lane = given.lanes["fast"]
     assert lane.refusals == ({outcome.value: 1} if outcome.kind == "refused" else {})
-    assert sum(lane.errors.values()) == (outcome is not Outcome.COMPLETED)
+    assert sum(lane.errors.values()) == (outcome.kind != "ok")
+    assert (counts.answered, counts.missed) == (outcome.kind == "ok", outcome in MISSED)
+    assert counts.asked == (outcome not in ASIDE)
     (series,) = given.series.values()
     assert series.outcomes == {outcome.value: 1}
 

@@ -5,6 +5,7 @@ import pytest
 from headgate.model.event import Arrived
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
+from headgate.observe.conditions import START_S, Conditions
 from headgate.observe.evidence import Evidence
 from headgate.observe.figures import Figures
 from headgate.observe.view import view
@@ -13,14 +14,18 @@ from tests.observe.test_alarms import Scene, replica, request
 
 def test_the_fleets_own_figures() -> None:
     on = Scene(replica("a", 2), replica("b", 2), replica("c", 2))
-    on.dispatcher.fleet.loads["c"].usable = 0.0
+    gone = on.dispatcher.fleet.loads["c"]
+    gone.usable = 0.0
+    on.dispatcher.fleet.changed(gone)
     for number in range(24):
         on.dispatcher.on(Arrived(request(number, on.now)), on.now)
     waiting = on.dispatcher.waiting("batch")
     assert waiting > 10
     figures = Figures(dict(LANES), ObserveConfig(), on.now)
     evidence = Evidence(lambda: LANES, lambda *_: {}, list)
-    seen = view(on.dispatcher, figures, evidence, ObserveConfig(availability=0.9), 0.25, on.now)
+    fleet = Conditions(on.dispatcher)
+    fleet.read(on.now - START_S)
+    seen = view(on.dispatcher, figures, evidence, ObserveConfig(availability=0.9), fleet.read(on.now), 0.25, on.now)
     assert (seen.replicas_up, seen.replicas_out) == (2, ("c",))
     assert seen.waiting_per_replica == waiting / 2
     assert seen.utilisation == pytest.approx(1.0)

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.policy.baseline import DAY_S, POINT_S, Baseline
-from headgate.policy.burn import SLICE_S, Burn, Meter, reachable
+from headgate.policy.burn import SLICE_S, Availability, Burn, Meter, reachable
 
 
 @settings(deadline=None)
@@ -40,7 +40,7 @@ def test_burn_is_failures_against_what_may_fail() -> None:
     assert burn.rate(300, 0.0) == 0.0
     burn.add(10_000, 20, 0.0)
     assert burn.rate(300, 1.0) == pytest.approx(2.0)
-    assert burn.counts(300, 1.0) == (10_000, 20)
+    assert burn.counts(300, 1.0) == Availability(10_000, 0, 20)
     burn.add(10_000, 0, 400.0)
     assert burn.rate(300, 400.0) == 0.0
     assert burn.rate(3600, 400.0) == pytest.approx(1.0)

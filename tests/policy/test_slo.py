@@ -509,7 +509,7 @@ def test_four_failures_of_a_quiet_night_wake_nobody_and_the_fifth_does() -> None
     world.run(60)
     world.failed = 1
     assert world.run(4) == []
-    assert [c.severity for c in world.run(1)] == [CRITICAL]
+    assert [(c.alert, c.severity) for c in world.run(1)] == [("error_budget", CRITICAL), ("failed_share", CRITICAL)]
 
 
 def test_where_a_tenth_may_fail_an_outage_is_still_noticed_and_where_all_may_it_is_not() -> None:
@@ -536,7 +536,8 @@ def test_state_says_everything_and_the_worst_first() -> None:
     assert [promise for promise, _ in calm.promises] == list(promises(FAST))
     assert {known.alert for known in calm.alerts} == {
         "ttft_p99_over_60s", "gap_p99_over_60s", "e2e_p99_over_60s", "ttft_over_usual", "error_budget",
-        "queue_per_replica", "cold_starts", "utilisation",
+        "queue_per_replica", "cold_starts", "utilisation", "refused_share", "failed_share", "no_usable_replica",
+        "replica_down",
     }  # fmt: skip
     assert all(known.message and known.since is None for known in calm.alerts)
     world.seconds = {("ttft", 95): 0.45, ("e2e", 99): 31.0}
@@ -585,7 +586,7 @@ def test_another_promise_ends_what_was_said_of_the_old_one_and_keeps_what_was_co
     world.seconds["ttft", 95] = 0.6
     world.failed = 10
     world.run(120)
-    assert {known.alert for known in world.state().raised} == {"ttft_p95", "error_budget"}
+    assert {known.alert for known in world.state().raised} == {"ttft_p95", "error_budget", "failed_share"}
     burns = world.state().burns
     assert world.slo.reconfigure({"fast": FAST}, world.now) == []
     world.lane = replace(FAST, ttft_target_s=1.0)
@@ -593,12 +594,13 @@ def test_another_promise_ends_what_was_said_of_the_old_one_and_keeps_what_was_co
     assert [(c.alert, c.was, c.severity) for c in ended] == [
         ("ttft_p95", CRITICAL, OK),
         ("error_budget", CRITICAL, OK),
+        ("failed_share", CRITICAL, OK),
     ]
     assert all("config" in change.message for change in ended)
     state = world.state()
     assert state.burns["fast"] == burns["fast"]
     assert state.usual_ttft_s == {"fast": 0.1, "new": None}
-    assert [(c.alert, c.severity) for c in world.run(60)] == [("error_budget", CRITICAL)]
+    assert [(c.alert, c.severity) for c in world.run(60)] == [("error_budget", CRITICAL), ("failed_share", CRITICAL)]
     assert world.slo.reconfigure({"fast": world.lane}, world.now) == []
     assert list(world.state().burns) == ["fast"]
 

@@ -43,7 +43,8 @@ class Outcome(Enum):
 
 
 Kind = Literal["ok", "refused", "failed", "client"]
-"""refused: too much at once, come back later. failed: our fault, and what the error budget is spent on."""
+"""refused: too much at once, come back later. failed: our fault. Both are what the error budget is spent on, but for a
+tenant that is over its own limit."""
 KINDS: dict[Outcome, Kind] = {
     Outcome.COMPLETED: "ok",
     Outcome.TIME_CAP: "ok",
@@ -65,3 +66,13 @@ KINDS: dict[Outcome, Kind] = {
     Outcome.NOT_READY: "refused",
     Outcome.ENGINE_FAILED: "failed",
 }
+
+ASIDE: frozenset[Outcome] = frozenset(
+    outcome for outcome, kind in KINDS.items() if kind == "client" or outcome is Outcome.OVER_LIMIT
+)
+"""Ends that say nothing of whether we answer: the client's own fault or will, and a tenant over its own limit. All
+others asked for an answer, and availability is the share of those that got one."""
+MISSED: frozenset[Outcome] = frozenset(
+    outcome for outcome, kind in KINDS.items() if kind in ("refused", "failed") and outcome not in ASIDE
+)
+"""Asked for an answer and got none, or not all of it."""

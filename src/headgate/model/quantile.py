@@ -9,7 +9,7 @@ everything, across slices of time, lanes and processes. From a microsecond to a 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from math import ceil, fsum, isfinite, log
+from math import ceil, fsum, inf, isfinite, log
 from typing import Any
 
 LEAST_S = 1e-6
@@ -126,24 +126,33 @@ class Sketch:
         """The duration that a share q did not exceed; None: nothing was added."""
         return self.quantiles((q,))[0]
 
-    def quantiles(self, qs: Sequence[float]) -> list[float | None]:
-        """Several at once, for hardly more than the price of one."""
+    def quantiles(self, qs: Sequence[float], beyond: float = 0.0) -> list[float | None]:
+        """Several at once, for hardly more than the price of one. `beyond`: so many more came that took longer than any
+        bound, such as those that were refused; inf: the quantile is one of them."""
         if any(not 0 <= q <= 1 for q in qs):
             raise ValueError(f"expected shares from 0 to 1, got {list(qs)}")
         if self.min is None or self.max is None:
-            return [None] * len(qs)
+            return [inf if beyond > 0 else None] * len(qs)
         if self._order is None:
             self._order = sorted(self.buckets)
         upto = list(accumulate(map(self.buckets.__getitem__, self._order)))
-        found = (self._order[bisect_right(upto, q * (self.count - 1))] for q in qs)
-        return [max(0.0, self.min, min(self.max, self.grid.values[index])) for index in found]
+        last = self.count + beyond - 1
+        found: list[float | None] = []
+        for q in qs:
+            if q * last >= self.count:
+                found.append(inf)
+            else:
+                middle = self.grid.values[self._order[bisect_right(upto, q * last)]]
+                found.append(max(0.0, self.min, min(self.max, middle)))
+        return found
 
-    def share(self, within_s: float) -> float | None:
-        """The share that took no longer, the bound's own bucket included; None: nothing was added."""
+    def share(self, within_s: float, beyond: float = 0.0) -> float | None:
+        """The share that took no longer, the bound's own bucket included; None: nothing was added. `beyond`: so many
+        more came that took longer than any bound."""
         if not self.count:
-            return None
+            return 0.0 if beyond > 0 else None
         last = self.grid.index(within_s)
-        return sum(count for index, count in self.buckets.items() if index <= last) / self.count
+        return sum(count for index, count in self.buckets.items() if index <= last) / (self.count + beyond)
 
     # -- to other processes ---------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any, Protocol
 
@@ -11,11 +11,26 @@ import msgspec
 from headgate.gateway.account import Account
 from headgate.model.clock import Clock
 from headgate.model.gateway_config import ObserveConfig
+from headgate.model.outcome import ASIDE
 from headgate.model.replica import Load, ReplicaId
+from headgate.observe.conditions import Conditions
+from headgate.observe.tenant_availability import TenantAvailability, availability
 from headgate.observe.webhook import Webhook
 from headgate.policy.alert import Change, Severity
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.slo import Asked, Known, LaneReading, Reading, Slo, Tail, asks
+from headgate.policy.promise import LEAST
+from headgate.policy.slo import (
+    Asked,
+    Availability,
+    Known,
+    LaneReading,
+    Promise,
+    Reading,
+    Slo,
+    State,
+    Tail,
+    asks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +43,9 @@ COUNT_EVERY_S = 5.0
 """How often all requests of five minutes are counted: they are added up lane by lane and part by part."""
 RECENT = 100
 """Changes kept for the page."""
+MOST_NAMED = 64
+"""Replicas, lanes and models told by name; there may be a thousand."""
+NOBODY = Availability(0, 0, 0)
 WINDOWS = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 
 _encode = msgspec.json.Encoder().encode
@@ -36,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 class Sketch(Protocol):
     @property
     def count(self) -> int: ...
-    def quantile(self, q: float, /) -> float | None: ...
+    def quantiles(self, qs: Sequence[float], /, beyond: float = 0.0) -> list[float | None]: ...
 
 
 class Counts(Protocol):
@@ -44,6 +62,7 @@ class Counts(Protocol):
     def requests(self) -> int: ...
     @property
     def cold(self) -> int: ...
+    def beyond(self, figure: str, having: int, /) -> float: ...
 
 
 class Figures(Protocol):
@@ -62,7 +81,11 @@ class Alarms:
         observe: ObserveConfig,
         wall: Clock,
         webhook: Webhook | None = None,
+        conditions: Conditions | None = None,
+        tenants: TenantAvailability | None = None,
     ) -> None:
+        self._conditions = conditions or Conditions(dispatcher)
+        self._tenants = tenants
         self.slo = Slo(dispatcher.lanes, observe)
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         """Changes, the latest last."""
@@ -76,8 +99,8 @@ class Alarms:
         self._turn = 0
         self._count_at = -inf
         self._last_minutes: Counts
-        self._counted: dict[str, tuple[int, int]] = {}
-        """By lane, all and failed, when it was last read."""
+        self._counted: dict[str, Availability] = {}
+        """By lane, when it was last read."""
         self._in_use: dict[ReplicaId, Load] = {}
         self._first_at: float | None = None
 
@@ -105,12 +128,13 @@ class Alarms:
         self._dispatcher.use.look(now)
         use = self._dispatcher.use.read()
         return Reading(
-            lanes={name: self._read_lane(name, ended.get(name, (0, 0)), now) for name in self._whose_turn()},
+            lanes={name: self._read_lane(name, ended.get(name, NOBODY), now) for name in self._whose_turn()},
             waiting_per_replica=waiting / max(1, len(loads)),
             utilisation=use.largest,
             binding=use.binding,
             cold=self._last_minutes.cold,
             cold_of=self._last_minutes.requests,
+            fleet=self._conditions.read(now),
             joined=tuple(self._joined(loads, now)),
         )
 
@@ -120,16 +144,22 @@ class Alarms:
         self._turn = (self._turn + 1) % turns
         return names[self._turn :: turns]
 
-    def _ended(self) -> dict[str, tuple[int, int]]:
-        """By lane, how many requests have ended since the start, and how many of them failed."""
-        ended: dict[str, tuple[int, int]] = {}
+    def _ended(self) -> dict[str, Availability]:
+        """By lane, how many requests have asked for an answer since the start, and how many of them got none."""
+        ended: dict[str, Availability] = {}
         for (lane, outcome), count in self._account.ended.items():
-            requests, failed = ended.get(lane, (0, 0))
-            ended[lane] = (requests + count, failed + count * (outcome.kind == "failed"))
+            if outcome not in ASIDE:
+                known, kind = ended.get(lane, NOBODY), outcome.kind
+                ended[lane] = Availability(
+                    known.asked + count,
+                    known.refused + count * (kind == "refused"),
+                    known.failed + count * (kind == "failed"),
+                )
         return ended
 
-    def _read_lane(self, name: str, ended: tuple[int, int], now: float) -> LaneReading:
+    def _read_lane(self, name: str, ended: Availability, now: float) -> LaneReading:
         sketches: dict[tuple[str, int], Sketch] = {}
+        counts: dict[int, Counts] = {}
 
         def sketch_of(figure: str, window_s: int) -> Sketch:
             if (figure, window_s) not in sketches:
@@ -138,13 +168,20 @@ class Alarms:
 
         tails: dict[Asked, Tail] = {}
         for figure, percentile, window_s in asks(self._dispatcher.lanes[name]):
-            value = sketch_of(figure, window_s).quantile(percentile / 100)
+            if window_s not in counts:
+                counts[window_s] = self._figures.counts(window_s, now, lane=name)
+            sketch = sketch_of(figure, window_s)
             # Of gaps: how many requests they are of, not how many tokens.
-            count = sketch_of("tpot" if figure == "gap" else figure, window_s).count
-            tails[figure, percentile, window_s] = Tail(value, count)
-        before = self._counted.get(name, (0, 0))
+            of = sketch_of("tpot", window_s).count if figure == "gap" else sketch.count
+            tails[figure, percentile, window_s] = _tail(sketch, of, percentile, counts[window_s].beyond(figure, of))
+        before = self._counted.get(name, NOBODY)
         self._counted[name] = ended
-        return LaneReading(tails=tails, requests=ended[0] - before[0], failed=ended[1] - before[1])
+        return LaneReading(
+            tails=tails,
+            requests=ended.asked - before.asked,
+            failed=ended.failed - before.failed,
+            refused=ended.refused - before.refused,
+        )
 
     def _joined(self, loads: list[Load], now: float) -> Iterator[str]:
         """Replicas that came into use since the last look: new ones, and those that were out and are back."""
@@ -169,7 +206,7 @@ class Alarms:
             "lane": change.lane,
             "was": was,
             "severity": severity,
-            "value": change.value,
+            "value": finite(change.value),
             "bound": change.bound,
             "since": at - (change.at - change.since),
             "at": at,
@@ -184,22 +221,22 @@ class Alarms:
     def state(self) -> dict[str, Any]:
         """As of the last look, for /admin/slo and the page: JSON when encoded."""
         state, webhook = self.slo.state(self._now), self._webhook
+        lanes = self._lanes(state)
+        calm = "idle" if all(lane["state"] == "idle" for lane in lanes.values()) else "ok"
         return {
-            "worst": state.worst.value,
-            "promises": [
-                {
-                    "lane": known.lane,
-                    "figure": promise.figure,
-                    "percentile": promise.percentile,
-                    "within_s": promise.within_s,
-                    "state": known.severity.value,
-                    "value_s": known.value,
-                    "count": known.count,
-                    "since_s": self._since_s(known),
-                    "message": known.message,
-                }
-                for promise, known in state.promises
-            ],
+            "worst": calm if state.worst is Severity.OK else state.worst.value,
+            "outage": state.fleet.outage,
+            "fleet": {
+                "up": state.fleet.up,
+                "starting": state.fleet.starting,
+                "parked": state.fleet.parked,
+                "down": list(state.fleet.down[:MOST_NAMED]),
+                "down_count": len(state.fleet.down),
+                "unserved": list(state.fleet.unserved[:MOST_NAMED]),
+            },
+            "lanes": lanes,
+            "tenants": [] if self._tenants is None else self._tenants.told(self._now),
+            "promises": [self._promise(promise, known) for promise, known in state.promises],
             "alerts": [self._as_dict(known) for known in state.raised],
             "watched": [self._as_dict(known) for known in state.alerts],
             "availability": self._observe.availability,
@@ -221,12 +258,48 @@ class Alarms:
             },
         }
 
+    def _lanes(self, state: State) -> dict[str, dict[str, Any]]:
+        """Each lane's own worst, and how many of its requests were answered."""
+        told = {}
+        for name, windows in state.availability.items():
+            own = [known for known in state.raised if known.lane == name]
+            told[name] = {
+                "state": own[0].severity.value if own else self._calm(name, windows[300]),
+                "availability": {WINDOWS[window_s]: availability(found) for window_s, found in windows.items()},
+            }
+        return told
+
+    def _calm(self, lane: str, found: Availability) -> str:
+        """Of a lane about which there is no alert."""
+        if not found.asked:
+            here = lane in self._dispatcher.lanes
+            return "ok" if here and self._dispatcher.waiting(lane) + self._dispatcher.running(lane) else "idle"
+        return "unknown" if found.missed and found.asked < LEAST else "ok"
+
+    def _promise(self, promise: Promise, known: Known) -> dict[str, Any]:
+        tail = known.tail
+        return {
+            "lane": known.lane,
+            "figure": promise.figure,
+            "percentile": promise.percentile,
+            "within_s": promise.within_s,
+            "state": known.standing,
+            "value_s": finite(known.value),
+            "arrivals_s": finite(tail.value_s),
+            "served_s": tail.served_s,
+            "missed": tail.value_s == inf,
+            "count": known.count,
+            "refused_or_failed": tail.missed,
+            "since_s": self._since_s(known),
+            "message": known.message,
+        }
+
     def _as_dict(self, known: Known) -> dict[str, Any]:
         return {
             "name": known.alert,
             "lane": known.lane,
             "severity": known.severity.value,
-            "value": known.value,
+            "value": finite(known.value),
             "bound": known.bound,
             "since_s": self._since_s(known),
             "message": known.message,
@@ -234,3 +307,20 @@ class Alarms:
 
     def _since_s(self, known: Known) -> float | None:
         return None if known.since is None else self._now - known.since
+
+
+def finite(value: float | None) -> float | None:
+    """For JSON, which has no infinity: beside it stands that the percentile is of a request without an answer."""
+    return None if value is None or value == inf else value
+
+
+def _tail(sketch: Sketch, of: int, percentile: int, beyond: float) -> Tail:
+    """`of`: how many requests the sketch is of; `beyond`: so many more missed their promise. A request counts for as
+    many of its values as the others have on average."""
+    share = percentile / 100
+    (served,) = sketch.quantiles((share,))
+    if beyond <= 0:
+        return Tail(served, of)
+    (value,) = sketch.quantiles((share,), beyond * max(1.0, sketch.count / max(1, of)))
+    missed = max(1, round(beyond))
+    return Tail(value, of + missed, missed, served)

@@ -45,6 +45,9 @@ class Kept:
     """50, 95 or 99"""
     within_s: float
     share: float
+    """Over all arrivals: those that were refused or failed were not within it."""
+    served: float | None
+    """The same over the served; None: none was."""
 
     @property
     def kept(self) -> bool:
@@ -308,13 +311,18 @@ class Figures:
 
     def compliance(self, lane: str, now: float) -> list[Kept]:
         """Each promise that any request of the last hour was subject to."""
-        return self.kept(lane, {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES})
+        sketches = {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES}
+        return self.kept(lane, sketches, self.counts(3600, now, lane=lane))
 
-    def kept(self, lane: str, sketches: Mapping[str, Sketch]) -> list[Kept]:
+    def kept(self, lane: str, sketches: Mapping[str, Sketch], counts: Counts) -> list[Kept]:
         """Each promise that any request in these was subject to, by figure."""
         found = []
         for promise in promises(self._promised[lane]) if lane in self._promised else ():
-            share = sketches[promise.of].share(promise.within_s)
+            sketch = sketches[promise.of]
+            of = sketches["tpot"].count if promise.figure == "gap" else sketch.count
+            missed = counts.beyond(promise.figure, of) * max(1.0, sketch.count / max(1, of))
+            share = sketch.share(promise.within_s, missed)
             if share is not None:
-                found.append(Kept(promise.figure, promise.percentile, promise.within_s, share))
+                served = sketch.share(promise.within_s)
+                found.append(Kept(promise.figure, promise.percentile, promise.within_s, share, served))
         return found

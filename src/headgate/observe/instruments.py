@@ -20,6 +20,7 @@ from headgate.model.record import Record
 from headgate.observe.access import Access
 from headgate.observe.admin import Admin
 from headgate.observe.alarms import Alarms
+from headgate.observe.conditions import Conditions
 from headgate.observe.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import find_gpus
@@ -31,6 +32,7 @@ from headgate.observe.otlp_metrics import OtlpMetrics
 from headgate.observe.page import Page
 from headgate.observe.pulse import Pulse
 from headgate.observe.snapshot import Sources
+from headgate.observe.tenant_availability import TenantAvailability
 from headgate.observe.traces import Traces
 from headgate.observe.usage import Usage
 from headgate.observe.webhook import Webhook
@@ -77,16 +79,20 @@ class Instruments:
         self.pulse = Pulse(clock)
         gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
         webhook = Webhook(observe.webhook, clock) if observe.webhook else None
-        self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook)
+        conditions = Conditions(gateway.dispatcher, roster.watches, lambda: roster.fleet)
+        tenants = TenantAvailability(observe.labels, 1 - observe.availability, gateway.dispatcher.lanes)
+        self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook, conditions, tenants)
         self.metrics = Metrics(
-            gateway, self.figures, self.pulse, observe, roster.watches.values(), find_gpus(), self.alarms.slo
-        )
+            gateway, self.figures, self.pulse, observe, roster.watches.values(), find_gpus(), self.alarms.slo,
+            conditions, tenants,
+        )  # fmt: skip
         sources = Sources(
             gateway=gateway,
             figures=self.figures,
             alarms=self.alarms,
             pulse=self.pulse,
             observe=observe,
+            conditions=conditions,
             watches=roster.watches,
             fleet=lambda: roster.fleet,
             rollouts=lambda: self.rollouts(),
@@ -101,7 +107,7 @@ class Instruments:
         self._journal: Journal | None = None
         self._sender: OtlpSender | None = None
         if self._on:
-            self._consumers += [self.figures.take, self.admin.take]
+            self._consumers += [self.figures.take, self.admin.take, tenants.take]
         if config.record.path is not None:
             record = config.record
             assert record.path is not None

@@ -6,11 +6,14 @@ from typing import Final, Protocol
 from headgate.gateway.account import Account
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.replica import Replica
+from headgate.observe.conditions import Conditions
 from headgate.observe.exposition import Family, Page
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
+from headgate.observe.tenant_availability import TenantAvailability
 from headgate.observe.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, Counts
+from headgate.policy.alert import Severity
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.hedge import RESULTS
 from headgate.policy.shared_limits import SharedLimits
@@ -46,9 +49,6 @@ DECODE: Final = Family(
 TENANT_TTFT: Final = Family(
     "headgate_tenant_time_to_first_token_seconds", "histogram", "Arrival to first token", "tenant"
 )
-TENANT_REQUESTS: Final = Family(
-    "headgate_tenant_requests_total", "counter", "Requests by how they ended", "tenant", "kind"
-)
 TENANT_TOKENS: Final = Family("headgate_tenant_tokens_total", "counter", "Tokens", "tenant", "direction")
 CACHED: Final = Family(
     "headgate_cached_prompt_tokens_total", "counter", "Prompt tokens found in a prefix cache", "lane", "model"
@@ -80,12 +80,19 @@ HEDGES: Final = Family(
 )
 
 LATENCY: Final = Family(
-    "headgate_latency_seconds", "gauge", "Percentiles over sliding windows, within 1 %", "lane", "figure",
+    "headgate_latency_seconds", "gauge", "Percentiles of the served over sliding windows, within 1 %", "lane",
+    "figure", "percentile", "window",
+)  # fmt: skip
+ARRIVALS: Final = Family(
+    "headgate_arrivals_latency_seconds", "gauge",
+    "Percentiles of all arrivals over sliding windows; +Inf: of one that was refused or failed", "lane", "figure",
     "percentile", "window",
 )  # fmt: skip
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 PERCENTILE_LABELS: Final = tuple(f"{100 * q:g}" for q in QUANTILES)
 """Not `quantile`: that label belongs to summaries, and promtool says so."""
+ARRIVED: Final = ("ttft", "tpot", "e2e", "answer")
+"""Figures that are also told over all arrivals."""
 WHOLE: Final = {"ttft_warm": "ttft", "e2e_short": "e2e"}
 """Figures that are part of another."""
 WINDOW_LABELS: Final = {60: "1m", 300: "5m", 3600: "1h"}
@@ -100,7 +107,8 @@ LITTLE_RESIDUAL: Final = Family(
     "headgate_little_residual", "gauge", "(L - lambda W) / L; near 0 if all is well", "lane"
 )
 COMPLIANCE: Final = Family(
-    "headgate_sla_compliance", "gauge", "Share of the last hour's requests within a promised bound", "lane", "figure",
+    "headgate_sla_compliance", "gauge",
+    "Share of the last hour's arrivals within a promised bound; those refused or failed are not", "lane", "figure",
     "percentile",
 )  # fmt: skip
 
@@ -157,11 +165,33 @@ GPU_USED: Final = Family("headgate_gpu_memory_used_bytes", "gauge", "Memory in u
 GPU_TOTAL: Final = Family("headgate_gpu_memory_total_bytes", "gauge", "Memory it has", "gpu")
 
 STATE: Final = Family(
-    "headgate_slo_state", "gauge", "Promises: 0 ok, 1 at risk, 2 broken", "lane", "figure", "percentile"
+    "headgate_slo_state", "gauge", "Promises: 0 ok, 1 at risk, 2 broken, -1 idle or too few to tell", "lane", "figure",
+    "percentile",
+)  # fmt: skip
+AVAILABILITY: Final = Family(
+    "headgate_availability", "gauge",
+    "Answered of those that asked, without clients' errors and tenants over their limits; absent where nobody asked",
+    "lane", "window",
+)  # fmt: skip
+TENANT_REQUESTS: Final = Family(
+    "headgate_tenant_requests_total", "counter", "Requests by tenant, and whether they were answered", "lane", "tenant",
+    "result",
+)  # fmt: skip
+TENANT_AVAILABILITY: Final = Family(
+    "headgate_tenant_availability", "gauge", "Answered of those of a tenant that asked in 5 min", "lane", "tenant"
 )
+REPLICAS: Final = Family("headgate_replicas", "gauge", "Replicas by what is to be thought of them", "condition")
+DOWN: Final = Family(
+    "headgate_replica_down",
+    "gauge",
+    "1: neither usable nor parked nor on its way; 0: all is as it should be",
+    "replica",
+)
+OUTAGE: Final = Family("headgate_outage", "gauge", "1: no replica is usable, and nobody wanted that")
 BURN: Final = Family(
     "headgate_error_budget_burn", "gauge", "How many times too fast the error budget is used up", "lane", "window"
 )
+SEVERITIES: Final = frozenset(severity.value for severity in Severity)
 BURN_LABELS: Final = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 
 
@@ -191,6 +221,8 @@ class Metrics:
         watches: Collection[Watch],
         gpus: Gpus | None = None,
         slo: Slo | None = None,
+        conditions: Conditions | None = None,
+        tenants: TenantAvailability | None = None,
     ) -> None:
         self._gateway = gateway
         self._figures = figures
@@ -199,6 +231,8 @@ class Metrics:
         self._watches = watches
         self._gpus = gpus
         self._slo = slo
+        self._conditions = conditions or Conditions(gateway.dispatcher)
+        self._tenants = tenants
         self._page = Page()
 
     def text(self, open_metrics: bool = False) -> bytes:
@@ -212,6 +246,7 @@ class Metrics:
             self._promises(page, now)
         else:
             self._only_counts(page)
+        self._answers(page, now)
         self._queues(page)
         self._fleet(page, now)
         self._shared(page)
@@ -234,8 +269,6 @@ class Metrics:
                 page.sample(CACHED, (lane, model), tokens.cached)
         for tenant, counted in figures.tenants.known.items():
             page.histogram(TENANT_TTFT, (tenant,), counted.ttft)
-            for kind, number in counted.kinds.items():
-                page.sample(TENANT_REQUESTS, (tenant, kind), number)
             page.sample(TENANT_TOKENS, (tenant, "prompt"), counted.prompt_tokens)
             page.sample(TENANT_TOKENS, (tenant, "output"), counted.output_tokens)
         for key, number in figures.ended.answers.items():
@@ -287,26 +320,59 @@ class Metrics:
     def _latency(self, page: Page, lane: str, now: float) -> None:
         for window_s in WINDOWS:
             sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
+            counts = self._figures.counts(window_s, now, lane=lane)
             for figure, sketch in sketches.items():
                 if figure in WHOLE and sketch.count == sketches[WHOLE[figure]].count:
                     continue  # nothing was left out, and it is told already
-                for label, value in zip(PERCENTILE_LABELS, sketch.quantiles(QUANTILES), strict=True):
-                    if value is not None:
-                        page.sample(LATENCY, (lane, figure, label, WINDOW_LABELS[window_s]), value)
+                served = sketch.quantiles(QUANTILES)
+                self._percentiles(page, LATENCY, (lane, figure), window_s, served)
+                if figure in ARRIVED:
+                    missed = counts.beyond(figure, sketch.count)
+                    arrivals = sketch.quantiles(QUANTILES, missed) if missed else served
+                    self._percentiles(page, ARRIVALS, (lane, figure), window_s, arrivals)
             if window_s == 3600:
-                for kept in self._figures.kept(lane, sketches):
+                for kept in self._figures.kept(lane, sketches, counts):
                     page.sample(COMPLIANCE, (lane, kept.figure, str(kept.percentile)), kept.share)
+
+    def _percentiles(
+        self, page: Page, family: Family, of: tuple[str, str], window_s: int, values: list[float | None]
+    ) -> None:
+        for label, value in zip(PERCENTILE_LABELS, values, strict=True):
+            if value is not None:
+                page.sample(family, (*of, label, WINDOW_LABELS[window_s]), value)
 
     def _promises(self, page: Page, now: float) -> None:
         if self._slo is not None:
             state = self._slo.state(now)
             for promise, known in state.promises:
-                page.sample(STATE, (known.lane, promise.figure, str(promise.percentile)), known.severity.rank)
+                judged = known.severity.rank if known.standing in SEVERITIES else -1
+                page.sample(STATE, (known.lane, promise.figure, str(promise.percentile)), judged)
+            for lane, windows in state.availability.items():
+                for window_s, found in windows.items():
+                    if found.share is not None:
+                        page.sample(AVAILABILITY, (lane, BURN_LABELS.get(window_s, f"{window_s}s")), found.share)
             for lane, burns in state.burns.items():
                 for window_s, burn in burns.items():
                     page.sample(BURN, (lane, BURN_LABELS.get(window_s, f"{window_s}s")), burn)
 
     # -- the fleet -------------------------------------------------------------------------------------------
+
+    def _answers(self, page: Page, now: float) -> None:
+        """Who is there to answer, and which tenants get answers."""
+        fleet = self._conditions.read(now)
+        by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
+        for condition, number in by_condition.items():
+            page.sample(REPLICAS, (condition,), number)
+        down = frozenset(fleet.down)
+        for replica_id in self._gateway.dispatcher.fleet.loads:
+            page.sample(DOWN, (replica_id,), int(replica_id in down))
+        page.sample(OUTAGE, (), int(fleet.outage))
+        if self._tenants is not None:
+            for (lane, tenant), figures in self._tenants.of.items():
+                for result, number in figures.results.items():
+                    page.sample(TENANT_REQUESTS, (lane, tenant, result), number)
+            for lane, tenant, share in self._tenants.shares(now):
+                page.sample(TENANT_AVAILABILITY, (lane, tenant), share)
 
     def _queues(self, page: Page) -> None:
         dispatcher = self._gateway.dispatcher

@@ -24,6 +24,7 @@ KIND_OF: Final[dict[str, str]] = {outcome.value: kind for outcome, kind in KINDS
 """By value: an Outcome is hashed by code, a string is not."""
 NEVER_QUEUED: Final = frozenset({"invalid", "too_long", "unknown_model", "unauthorized"})
 """Their wait says nothing: they were sent away for what they asked."""
+OVER_LIMIT: Final = Outcome.OVER_LIMIT.value
 LEFT: Final = frozenset({"cancelled", "slow_client"})
 TYPE_OF: Final[dict[str, str]] = {
     "no_replica": "no_replica",
@@ -94,17 +95,28 @@ class LaneFigures:
         """It did not complete."""
         kind = KIND_OF[outcome]
         type_ = kind
+        if kind == "ok":
+            return  # it was ended by its lane's time limit, and answered all the same
         if kind == "refused":
             self.refusals[outcome] = self.refusals.get(outcome, 0) + 1
             whole.refused += 1
             own.refused += 1
+            if outcome == OVER_LIMIT:
+                whole.over_limit += 1
+                own.over_limit += 1
         elif kind == "failed":
             type_ = "out_of_memory" if OUT_OF_MEMORY in record.message.lower() else TYPE_OF[outcome]
             whole.failed += 1
             own.failed += 1
+            if record.ttft_s is not None:
+                whole.broken += 1
+                own.broken += 1
         elif outcome in LEFT:
             whole.cancelled += 1
             own.cancelled += 1
+        else:
+            whole.invalid += 1
+            own.invalid += 1
         self.errors[type_] = self.errors.get(type_, 0) + 1
 
 

@@ -1,7 +1,8 @@
 """What is the gateway doing right now, in one piece? For the page's feed (gateway/live.py says what is in it)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from headgate import __version__
@@ -12,17 +13,20 @@ from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.model.replica import Load, ReplicaId
+from headgate.observe.conditions import Condition, Conditions
 from headgate.observe.evidence import Evidence, Told
 from headgate.observe.figures import Figures
 from headgate.observe.metrics import cost_per_1000_tokens, hit_rate
 from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
+from headgate.observe.windows import Counts
 from headgate.policy.diagnose import Finding, View, findings
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Standing
 from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import promises
+from headgate.policy.slo_words import about_outage
 
 WINDOW_S = 60
 SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
@@ -46,6 +50,8 @@ class Sources:
     alarms: Alarms
     pulse: Pulse
     observe: ObserveConfig
+    conditions: Conditions | None = None
+    """Who of the replicas is up, parked, starting or down; None: by the dispatcher alone."""
     watches: Mapping[ReplicaId, Watch] = field(default_factory=dict)
     """Who looks after each replica: what that says of itself."""
     fleet: Callable[[], FleetView | None] = lambda: None
@@ -62,19 +68,22 @@ class Snapshot:
     def __init__(self, sources: Sources, evidence: Evidence) -> None:
         self._sources = sources
         self._evidence = evidence
+        self._conditions = sources.conditions or Conditions(sources.gateway.dispatcher, sources.watches, sources.fleet)
         self._found: tuple[float, View, list[Finding]] | None = None
 
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
         dispatcher = sources.gateway.dispatcher
         state, fleet = sources.alarms.state(), sources.fleet()
+        conditions = self._conditions.of(now)
         return {
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
             "keyed": sources.gateway.acceptor.keyed,
             "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
-            "replicas": [self._replica(load) for load in dispatcher.fleet.loads.values()],
+            "replicas": [self._replica(load, conditions[load.id]) for load in dispatcher.fleet.loads.values()],
+            "outage": self._outage(now),
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
             "shared": _shared(dispatcher),
@@ -98,10 +107,9 @@ class Snapshot:
         if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S:
             sources = self._sources
             lag_s = sources.pulse.lag.quantile(0.99) or 0.0
-            seen = view(sources.gateway.dispatcher, sources.figures, self._evidence, sources.observe, lag_s, now)
-            said = (sources.watches.get(replica_id) for replica_id in seen.replicas_out)
-            why = next((watch.why for watch in said if watch is not None and watch.why), "")
-            seen = replace(seen, why_out=why)
+            fleet = self._conditions.read(now)
+            dispatcher, observe = sources.gateway.dispatcher, sources.observe
+            seen = view(dispatcher, sources.figures, self._evidence, observe, fleet, lag_s, now)
             self._found = (now, seen, findings(seen))
         return self._found[1:]
 
@@ -118,7 +126,10 @@ class Snapshot:
             "refused_per_s": rates.refused,
             "failed_per_s": rates.failed,
             "cache_hit_rate": hit_rate(figures.counts(WINDOW_S, now, lane=name)),
+            **_answered(figures.counts(WINDOW_S, now, lane=name)),
+            "state": state.get("lanes", {}).get(name, {}).get("state", "ok"),
             "figures": {figure: self._percentiles(figure, name, now) for figure in SHOWN},
+            "arrivals": self._arrivals(name, now),
             "promises": [
                 asdict(promise) | {"state": states.get((name, promise.figure, promise.percentile), "ok")}
                 for promise in promises(lane)
@@ -135,7 +146,24 @@ class Snapshot:
         sketch = self._sources.figures.sketch(figure, WINDOW_S, now, lane=lane)
         return dict(zip(_PERCENTILES, sketch.quantiles(tuple(_PERCENTILES.values())), strict=True))
 
-    def _replica(self, load: Load) -> dict[str, Any]:
+    def _arrivals(self, lane: str, now: float) -> dict[str, dict[str, float | str | None]]:
+        """Percentiles over all arrivals; `missed`: it is one that was refused or failed."""
+        figures, told = self._sources.figures, {}
+        counts = figures.counts(WINDOW_S, now, lane=lane)
+        for figure in ("ttft", "tpot", "e2e"):
+            sketch = figures.sketch(figure, WINDOW_S, now, lane=lane)
+            values = sketch.quantiles(tuple(_PERCENTILES.values()), counts.beyond(figure, sketch.count))
+            told[figure] = {
+                name: "missed" if value == inf else value for name, value in zip(_PERCENTILES, values, strict=True)
+            }
+        return told
+
+    def _outage(self, now: float) -> str:
+        """What to say where nothing can be answered; empty: something can."""
+        fleet = self._conditions.read(now)
+        return about_outage(fleet) if fleet.outage else ""
+
+    def _replica(self, load: Load, condition: Condition) -> dict[str, Any]:
         replica, watch = load.replica, self._sources.watches.get(load.id)
         said = watch.load if watch is not None else {}
         standing = self._sources.gateway.dispatcher.health.standing(load.id)
@@ -143,7 +171,8 @@ class Snapshot:
         lifecycle = None if fleet is None else fleet.lifecycle(load.id)
         return {
             "id": load.id,
-            "state": _state(standing, watch),
+            "state": "parked" if condition == "parked" else _state(standing, watch),
+            "condition": condition,
             "kind": replica.kind if watch is None else watch.replica.kind,
             "lifecycle": lifecycle,
             "usable": load.usable,
@@ -173,7 +202,13 @@ class Snapshot:
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
             "cost_per_1000_tokens": cost_per_1000_tokens(sources.observe, sources.figures),
             "refusals_per_s": rates.refused,
+            **_answered(sources.figures.counts(WINDOW_S, now)),
         }
+
+
+def _answered(counts: Counts) -> dict[str, Any]:
+    """`availability` is None where nobody asked."""
+    return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
 
 
 def _state(standing: Standing | None, watch: Watch | None) -> str:

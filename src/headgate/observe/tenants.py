@@ -1,9 +1,9 @@
-"""How is each tenant doing? Its requests, tokens and first tokens, for as many tenants as labels may have values; any
-more are counted as `other`.
+"""What does each tenant use, and how long does it wait? Its tokens and first tokens, for as many tenants as labels may
+have values; any more are counted as `other`. Who of them gets answers: tenant_availability.py.
 """
 
 from headgate.model.labels import Cap
-from headgate.model.outcome import KINDS, Outcome
+from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 
@@ -12,12 +12,10 @@ NOT_VOUCHED_FOR = frozenset({Outcome.UNAUTHORIZED})
 
 
 class TenantFigures:
-    __slots__ = ("kinds", "output_tokens", "prompt_tokens", "ttft")
+    __slots__ = ("output_tokens", "prompt_tokens", "ttft")
 
     def __init__(self, edges: Edges) -> None:
         self.ttft = Histogram(edges)
-        self.kinds: dict[str, int] = {}
-        """How they ended: ok, refused, failed or client."""
         self.prompt_tokens = 0
         self.output_tokens = 0
 
@@ -34,8 +32,6 @@ class Tenants:
         counted = self.known.get(record.tenant)
         if counted is None:
             counted = self._new(record.tenant)
-        kind = KINDS[record.outcome]
-        counted.kinds[kind] = counted.kinds.get(kind, 0) + 1
         counted.prompt_tokens += record.prompt_tokens
         counted.output_tokens += record.output_tokens
         ttft_s = record.ttft_s

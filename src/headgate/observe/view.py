@@ -9,6 +9,7 @@ from headgate.observe.evidence import Evidence
 from headgate.observe.windows import Counts
 from headgate.policy.diagnose import LaneView, View
 from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.promise import FleetReading
 
 WINDOW_S = 300
 SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
@@ -22,16 +23,27 @@ class Figures(Protocol):
 
 
 def view(
-    dispatcher: Dispatcher, figures: Figures, evidence: Evidence, observe: ObserveConfig, lag_p99_s: float, now: float
+    dispatcher: Dispatcher,
+    figures: Figures,
+    evidence: Evidence,
+    observe: ObserveConfig,
+    fleet: FleetReading,
+    lag_p99_s: float,
+    now: float,
 ) -> View:
-    loads = dispatcher.fleet.loads.values()
     dispatcher.use.look(now)
     use = dispatcher.use.read()
-    up = sum(load.usable > 0 for load in loads)
+    up = fleet.up
     return View(
         lanes=tuple(_lane(lane, figures, evidence, now) for lane in dispatcher.lanes.values()),
         replicas_up=up,
-        replicas_out=tuple(load.id for load in loads if load.usable <= 0),
+        replicas_out=fleet.down,
+        why_out=fleet.why,
+        replicas_starting=fleet.starting,
+        replicas_parked=fleet.parked,
+        outage=fleet.outage,
+        asleep=fleet.asleep,
+        unserved=fleet.unserved,
         utilisation=use.largest or 0.0,
         use=use.known,
         binding=use.binding,
@@ -51,9 +63,12 @@ def _lane(lane: Lane, figures: Figures, evidence: Evidence, now: float) -> LaneV
     prompt_p99, output_p50, output_p99 = evidence.lengths(name)
     heaviest = counted.tenants.most_common(1)
     tenant, waited = heaviest[0] if heaviest else ("", 0)
+    counts = figures.counts(WINDOW_S, now, lane=name)
     return LaneView(
         lane=lane,
-        requests=figures.counts(WINDOW_S, now, lane=name).requests,
+        requests=counts.requests,
+        asked=counts.asked,
+        turned_away=counts.missed - counts.failed,
         ttft_p95_s=sketches["ttft"].quantile(0.95),
         ttft_p99_s=sketches["ttft"].quantile(0.99),
         gap_p99_s=sketches["gap"].quantile(0.99),

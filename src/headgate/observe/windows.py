@@ -11,6 +11,7 @@ from math import floor
 from typing import Final
 
 from headgate.model.quantile import Sketch
+from headgate.policy.promise import beyond
 
 TTFT: Final = 0
 TPOT: Final = 1
@@ -36,6 +37,8 @@ SKETCHES: Final[dict[str, tuple[int, int | None]]] = {
 }
 """What can be asked for: what is kept, or that without another that is part of it."""
 FIGURES = tuple(SKETCHES)
+OF_ALL = ("e2e", "e2e_short", "answer")
+"""What is of a whole answer: nothing that broke off has it."""
 WINDOWS = (60, 300, 3600)
 """Seconds."""
 PART_S: Final = 5.0
@@ -52,8 +55,8 @@ class Counts:
     """How many ended, and how."""
 
     __slots__ = (
-        "cached_tokens", "cancelled", "cold", "failed", "late", "output_tokens", "prompt_tokens", "refused", "requests",
-        "retried",
+        "broken", "cached_tokens", "cancelled", "cold", "failed", "invalid", "late", "output_tokens", "over_limit",
+        "prompt_tokens", "refused", "requests", "retried",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,10 +64,16 @@ class Counts:
         """All that ended."""
         self.failed = 0
         """Through our fault."""
+        self.broken = 0
+        """Of those, after their first token."""
         self.refused = 0
         """Told to come back later."""
+        self.over_limit = 0
+        """Of those, because the tenant was over its own limit."""
         self.cancelled = 0
         """The client left, or did not read."""
+        self.invalid = 0
+        """The client asked for what can't be had."""
         self.cold = 0
         """Met a replica that had not served before."""
         self.retried = 0
@@ -76,11 +85,34 @@ class Counts:
         """Of the prompts', found in replicas' prefix caches."""
         self.output_tokens = 0
 
+    @property
+    def missed(self) -> int:
+        """Asked for an answer and got none, or not all of it, through no fault of their own."""
+        return self.failed + self.refused - self.over_limit
+
+    @property
+    def answered(self) -> int:
+        return self.requests - self.failed - self.refused - self.cancelled - self.invalid
+
+    @property
+    def asked(self) -> int:
+        """For an answer: what availability is a share of."""
+        return self.answered + self.missed
+
+    def beyond(self, figure: str, having: int) -> float:
+        """Arrivals that have no such figure because they were refused or failed, where so many others have it. What
+        broke off after its first token had that in time, or late."""
+        broken = 0 if figure in OF_ALL else self.broken
+        return beyond(max(0, having - broken), self.answered, self.missed - broken)
+
     def add(self, other: "Counts") -> None:
         self.requests += other.requests
         self.failed += other.failed
+        self.broken += other.broken
         self.refused += other.refused
+        self.over_limit += other.over_limit
         self.cancelled += other.cancelled
+        self.invalid += other.invalid
         self.cold += other.cold
         self.retried += other.retried
         self.late += other.late

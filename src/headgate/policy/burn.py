@@ -1,8 +1,9 @@
 """How fast is the error budget being used up?
 
-Of a hundred thousand requests, availability of 99.9 % lets a hundred fail. A burn of 1 uses that up exactly in the time
-it is meant for; alerts look at two windows each, a long one so that it matters and a short one so that it is still
-going on (Google's SRE workbook, chapter 5).
+Of a hundred thousand requests that ask for an answer, availability of 99.9 % lets a hundred get none, refused or
+failed. Not counted are clients' own errors and tenants over their own limits (model/outcome.py, ASIDE). A burn of 1
+uses the budget up exactly in the time it is meant for; alerts look at two windows each, a long one so that it matters
+and a short one so that it is still going on (Google's SRE workbook, chapter 5).
 """
 
 from array import array
@@ -53,30 +54,52 @@ class Meter:
         self._last = max(self._last, current)
 
 
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """How many asked, and what they got."""
+
+    asked: int
+    """For an answer: clients' own errors and tenants over their own limits are aside."""
+    refused: int
+    failed: int
+
+    @property
+    def answered(self) -> int:
+        return self.asked - self.missed
+
+    @property
+    def missed(self) -> int:
+        return self.refused + self.failed
+
+    @property
+    def share(self) -> float | None:
+        """Of those that asked, the answered; None: nobody asked."""
+        return self.answered / self.asked if self.asked else None
+
+
 @dataclass(slots=True)
 class Burn:
     """One lane's error budget."""
 
     budget: float
-    """Share of requests that may fail; 1: nothing is promised."""
-    _meter: Meter = field(default_factory=lambda: Meter(2))
+    """Share of requests that may get no answer; 1: nothing is promised."""
+    _meter: Meter = field(default_factory=lambda: Meter(3))
 
-    def add(self, requests: int, failed: int, now: float) -> None:
-        self._meter.add(now, requests, failed)
+    def add(self, asked: int, failed: int, now: float, refused: int = 0) -> None:
+        self._meter.add(now, asked, refused, failed)
 
     def rate(self, window_s: int, now: float) -> float:
         """1: the budget lasts exactly as long as it should."""
-        requests, failed = self._meter.over(window_s, now)
-        return failed / requests / max(self.budget, 1e-9) if requests else 0.0
+        asked, refused, failed = self._meter.over(window_s, now)
+        return (refused + failed) / asked / max(self.budget, 1e-9) if asked else 0.0
 
-    def counts(self, window_s: int, now: float) -> tuple[int, int]:
-        """(requests, failed)"""
-        requests, failed = self._meter.over(window_s, now)
-        return int(requests), int(failed)
+    def counts(self, window_s: int, now: float) -> Availability:
+        asked, refused, failed = self._meter.over(window_s, now)
+        return Availability(int(asked), int(refused), int(failed))
 
     def score(self, factor: float, long_s: int, short_s: int, now: float) -> float | None:
-        """Both windows' burn as a share of `factor`, the lower one; None: too little has failed to tell."""
-        if self.budget >= 1 or self._meter.over(long_s, now)[1] < LEAST_FAILED:
+        """Both windows' burn as a share of `factor`, the lower one; None: too few went without an answer to tell."""
+        if self.budget >= 1 or self.counts(long_s, now).missed < LEAST_FAILED:
             return None
         return min(self.rate(long_s, now), self.rate(short_s, now)) / reachable(factor, self.budget)
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headgate.model.lane import Lane
-from headgate.model.outcome import Outcome
+from headgate.model.outcome import ASIDE, Outcome
+from headgate.policy.answers import bounds
 from headgate.policy.explanation import Kind
 from headgate.policy.remedies import ANSWERS, GROUPS, KV_HEADROOM, READERS, REFUSALS, WARM_UP, Severity
 from headgate.policy.utilisation import words
@@ -53,6 +54,10 @@ class LaneView:
 
     lane: Lane
     requests: int = 0
+    asked: int = 0
+    """Of those, for an answer: without clients' own errors and tenants over their own limits."""
+    turned_away: int = 0
+    """Of those that asked, told to come back later."""
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
     gap_p99_s: float | None = None
@@ -89,6 +94,15 @@ class View:
     lanes: tuple[LaneView, ...] = ()
     replicas_up: int = 1
     replicas_out: tuple[str, ...] = ()
+    """Down: those that are parked, or on their way, are not."""
+    replicas_starting: int = 0
+    replicas_parked: int = 0
+    outage: bool = False
+    """None is up, and nobody wanted that."""
+    asleep: bool = False
+    """None is up, and that is wanted."""
+    unserved: tuple[str, ...] = ()
+    """Lanes and models whose replicas are all down."""
     why_out: str = ""
     """What is known of the first of them."""
     utilisation: float = 0.0
@@ -128,19 +142,7 @@ def findings(view: View) -> list[Finding]:
 
 
 def _fleet(view: View) -> Iterator[Finding]:
-    if view.replicas_out or not view.replicas_up:
-        out: dict[str, float | str] = {"up": view.replicas_up, "out": len(view.replicas_out)}
-        if view.replicas_out:
-            out["which"] = ", ".join(view.replicas_out[:8])
-        if view.why_out:
-            out["why"] = view.why_out
-        yield Finding(
-            "warning" if view.replicas_up else "critical",
-            "replicas",
-            out,
-            "replicas are out: they failed, or do not answer their health checks",
-            "start them again, or look at their logs; health.failures and .cooldown_s say when they are out and back",
-        )
+    yield from _replicas(view)
     if view.utilisation > view.utilisation_target:
         yield Finding(
             "critical" if view.utilisation > BENDS else "warning",
@@ -168,6 +170,36 @@ def _fleet(view: View) -> Iterator[Finding]:
         )
 
 
+def _replicas(view: View) -> Iterator[Finding]:
+    evidence: dict[str, float | str] = {"up": view.replicas_up, "out": len(view.replicas_out)}
+    evidence |= {"starting": view.replicas_starting} if view.replicas_starting else {}
+    evidence |= {"parked": view.replicas_parked} if view.replicas_parked else {}
+    evidence |= {"which": ", ".join(view.replicas_out[:8])} if view.replicas_out else {}
+    evidence |= {"why": view.why_out} if view.why_out else {}
+    again = "start them again, or look at their logs; health.failures and .cooldown_s say when they are out and back"
+    if view.outage or (view.replicas_out and not view.replicas_up):
+        yield Finding("critical", "replicas", evidence, "no replica is usable: nothing can be answered", again)
+    elif view.unserved:
+        named = ", ".join(view.unserved[:8])
+        yield Finding(
+            "critical", "replicas", evidence, f"no replica is usable for {named}: all of theirs are out", again
+        )
+    elif view.replicas_out:
+        cause = "replicas are out: they failed, or do not answer their health checks"
+        yield Finding("warning", "replicas", evidence, cause, again)
+    elif not view.replicas_up and view.replicas_starting:
+        cause = "no replica is usable yet: requests wait for the first of those that are starting"
+        yield Finding("note", "replicas", evidence, cause, "wait for it; headgate fleet says how far it is")
+    elif not view.replicas_up and view.asleep:
+        cause = "no replica is in use, and none is asked for"
+        yield Finding(
+            "note", "replicas", evidence, cause, "send a request, or activate one: headgate fleet activate ID"
+        )
+    elif not view.replicas_up:
+        knob = "name one: replicas: in the config, --replica, or headgate fleet add URL"
+        yield Finding("critical", "replicas", evidence, "no replica is known: nothing can be answered", knob)
+
+
 # -- one lane ----------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +207,8 @@ def _lane(view: LaneView, whole: View) -> Iterator[Finding]:
     lane, requests = view.lane, view.requests
     if requests >= LEAST_REQUESTS:
         yield from _latency(view, whole)
+    away = view.turned_away / view.asked if view.asked else 0.0
+    grave = away >= bounds(1 - whole.availability)[1]
     if view.failed and view.failed > max(1, round((1 - whole.availability) * requests)):
         evidence: dict[str, float | str] = {"failed": view.failed, "requests": requests}
         evidence["availability_promised"] = whole.availability
@@ -186,6 +220,9 @@ def _lane(view: LaneView, whole: View) -> Iterator[Finding]:
         if outcome in REFUSALS and count >= max(5, UNUSUAL * requests):
             severity, cause, knob = REFUSALS[outcome]
             evidence = {"refused": count, "requests": requests, "reason": outcome.value}
+            if outcome not in ASIDE:
+                severity = "critical" if grave else severity
+                evidence["refused_share"] = away
             yield Finding(severity, "refusals", evidence, cause, knob.format(lane=lane.name), lane.name)
     if view.waited >= LEAST_REQUESTS and view.heaviest_share >= HEAVY and not _flooded(view):
         evidence = {"tenant": view.heaviest, "share": view.heaviest_share, "waited": view.waited}

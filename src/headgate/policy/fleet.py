@@ -164,6 +164,10 @@ class Fleet:
         """Replicas that may be used for this, with room or without."""
         return sum(pool.usable for pool in self.pools(model, lane))
 
+    def serves_lane(self, lane: str) -> bool:
+        """Whether any replica may be used for this lane, of whatever model."""
+        return any(pool.usable and (not pool.lanes or lane in pool.lanes) for pool in self._pools.values())
+
     def capacity(self, model: str | None, lane: str | None = None) -> tuple[int, int]:
         """(limit, used): requests that usable replicas may have at once, and how much of that is taken."""
         limit = used = 0

@@ -86,19 +86,59 @@ class Tail:
     """A percentile, and how many requests it is of."""
 
     value_s: float | None
+    """Over all arrivals; inf: it is one that was refused or failed. None: nobody had that figure."""
     count: int
+    """Arrivals."""
+    missed: int = 0
+    """Of those, refused or failed: they missed whatever was promised."""
+    of_served_s: float | None = None
+    """The percentile over the others, where any were missed."""
+
+    @property
+    def served_s(self) -> float | None:
+        """The percentile over those that were served."""
+        return self.of_served_s if self.missed else self.value_s
 
 
 NOTHING = Tail(None, 0)
+
+
+def beyond(having: int, answered: int, missed: int) -> float:
+    """Of so many that were refused or failed, those that count as arrivals for a figure. Not every answer has each: one
+    in a single piece has no first token of its own. So as many as of the answered; all where none was answered."""
+    return float(missed) if answered <= 0 else missed * min(1.0, having / answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReading:
     tails: Mapping[Asked, Tail]
     requests: int
-    """Since this lane was last read: all that ended, however."""
+    """Since this lane was last read: all that asked for an answer, without clients' own errors and tenants over their
+    own limits."""
     failed: int
     """Of those, the ones that failed through our fault."""
+    refused: int = 0
+    """Of those, the ones told to come back later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReading:
+    """The replicas, by what is to be thought of them."""
+
+    up: int = 1
+    down: tuple[str, ...] = ()
+    """In use before, or expected to be by now, and neither usable nor parked."""
+    why: str = ""
+    """What is known of the first of them."""
+    starting: int = 0
+    parked: int = 0
+    """Given nothing because that is wanted: parked, draining."""
+    outage: bool = False
+    """None is up, and nobody wanted that."""
+    asleep: bool = False
+    """None is up, and that is wanted: all are parked, or there is nothing to do."""
+    unserved: tuple[str, ...] = ()
+    """Lanes and models whose replicas are all down, while others are up: `lane long`, `model x`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,5 +154,6 @@ class Reading:
     """All of the last five minutes."""
     binding: str = ""
     """Which resource that is; see policy/utilisation.py."""
+    fleet: FleetReading = FleetReading()
     joined: tuple[str, ...] = ()
     """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""

@@ -4,7 +4,9 @@ A promise is about a percentile of a lane, never about every request. Each is ok
 beside them stand the alerts that say why it is likely to be broken next: queues, a shift of what is usual, cold
 replicas after a deployment, the error budget, utilisation.
 
-Only symptoms are critical (a promise broken, failures): somebody's night may depend on it. Causes are warnings.
+A request that was refused or failed missed what it was promised: percentiles are judged over all arrivals, and told
+over the served beside that. Only symptoms are critical (a promise broken, requests without an answer, nobody there to
+give one): somebody's night may depend on it. Causes are warnings.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,14 +17,16 @@ from math import inf, nextafter
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.answers import FleetWatch, ShareWatch
 from headgate.policy.baseline import Baseline
-from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Burn, Meter
+from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Availability, Burn, Meter
 from headgate.policy.promise import (
     LEAST,
     MINUTE_S,
     NOTHING,
     USUAL_PERCENTILE,
     Asked,
+    FleetReading,
     LaneReading,
     Promise,
     Reading,
@@ -32,7 +36,10 @@ from headgate.policy.promise import (
 )
 from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
 
-__all__ = ["Asked", "Known", "LaneReading", "Promise", "Reading", "Slo", "State", "Tail", "asks", "promises"]
+__all__ = [
+    "Asked", "Availability", "FleetReading", "Known", "LaneReading", "Promise", "Reading", "Slo", "State", "Tail",
+    "asks", "promises",
+]  # fmt: skip
 
 AT_RISK, NO_RISK = 0.8, 0.7
 """Share of its bound from which a promise is at risk, and below which it no longer is."""
@@ -75,6 +82,15 @@ class Known:
     since: float | None
     """When its severity last changed; None: it never has."""
     tell: Callable[[], str]
+    tail: Tail = NOTHING
+    """Of a promise: what it was last judged by."""
+
+    @property
+    def standing(self) -> str:
+        """Of a promise: its severity, or why it has none. idle: nobody came. unknown: too few to tell."""
+        if self.severity is not Severity.OK or self.value is not None:
+            return self.severity.value
+        return "unknown" if self.count else "idle"
 
     @property
     def message(self) -> str:
@@ -88,6 +104,9 @@ class State:
     promises: tuple[tuple[Promise, Known], ...]
     alerts: tuple[Known, ...]
     """All that are watched but the promises, raised or not."""
+    availability: dict[str, dict[int, Availability]]
+    """Lane → window in seconds → how many asked, and what they got."""
+    fleet: FleetReading
     burns: dict[str, dict[int, float]]
     """Lane → window in seconds → how many times too fast the error budget is used up."""
     usual_ttft_s: dict[str, float | None]
@@ -107,52 +126,70 @@ class LaneWatch:
 
     def __init__(self, lane: Lane, availability: float) -> None:
         self.lane = lane
-        self.kept = [(promise, _promise_alert(lane.name, promise)) for promise in promises(lane)]
-        self.sustained = [(p, _sustained_alert(lane.name, p)) for p in promises(lane) if p.percentile == 99]
+        self.tails: Mapping[Asked, Tail] = {}
+        """As last read."""
+        self.kept = [(promise, self._promise_alert(promise)) for promise in promises(lane)]
+        self.sustained = [(p, self._sustained_alert(p)) for p in promises(lane) if p.percentile == 99]
         self.usual = Baseline()
         slower = Step(Severity.WARNING, OVER, 0.75, clear_after_s=CALM_S)
         self.shift = Alert("ttft_over_usual", lane.name, (slower,), lambda alert: about_usual(alert, self.usual.value))
         self.burn = Burn(1 - availability)
         fast, slow = (Step(severity, 1.0, KEPT) for severity in (Severity.CRITICAL, Severity.WARNING))
         self.budget = Alert("error_budget", lane.name, (fast, slow), lambda alert: about_budget(alert, availability))
+        self.shares = ShareWatch(lane.name, 1 - availability)
 
     @property
     def others(self) -> list[Alert]:
         """All alerts but the promises' own."""
-        return [*(alert for _, alert in self.sustained), self.shift, self.budget]
+        return [*(alert for _, alert in self.sustained), self.shift, self.budget, *self.shares.alerts]
+
+    def tail(self, promise: Promise, window_s: int = FIVE_MIN_S) -> Tail:
+        return self.tails.get((promise.of, promise.percentile, window_s), NOTHING)
 
     def on(self, reading: LaneReading, now: float) -> list[Change | None]:
-        tails = reading.tails
-        changes = [
-            _judge(alert, p, tails.get((p.of, p.percentile, FIVE_MIN_S), NOTHING), p.least, now)
-            for p, alert in self.kept
-        ]
+        tails = self.tails = reading.tails
+        changes = [_judge(alert, promise, self.tail(promise), promise.least, now) for promise, alert in self.kept]
         changes += [
-            _judge(alert, p, tails.get((p.of, p.percentile, MINUTE_S), NOTHING), LEAST, now)
-            for p, alert in self.sustained
+            _judge(alert, promise, self.tail(promise, MINUTE_S), LEAST, now) for promise, alert in self.sustained
         ]
         changes.append(self._shifted(tails.get(("ttft", USUAL_PERCENTILE, FIVE_MIN_S), NOTHING), now))
         changes.append(self._burned(reading, now))
+        changes += self.shares.on(self.burn, now)
         return changes
 
     def _shifted(self, tail: Tail, now: float) -> Change | None:
-        value = tail.value_s if tail.count >= USUAL_LEAST else None
+        """By the served alone: what is usual of an answer."""
+        value = tail.served_s if tail.count - tail.missed >= USUAL_LEAST else None
         usual, score, bound = self.usual.value, None, 0.0
         if usual is not None:
             bound = max(TWICE * usual, usual + IMMATERIAL * self.lane.ttft_target_s)
             score = value / bound if value is not None else None
-        change = self.shift.see(value, bound, tail.count, (score,), now)
+        change = self.shift.see(value, bound, tail.count - tail.missed, (score,), now)
         self.usual.see(value, self.shift.severity is Severity.OK, now)
         return change
 
     def _burned(self, reading: LaneReading, now: float) -> Change | None:
         burn = self.burn
-        burn.add(reading.requests, reading.failed, now)
+        burn.add(reading.requests, reading.failed, now, reading.refused)
         fast = burn.score(FAST, HOUR_S, FIVE_MIN_S, now)
         slow = burn.score(SLOW, SIX_HOURS_S, HALF_HOUR_S, now)
         window_s, bound = (HOUR_S, FAST) if (fast or 0.0) >= 1 else (SIX_HOURS_S, SLOW)
-        _, failed = burn.counts(window_s, now)
-        return self.budget.see(burn.rate(window_s, now), bound, failed, (fast, slow), now)
+        missed = burn.counts(window_s, now).missed
+        return self.budget.see(burn.rate(window_s, now), bound, missed, (fast, slow), now)
+
+    def _promise_alert(self, promise: Promise) -> Alert:
+        broken = Step(Severity.CRITICAL, 1.0, KEPT, clear_after_s=CALM_S)
+        at_risk = Step(Severity.WARNING, AT_RISK, NO_RISK, clear_after_s=CALM_S)
+        return Alert(promise.name, self.lane.name, (broken, at_risk), self._about(promise, FIVE_MIN_S))
+
+    def _sustained_alert(self, promise: Promise) -> Alert:
+        """Fewer requests will do: that it lasts makes up for it."""
+        over = Step(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
+        return Alert(f"{promise.name}_over_60s", self.lane.name, (over,), self._about(promise, MINUTE_S))
+
+    def _about(self, promise: Promise, window_s: int) -> Callable[[Alert], str]:
+        figure, percentile, minutes = promise.figure, promise.percentile, window_s // MINUTE_S
+        return lambda alert: about_promise(alert, figure, percentile, minutes, self.tail(promise, window_s))
 
 
 class Slo:
@@ -164,6 +201,7 @@ class Slo:
         self._use = _warning("utilisation", lambda alert: about_use(alert, self._binding), 0.95, USE_S)
         self._used = Meter(2, reach_s=FIVE_MIN_S)
         self._cold = ColdWatch()
+        self._fleet = FleetWatch()
 
     def on(self, reading: Reading, now: float) -> list[Change]:
         changes: list[Change | None] = []
@@ -171,6 +209,7 @@ class Slo:
             changes += self._lanes[name].on(lane, now)
         waiting, target = reading.waiting_per_replica, self._observe.queue_per_replica
         changes.append(self._queue.see(waiting, target, 0, (waiting / target,), now))
+        changes += self._fleet.on(reading.fleet, now)
         changes.append(self._cold.on(reading, now))
         self._binding = reading.binding or self._binding
         changes.append(self._utilised(reading.utilisation, now))
@@ -205,9 +244,9 @@ class Slo:
 
     def state(self, now: float) -> State:
         lanes = self._lanes.values()
-        kept = tuple((promise, _known(alert)) for watch in lanes for promise, alert in watch.kept)
+        kept = tuple((promise, _known(alert, watch.tail(promise))) for watch in lanes for promise, alert in watch.kept)
         others = [alert for watch in lanes for alert in watch.others]
-        others += [self._queue, self._cold.alert, self._use]
+        others += [*self._fleet.alerts, self._queue, self._cold.alert, self._use]
         alerts = tuple(_known(alert) for alert in others)
         everything = [known.severity for known in (*(known for _, known in kept), *alerts)]
         windows = (FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S)
@@ -215,6 +254,8 @@ class Slo:
             worst=max(everything, key=lambda severity: severity.rank),
             promises=kept,
             alerts=alerts,
+            availability={name: {w: watch.burn.counts(w, now) for w in windows} for name, watch in self._lanes.items()},
+            fleet=self._fleet.seen,
             burns={name: {w: watch.burn.rate(w, now) for w in windows} for name, watch in self._lanes.items()},
             usual_ttft_s={name: watch.usual.value for name, watch in self._lanes.items()},
         )
@@ -258,21 +299,6 @@ def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -
     return alert.see(value, promise.within_s, tail.count, (score,) * len(alert.steps), now)
 
 
-def _promise_alert(lane: str, promise: Promise) -> Alert:
-    broken = Step(Severity.CRITICAL, 1.0, KEPT, clear_after_s=CALM_S)
-    at_risk = Step(Severity.WARNING, AT_RISK, NO_RISK, clear_after_s=CALM_S)
-    return Alert(
-        promise.name, lane, (broken, at_risk), lambda alert: about_promise(alert, promise.figure, promise.percentile, 5)
-    )
-
-
-def _sustained_alert(lane: str, promise: Promise) -> Alert:
-    """Fewer requests will do: that it lasts makes up for it."""
-    over = Step(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
-    name = f"{promise.name}_over_60s"
-    return Alert(name, lane, (over,), lambda alert: about_promise(alert, promise.figure, promise.percentile, 1))
-
-
 def _warning(name: str, tell: Callable[[Alert], str], off: float, raise_after_s: float) -> Alert:
     return Alert(name, "", (Step(Severity.WARNING, OVER, off, raise_after_s, CALM_S),), tell)
 
@@ -291,7 +317,7 @@ def _ended(alert: Alert, now: float) -> Change:
     )
 
 
-def _known(alert: Alert) -> Known:
+def _known(alert: Alert, tail: Tail = NOTHING) -> Known:
     return Known(
         alert=alert.name,
         lane=alert.lane,
@@ -301,4 +327,5 @@ def _known(alert: Alert) -> Known:
         count=alert.count,
         since=alert.since,
         tell=partial(alert.tell, alert),
+        tail=tail,
     )

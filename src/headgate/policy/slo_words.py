@@ -1,9 +1,11 @@
 """How is an alert put to a person? One sentence for what is the matter, one for where to look."""
 
 from collections.abc import Sequence
+from math import inf
 
 from headgate.model.plain import plain
 from headgate.policy.alert import Alert, Severity
+from headgate.policy.promise import NOTHING, FleetReading, Tail
 from headgate.policy.utilisation import words
 
 FIGURES = {
@@ -21,6 +23,15 @@ LOOK = {
     "answer": "Look at the queue wait, for long prefills and long contexts beside them, and for slow replicas.",
 }
 """The first branches of the tree that diagnose.py walks."""
+LOOK_REFUSED = (
+    "Look at headgate_refusals_total by reason and at headgate_errors_total by type: add replicas, or bring back those "
+    "that are out."
+)
+LOOK_SHARE = {
+    "refused": "Look at headgate_refusals_total by reason: add replicas; lanes.*.wait_bound_s and .queue_limit say "
+    "when a request is refused.",
+    "failed": "Look at headgate_errors_total by type and at the replicas that are out.",
+}
 
 
 def duration(seconds: float) -> str:
@@ -46,15 +57,25 @@ def _with_advice(alert: Alert, now: str, advice: str) -> str:
     return f"{now}. {advice}"
 
 
-def about_promise(alert: Alert, figure: str, percentile: int, minutes: int) -> str:
+def about_promise(alert: Alert, figure: str, percentile: int, minutes: int, tail: Tail = NOTHING) -> str:
+    """`tail`: what the alert was last shown. Those who were refused or failed count as late."""
     what, promised = f"{FIGURES[figure]} p{percentile}", f"the promised {duration(alert.bound)}"
+    if alert.value is None and not alert.count:
+        return f"{what}: idle, no requests in {minutes} min; {promised[4:]}"
     if alert.value is None:
         now = f"{what}: too few requests to tell ({alert.count} in {minutes} min); {promised[4:]}"
-    else:
-        now = (
-            f"{what} is {duration(alert.value)} over the last {minutes} min, "
-            f"{share(alert.value / alert.bound)} of {promised} ({alert.count} requests)"
-        )
+        return _with_advice(alert, now, LOOK[figure])
+    served = ""
+    if tail.missed:
+        of_served = "none was served" if tail.served_s is None else f"{duration(tail.served_s)} over the served"
+        served = f", {tail.missed} of them refused or failed; {of_served}"
+    if alert.value == inf:
+        now = f"{what} over all arrivals of the last {minutes} min is of one that got no answer, {promised} is missed "
+        return _with_advice(alert, f"{now}({alert.count} requests{served})", LOOK_REFUSED)
+    now = (
+        f"{what} is {duration(alert.value)} over the last {minutes} min, "
+        f"{share(alert.value / alert.bound)} of {promised} ({alert.count} requests{served})"
+    )
     return _with_advice(alert, now, LOOK[figure])
 
 
@@ -72,9 +93,46 @@ def about_usual(alert: Alert, usual_s: float | None) -> str:
 def about_budget(alert: Alert, availability: float) -> str:
     now = (
         f"the error budget of {share(1 - availability)} is being used {plain(alert.value or 0.0)}× as fast as it lasts "
-        f"({alert.count} failed)"
+        f"({alert.count} refused or failed)"
     )
-    return _with_advice(alert, now, "Look at headgate_errors_total by type and at the replicas that are out.")
+    return _with_advice(alert, now, LOOK_REFUSED)
+
+
+def about_share(alert: Alert, what: str) -> str:
+    """`what`: refused or failed."""
+    if alert.value is None:
+        return f"{what}: idle, nobody asked in the last 5 min"
+    now = f"{share(alert.value)} of the requests of the last 5 min were {what} ({alert.count})"
+    if what == "failed":
+        now = f"{share(alert.value)} of the requests of the last 5 min failed ({alert.count})"
+    return _with_advice(alert, now, LOOK_SHARE[what])
+
+
+def about_outage(fleet: FleetReading) -> str:
+    there = ", ".join(
+        f"{count} {what}"
+        for count, what in ((len(fleet.down), "down"), (fleet.starting, "starting"), (fleet.parked, "parked"))
+        if count
+    )
+    if fleet.outage:
+        why = f": {fleet.why}" if fleet.why else ""
+        return (
+            f"no replica is usable, nothing can be answered ({there or 'none is known'}){why}. "
+            "Start them again, or look at their logs; /admin/fleet says what is known of each."
+        )
+    if fleet.unserved:
+        return f"no replica is usable for {_few(fleet.unserved)}. Start theirs again, or look at their logs."
+    return f"usable replicas: {fleet.up}" + (f" ({there})" if there else "")
+
+
+def about_down(alert: Alert, fleet: FleetReading) -> str:
+    if not fleet.down:
+        return "no replica is down" if alert.severity is Severity.OK else "none is down any more, since a few seconds"
+    why = f" ({fleet.why})" if fleet.why else ""
+    return (
+        f"{len(fleet.down)} of {len(fleet.down) + fleet.up} replicas down: {_few(fleet.down)}{why}. "
+        "Start them again, or look at their logs; health.failures and .cooldown_s say when they are out and back."
+    )
 
 
 def about_queue(alert: Alert) -> str:
@@ -97,6 +155,9 @@ def about_cold(alert: Alert, joined: Sequence[str]) -> str:
         return _with_advice(alert, "cold replicas: no requests in the last 5 min", "")
     now = f"{share(alert.value)} of {alert.count} requests met a cold replica in the last 5 min"
     if alert.severity is not Severity.OK and not alert.easing:
-        who = ", ".join(joined[:4]) + (f" and {len(joined) - 4} more" if len(joined) > 4 else "")
-        now += f", over {share(alert.bound)}, since {who} came into use"
+        now += f", over {share(alert.bound)}, since {_few(joined)} came into use"
     return _with_advice(alert, now, "Look at its warm-up and at health.ramp_s.")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,122 @@
+"""Who gets answers? Availability by lane and tenant, over five minutes and an hour.
+
+A lane that is well as a whole may refuse one tenant most of the time. Names of tenants come from the config, and with a
+key of one's own from many clients: so many are told apart, and the rest are counted as `other`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headgate.model.labels import OTHER, Cap
+from headgate.model.lane import Lane
+from headgate.model.outcome import ASIDE, Outcome
+from headgate.model.record import Record
+from headgate.policy.burn import FIVE_MIN_S, HOUR_S, Availability, Burn, Meter
+
+RESULTS = ("answered", "refused", "failed", "over_limit", "client")
+UNUSED_S = 2.0 * HOUR_S
+"""A tenant of whom nothing was heard for so long makes room for another."""
+LOOK_S = 60.0
+MOST_TOLD = 200
+"""In one answer, those with most requests of the last hour first."""
+
+
+class TenantAnswers:
+    """One tenant in one lane."""
+
+    __slots__ = ("burn", "results", "used_at")
+
+    def __init__(self, budget: float, now: float) -> None:
+        self.burn = Burn(budget, Meter(3, slice_s=60, reach_s=HOUR_S))
+        self.results = dict.fromkeys(RESULTS, 0)
+        """Since the start."""
+        self.used_at = now
+
+
+class TenantAvailability:
+    """A consumer of records: `take` is called with those that closed, a few times a second."""
+
+    def __init__(self, names: int, budget: float, lanes: Mapping[str, Lane]) -> None:
+        """`names`: most tenants that are told apart. `lanes`: the dispatcher's own, which change with the config."""
+        self.of: dict[tuple[str, str], TenantAnswers] = {}
+        """By lane and tenant."""
+        self._cap = Cap(names)
+        self._budget = budget
+        self._lanes = lanes
+        self._look_at = 0.0
+
+    def take(self, records: Sequence[Record], now: float) -> None:
+        fresh: dict[tuple[str, str], list[int]] = {}
+        for record in records:
+            if not record.tenant:
+                continue  # it was not understood, so that nobody knows whose it was
+            lane = record.lane if record.lane in self._lanes else OTHER
+            outcome = record.outcome
+            tenant = self._cap.known(record.tenant) if outcome is Outcome.UNAUTHORIZED else self._cap.of(record.tenant)
+            found = self.of.get((lane, tenant))
+            if found is None:
+                found = self.of[lane, tenant] = TenantAnswers(self._budget, now)
+            found.used_at = now
+            kind = result_of(outcome)
+            found.results[kind] += 1
+            if outcome not in ASIDE:
+                counts = fresh.setdefault((lane, tenant), [0, 0, 0])
+                counts[0] += 1
+                counts[1] += kind == "failed"
+                counts[2] += kind == "refused"
+        for key, (asked, failed, refused) in fresh.items():
+            self.of[key].burn.add(asked, failed, now, refused)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._forget(now)
+
+    def told(self, now: float) -> list[dict[str, Any]]:
+        """For /admin/slo: JSON when encoded."""
+        told = [
+            {
+                "lane": lane,
+                "tenant": tenant,
+                "availability": {"5m": availability(found.burn.counts(FIVE_MIN_S, now)), "1h": availability(hour)},
+                "burn": {"5m": found.burn.rate(FIVE_MIN_S, now), "1h": found.burn.rate(HOUR_S, now)},
+                "over_limit": found.results["over_limit"],
+            }
+            for (lane, tenant), found, hour in self._of_the_hour(now)
+        ]
+        return told[:MOST_TOLD]
+
+    def shares(self, now: float) -> Iterator[tuple[str, str, float]]:
+        """(lane, tenant, share answered in five minutes), of those that asked."""
+        for (lane, tenant), found in self.of.items():
+            share = found.burn.counts(FIVE_MIN_S, now).share
+            if share is not None:
+                yield lane, tenant, share
+
+    def _of_the_hour(self, now: float) -> list[tuple[tuple[str, str], TenantAnswers, Availability]]:
+        hours = [(key, found, found.burn.counts(HOUR_S, now)) for key, found in self.of.items()]
+        return sorted((one for one in hours if one[2].asked), key=lambda one: -one[2].asked)
+
+    def _forget(self, now: float) -> None:
+        unused = [key for key, found in self.of.items() if now - found.used_at > UNUSED_S]
+        for key in unused:
+            del self.of[key]
+        if unused:
+            self._cap.keep({tenant for _, tenant in self.of})
+
+
+def result_of(outcome: Outcome) -> str:
+    """One of RESULTS."""
+    if outcome is Outcome.OVER_LIMIT:
+        return "over_limit"
+    kind = outcome.kind
+    return "answered" if kind == "ok" else kind
+
+
+def availability(found: Availability) -> dict[str, float | int | None]:
+    """`share` is None where nobody asked: that is neither 0 nor 100 %."""
+    return {
+        "share": found.share,
+        "asked": found.asked,
+        "answered": found.answered,
+        "refused": found.refused,
+        "failed": found.failed,
+    }
