@@ -174,7 +174,7 @@ def test_the_rules_run_and_agree_with_the_gateway_itself_that_a_promise_is_broke
             state = json.loads(ask(f"{url}/admin/slo")[1])
             assert ("ttft_p95", "fast", "critical") in [(a["name"], a["lane"], a["severity"]) for a in state["alerts"]]
             groups = server.get("/api/v1/rules")["groups"]
-            assert len(groups) == 5
+            assert len(groups) == 7
             assert [rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")] == []
             (measured,) = server.query('headgate:latency_seconds:5m{lane="fast", figure="ttft", percentile="95"}')
             assert measured == pytest.approx(0.7, rel=0.2)

@@ -13,8 +13,10 @@ import yaml
 from headgate.export.prometheus_rules import HISTOGRAMS, rules
 from headgate.model.gateway_config import GatewayConfig, ObserveConfig
 from headgate.model.lane import LANES
+from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.observe.histogram import edges
+from headgate.observe.tenant_availability import result_of
 from headgate.observe.windows import FIGURES
 from headgate.policy.promise import promises
 
@@ -55,6 +57,7 @@ class Story:
 
     def ended(self, outcome: str, each: float, steps: int, lane: str = "fast") -> None:
         self.count(f'headgate_requests_total{{lane="{lane}", outcome="{outcome}"}}', each, steps)
+        self.count(f'headgate_answers_total{{lane="{lane}", result="{result_of(Outcome(outcome))}"}}', each, steps)
 
     def gauge(self, series: str, value: float, steps: int) -> None:
         self.gauges.add(series)
@@ -97,7 +100,10 @@ class Story:
 
 
 LOOK_TTFT = "Look at the queue wait: if it is most of it, add replicas; if not, long prefills are in the way."
-LOOK_FAILED = "Look at headgate_errors_total by type and at the replicas that are out."
+LOOK_FAILED = (
+    "Look at headgate_refusals_total by reason and at headgate_errors_total by type: add replicas, or bring back those "
+    "that are out."
+)
 LOOK_E2E = "Look for answers that grow (caps, stop sequences, time limit) and for requests that were evicted."
 
 
@@ -159,6 +165,14 @@ def test_these_are_all_alerts_and_each_fires_below() -> None:
         "HeadgateTtftOverUsual",
         "HeadgateErrorBudgetBurnsFast",
         "HeadgateErrorBudgetBurns",
+        "HeadgateRefusedShare",
+        "HeadgateRefusedShareHigh",
+        "HeadgateFailedShare",
+        "HeadgateFailedShareHigh",
+        "HeadgatePromiseMissed",
+        "HeadgateNoUsableReplica",
+        "HeadgateReplicaDown",
+        "HeadgateGatewayGone",
         "HeadgateColdStarts",
         "HeadgateQueuePerReplica",
         "HeadgateUtilisation",
@@ -279,7 +293,7 @@ def test_an_outage_burns_the_budget_fast(promtool: str, tmp_path: Path) -> None:
     story.silent("HeadgateErrorBudgetBurnsFast", 30 * MINUTE, HOUR, HOUR + 30)
     story.fires(
         "HeadgateErrorBudgetBurnsFast", 75 * MINUTE, "critical", LOOK_FAILED,
-        ("Lane fast: 25.42% of requests failed in 1h, 0.1% may.", {"lane": "fast"}),
+        ("Lane fast: 25.42% of requests were refused or failed in 1h, 0.1% may be.", {"lane": "fast"}),
     )  # fmt: skip
     story.silent("HeadgateErrorBudgetBurnsFast", 86 * MINUTE)  # the short window lets go
     story.check(promtool, tmp_path)
@@ -295,21 +309,122 @@ def test_a_slow_leak_burns_it_slowly(promtool: str, tmp_path: Path) -> None:
     story.silent("HeadgateErrorBudgetBurnsFast", *range(0, 3 * HOUR, 10 * MINUTE))
     story.fires(
         "HeadgateErrorBudgetBurns", 3 * HOUR - STEP_S, "warning", LOOK_FAILED,
-        ("Lane fast: 0.7% of requests failed in 6h, 0.1% may.", {"lane": "fast"}),
+        ("Lane fast: 0.7% of requests were refused or failed in 6h, 0.1% may be.", {"lane": "fast"}),
     )  # fmt: skip
     story.check(promtool, tmp_path)
 
 
-def test_refusals_clients_faults_and_a_single_failure_burn_nothing(promtool: str, tmp_path: Path) -> None:
+def test_own_limits_clients_faults_and_a_single_failure_burn_nothing(promtool: str, tmp_path: Path) -> None:
     story = Story()
     story.ended("completed", 1, steps(HOUR))
-    for outcome in ("lane_full", "over_limit", "would_wait_too_long", "cancelled", "invalid"):
+    for outcome in ("over_limit", "cancelled"):
         story.ended(outcome, 10, steps(HOUR))
     story.ended("no_replica", 0, steps(30 * MINUTE))
     story.ended("no_replica", 1, 4)
     story.ended("no_replica", 0, steps(30 * MINUTE) - 4)
-    for alert in ("HeadgateErrorBudgetBurns", "HeadgateErrorBudgetBurnsFast"):
+    for alert in ("HeadgateErrorBudgetBurns", "HeadgateErrorBudgetBurnsFast", "HeadgateFailedShare"):
         story.silent(alert, *range(0, HOUR, MINUTE))
+    story.check(promtool, tmp_path)
+
+
+def test_refusals_burn_the_budget_and_are_said_by_their_share(promtool: str, tmp_path: Path) -> None:
+    """520 of 859, as a lane under a flood has it."""
+    story = Story()
+    story.ended("completed", 34, steps(HOUR))
+    story.ended("lane_full", 0, steps(30 * MINUTE))
+    story.ended("lane_full", 52, steps(30 * MINUTE))
+    story.silent("HeadgateRefusedShare", *range(0, 30 * MINUTE, MINUTE))
+    look = "Look at headgate_refusals_total by reason: add replicas; lanes.*.wait_bound_s and .queue_limit say when a "
+    look += "request is refused."
+    said = ("Lane fast: 60.47% of the requests of 5m were refused.", {"lane": "fast"})
+    for alert, severity in (("HeadgateRefusedShare", "warning"), ("HeadgateRefusedShareHigh", "critical")):
+        story.fires(alert, 40 * MINUTE, severity, look, said)
+    for alert in ("HeadgateFailedShare", "HeadgateFailedShareHigh"):
+        story.silent(alert, *range(0, HOUR, 5 * MINUTE))
+    story.fires(
+        "HeadgateErrorBudgetBurnsFast", HOUR - STEP_S, "critical", LOOK_FAILED,
+        ("Lane fast: 43.33% of requests were refused or failed in 1h, 0.1% may be.", {"lane": "fast"}),
+    )  # fmt: skip
+    missed = [
+        (
+            f"Lane fast: {p.figure} p{p.percentile} over all arrivals is of a request that got no answer, "
+            f"{humanized(p.within_s)} are promised.",
+            {"lane": "fast", "figure": p.figure, "percentile": str(p.percentile)},
+        )
+        for p in promises(LANES["fast"])
+    ]
+    story.silent("HeadgatePromiseMissed", 29 * MINUTE)
+    story.fires("HeadgatePromiseMissed", 40 * MINUTE, "critical", LOOK_FAILED, *missed)
+    story.check(promtool, tmp_path)
+
+
+def humanized(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds >= 1 else f"{seconds * 1e3:g}ms"
+
+
+def test_three_failures_of_three_are_enough_and_two_are_not(promtool: str, tmp_path: Path) -> None:
+    story = Story()
+    for lane, failed in (("fast", 3), ("slow", 2)):
+        story.ended("completed", 0, steps(10 * MINUTE), lane)
+        story.ended("no_replica", 0, steps(5 * MINUTE), lane)
+        story.ended("no_replica", failed, 1, lane)
+        story.ended("no_replica", 0, steps(5 * MINUTE) - 1, lane)
+    story.fires(
+        "HeadgateFailedShareHigh", 6 * MINUTE, "critical",
+        "Look at headgate_errors_total by type and at the replicas that are out.",
+        ("Lane fast: 100% of the requests of 5m failed.", {"lane": "fast"}),
+    )  # fmt: skip
+    story.check(promtool, tmp_path)
+
+
+def test_no_usable_replica_and_a_replica_that_is_down(promtool: str, tmp_path: Path) -> None:
+    story = Story()
+    story.gauge('headgate_outage{instance="g:80"}', 0, steps(10 * MINUTE))
+    story.gauge('headgate_outage{instance="g:80"}', 1, steps(5 * MINUTE))
+    story.gauge('headgate_unserved{instance="h:80"}', 0, steps(12 * MINUTE))
+    story.gauge('headgate_unserved{instance="h:80"}', 1, steps(3 * MINUTE))
+    for name, begins in (("a", 5 * MINUTE), ("parked", 15 * MINUTE)):
+        series = f'headgate_replica_down{{instance="g:80", replica="{name}"}}'
+        story.gauge(series, 0, steps(begins))
+        story.gauge(series, 1, steps(15 * MINUTE - begins))
+    story.silent("HeadgateNoUsableReplica", *range(0, 10 * MINUTE, MINUTE))
+    look = "Start them again, or look at their logs; /admin/fleet says what is known of each."
+    said = "{}: no replica is usable, or none for some lane or model: requests can't be answered."
+    g, h = ((said.format(name), {"instance": name}) for name in ("g:80", "h:80"))
+    story.fires("HeadgateNoUsableReplica", 10 * MINUTE, "critical", look, g)
+    story.fires("HeadgateNoUsableReplica", 14 * MINUTE, "critical", look, g, h)
+    story.silent("HeadgateReplicaDown", 5 * MINUTE)
+    story.fires(
+        "HeadgateReplicaDown", 6 * MINUTE, "warning",
+        "Start it again, or look at its log; health.failures and .cooldown_s say when it is out and back.",
+        ("g:80: replica a is down.", {"instance": "g:80", "replica": "a"}),
+    )  # fmt: skip
+    story.check(promtool, tmp_path)
+
+
+LOOK_GONE = "Look whether headgate serve runs there and whether Prometheus reaches its /metrics."
+
+
+def test_a_gateway_that_is_gone_and_one_that_never_was(promtool: str, tmp_path: Path) -> None:
+    story = Story()
+    there = steps(10 * MINUTE)
+    for number in (1, 2):
+        labels = f'{{job="headgate", instance="g{number}:80"}}'
+        story.gauge(f"headgate_waiting_per_replica{labels}", 0, there if number == 1 else 4 * there)
+        story.gauge(f"up{labels}", 1, there if number == 1 else 4 * there)
+    story.gauge('up{job="headgate", instance="g1:80"}', 0, 3 * there)
+    story.gauge('up{job="other", instance="x:80"}', 0, 4 * there)  # nobody of ours
+    story.silent("HeadgateGatewayGone", 0, 9 * MINUTE, 10 * MINUTE)
+    gone = ("Gateway g1:80 does not answer.", {"job": "headgate", "instance": "g1:80"})
+    for at in (11 * MINUTE, 35 * MINUTE):
+        story.fires("HeadgateGatewayGone", at, "critical", LOOK_GONE, gone)
+    story.check(promtool, tmp_path)
+
+
+def test_no_gateway_at_all(promtool: str, tmp_path: Path) -> None:
+    story = Story()
+    story.gauge('up{job="other", instance="x:80"}', 1, steps(10 * MINUTE))
+    story.fires("HeadgateGatewayGone", 2 * MINUTE, "critical", LOOK_GONE, ("No gateway answers.", {}))
     story.check(promtool, tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.export.panels import Board, Query, heatmap, line, stat, states
-from headgate.export.prometheus_rules import HISTOGRAMS, failed_share
+from headgate.export.prometheus_rules import HISTOGRAMS, MISSED, share_of
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.plain import plain
 from headgate.policy.burn import FAST, SLOW
@@ -66,12 +66,10 @@ def _overview(board: Board, config: GatewayConfig) -> None:
     board.add(stat("Requests", "Ended, however.", Query(ended), unit="reqps"), 4, 4)
     tokens = f'sum(rate(headgate_tokens_total{{direction="output"}}[{RATE}]))'
     board.add(stat("Output tokens", "Per second.", Query(tokens), unit="short"), 4, 4)
-    share = _or_none(failed_share("5m").replace("sum by (lane) ", "sum"))
+    share = _or_none(share_of(MISSED, "5m").replace("sum by (lane) ", "sum"))
     budget = 1 - config.observe.availability
-    board.add(
-        stat("Failed", "Through our fault, in 5 min.", Query(share), unit="percentunit", steps=(budget, FAST * budget)),
-        4, 4,
-    )  # fmt: skip
+    about = "Refused or failed, of all that asked in 5 min."
+    board.add(stat("Not answered", about, Query(share), unit="percentunit", steps=(budget, FAST * budget)), 4, 4)
     target = config.observe.utilisation_target
     common = one_fleet(config)
     use = Query(utilisation() if common else "avg(headgate_utilisation)")
@@ -88,7 +86,7 @@ def _latency(board: Board, config: GatewayConfig) -> None:
             Query(_quantile(percentile, figure), f"{{{{lane}}}} p{percentile:g}") for percentile in (50, 95, 99)
         ]
         lines = _promise_lines(config, figure)
-        about = "Over all gateways, from histograms." + (" Dashed: what is promised." if lines else "")
+        about = "Of the served, over all gateways, from histograms." + (" Dashed: what is promised." if lines else "")
         bounds = [Query(lines, "{{lane}} p{{percentile}} promised", dashed=True)] if lines else []
         board.add(line(_title(name), about, *percentiles, *bounds, unit="s"), 12, 9)
     for figure in ("ttft", "e2e"):
@@ -98,7 +96,13 @@ def _latency(board: Board, config: GatewayConfig) -> None:
     exact = Query(
         f'headgate_latency_seconds{{{LANE}, percentile=~"99|99.9", window="5m"}}', "{{lane}} {{figure}} p{{percentile}}"
     )
-    board.add(line("p99 and p99.9 to within 1 %", "As each gateway measures them, over 5 min.", exact, unit="s"), 24, 8)
+    board.add(
+        line(
+            "p99 and p99.9 to within 1 %", "Of the served, as each gateway measures them, over 5 min.", exact, unit="s"
+        ),
+        24,
+        8,
+    )
 
 
 def _promises(board: Board) -> None:
@@ -106,15 +110,28 @@ def _promises(board: Board) -> None:
     state = Query(
         f"max by (lane, figure, percentile) (headgate_slo_state{{{LANE}}})", "{{lane}} {{figure}} p{{percentile}}"
     )
-    board.add(states("State", "Ok, at risk (80 % of the bound) or broken.", state), 12, 9)
+    board.add(states("State", "Idle, ok, at risk (80 % of the bound) or broken.", state), 12, 9)
     kept = Query(f"headgate_sla_compliance{{{LANE}}}", "{{lane}} {{figure}} p{{percentile}}")
-    board.add(line("Within the bound", "Share of the last hour's requests.", kept, unit="percentunit"), 12, 9)
+    about = "Share of the last hour's arrivals; those refused or failed are not."
+    board.add(line("Within the bound", about, kept, unit="percentunit"), 12, 9)
     burn = Query(f"headgate_error_budget_burn{{{LANE}}}", "{{lane}} {{window}}")
     board.add(
         line("Error budget burn", "1 uses it up just in time.", burn, marks=((SLOW, "orange"), (FAST, "red"))), 12, 8
     )
-    failed = Query(_or_none(_of_lane(failed_share(RATE)), f"headgate_waiting{{{LANE}}}"), "{{lane}}")
-    board.add(line("Failed requests", "Share that failed through our fault.", failed, unit="percentunit"), 12, 8)
+    shares = [
+        Query(_or_none(share_of(result, RATE, f"{LANE}, "), f"headgate_waiting{{{LANE}}}"), f"{{{{lane}}}} {result}")
+        for result in ("refused", "failed")
+    ]
+    about = "Share of those that asked, without clients' errors and tenants over their limits."
+    board.add(line("Refused and failed", about, *shares, unit="percentunit"), 12, 8)
+    tenants = Query(f"min by (lane, tenant) (headgate_tenant_availability{{{LANE}}})", "{{lane}} {{tenant}}")
+    board.add(line("Answered, by tenant", "Share of those that asked in 5 min.", tenants, unit="percentunit"), 12, 8)
+    served = Query(
+        f'headgate_arrivals_latency_seconds{{{LANE}, percentile=~"95|99", window="5m"}}',
+        "{{lane}} {{figure}} p{{percentile}}",
+    )
+    about = "Over all arrivals, as each gateway measures them: no line where one that got no answer is it."
+    board.add(line("p95 and p99 of all arrivals", about, served, unit="s"), 12, 8)
 
 
 def _traffic(board: Board) -> None:
@@ -153,6 +170,9 @@ def _queues(board: Board, config: GatewayConfig) -> None:
 
 def _fleet(board: Board, config: GatewayConfig) -> None:
     board.row("Replicas")
+    conditions = Query("sum by (condition) (headgate_replicas)", "{{condition}}")
+    about = "Down: neither usable nor parked nor on its way."
+    board.add(line("Replicas by condition", about, conditions, stacked=True), 8, 8)
     usable = Query("headgate_replica_usable", "{{replica}}")
     board.add(line("Usable", "Share of its room that a replica may use; 0: it is out.", usable), 8, 8)
     full = Query("headgate_replica_requests / headgate_replica_limit", "{{replica}}")
@@ -215,12 +235,6 @@ def _labelled(expr: str, **labels: str) -> str:
     for name, value in labels.items():
         expr = f'label_replace({expr}, "{name}", "{value}", "", "")'
     return expr
-
-
-def _of_lane(expr: str) -> str:
-    return expr.replace("headgate_requests_total[", f"headgate_requests_total{{{LANE}}}[").replace(
-        "headgate_requests_total{outcome", f"headgate_requests_total{{{LANE}, outcome"
-    )
 
 
 def _or_none(share: str, lanes: str = "") -> str:

@@ -6,7 +6,7 @@ from typing import Any
 SCHEMA = 39
 SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 WIDTH = 24
-STATES = {0: ("ok", "green"), 1: ("at risk", "orange"), 2: ("broken", "red")}
+STATES = {-1: ("idle", "#808080"), 0: ("ok", "green"), 1: ("at risk", "orange"), 2: ("broken", "red")}
 
 Model = dict[str, Any]
 
@@ -155,8 +155,9 @@ def stat(
 
 def states(title: str, about: str, query: Query) -> Model:
     """A strip for each series, coloured by the state it is in."""
-    marks = tuple((value, colour) for value, (_, colour) in STATES.items() if value)
-    defaults: Model = {"thresholds": _thresholds(marks, "green"), "mappings": _mappings(True)}
+    (_, (_, lowest)), *others = STATES.items()
+    marks = tuple((value, colour) for value, (_, colour) in others)
+    defaults: Model = {"thresholds": _thresholds(marks, lowest), "mappings": _mappings(True)}
     return {
         **_panel("state-timeline", title, about, (query,)),
         "fieldConfig": {"defaults": defaults, "overrides": []},

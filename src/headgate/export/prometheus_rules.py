@@ -12,8 +12,8 @@ import yaml
 
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.model.gateway_config import GatewayConfig
-from headgate.model.outcome import KINDS
 from headgate.model.plain import plain
+from headgate.policy.answers import DOWN_S, FEW, MOST, bounds
 from headgate.policy.baseline import LEAST as USUAL_POINTS
 from headgate.policy.baseline import POINT_S
 from headgate.policy.burn import FAST, LEAST_FAILED, SLOW, reachable
@@ -30,7 +30,7 @@ from headgate.policy.slo import (
     USE_S,
     USUAL_LEAST,
 )
-from headgate.policy.slo_words import LOOK
+from headgate.policy.slo_words import LOOK, LOOK_REFUSED, LOOK_SHARE
 
 HISTOGRAMS = {
     "ttft": "headgate_time_to_first_token_seconds",
@@ -44,9 +44,15 @@ COUNTED = {**HISTOGRAMS, "gap": HISTOGRAMS["tpot"]}
 """By what each figure's requests are counted: gaps are as many as tokens."""
 LONG = "headgate_long_answer_duration_seconds"
 """Answers for which no time is promised: they are part of the others' histogram, and taken out of it."""
-FAILED = "|".join(sorted(outcome.value for outcome, kind in KINDS.items() if kind == "failed"))
-"""Outcomes that are our fault, as a regular expression."""
+ANSWERS = "headgate_answers_total"
+ASKED = "answered|refused|failed"
+"""Results that availability is a share of: without clients' own errors and tenants over their own limits."""
+MISSED = "refused|failed"
 PROMISED = "on (lane, figure, percentile) headgate:promise_seconds"
+
+OF_LANE = "Lane {{ $labels.lane }}: {{ $value | humanizePercentage }}"
+GONE_S = 30.0
+"""A single scrape that fails is nothing yet."""
 
 Rule = dict[str, Any]
 
@@ -57,6 +63,8 @@ def rules(config: GatewayConfig) -> str:
         _group("headgate-promises", 15, _promises(config)),
         _group("headgate-usual", 60, _usual()),
         _group("headgate-error-budget", 15, _budget(1 - config.observe.availability)),
+        _group("headgate-answers", 15, _answers(config, 1 - config.observe.availability)),
+        _group("headgate-presence", 15, _presence()),
         _group("headgate-cold-starts", 15, _cold_starts()),
         _group("headgate-capacity", 15, _capacity(config)),
     ]
@@ -177,33 +185,114 @@ def _budget(budget: float) -> list[Rule]:
     """Google's SRE workbook, chapter 5: a long window so that it matters, a short one so that it still goes on."""
     if budget >= 1:
         return []
-    made = [_record(f"failed_share:{window}", failed_share(window)) for window in ("5m", "30m", "1h", "6h")]
+    made = [_record(f"missed_share:{window}", share_of(MISSED, window)) for window in ("5m", "30m", "1h", "6h")]
     for name, severity, factor, long, short in (
         ("HeadgateErrorBudgetBurnsFast", "critical", FAST, "1h", "5m"),
         ("HeadgateErrorBudgetBurns", "warning", SLOW, "6h", "30m"),
     ):
         limit = f"{reachable(factor, budget) * budget:.9g}"
-        failed = f'sum by (lane) (increase(headgate_requests_total{{outcome=~"{FAILED}"}}[{long}]))'
         made.append(
             _alert(
                 name,
                 severity,
-                f"headgate:failed_share:{long} > {limit}\n"
-                f"and on (lane) headgate:failed_share:{short} > {limit}\n"
-                f"and on (lane) {failed} >= {LEAST_FAILED}",
-                f"Lane {{{{ $labels.lane }}}}: {{{{ $value | humanizePercentage }}}} of requests failed in {long}, "
-                f"{plain(budget * 100, 9)}% may.",
-                "Look at headgate_errors_total by type and at the replicas that are out.",
+                f"headgate:missed_share:{long} > {limit}\n"
+                f"and on (lane) headgate:missed_share:{short} > {limit}\n"
+                f"and on (lane) {increase_of(MISSED, long)} >= {LEAST_FAILED}",
+                f"{OF_LANE} of requests were refused or failed in {long}, {plain(budget * 100, 9)}% may be.",
+                LOOK_REFUSED,
             )
         )
     return made
 
 
-def failed_share(window: str) -> str:
+def share_of(results: str, window: str, more: str = "") -> str:
+    """Of the requests that asked for an answer, those with such a result, by lane. `more`: further matchers."""
     return (
-        f'sum by (lane) (rate(headgate_requests_total{{outcome=~"{FAILED}"}}[{window}]))\n'
-        f"/ (sum by (lane) (rate(headgate_requests_total[{window}])) > 0)"
+        f'sum by (lane) (rate({ANSWERS}{{{more}result=~"{results}"}}[{window}]))\n'
+        f'/ (sum by (lane) (rate({ANSWERS}{{{more}result=~"{ASKED}"}}[{window}])) > 0)'
     )
+
+
+def increase_of(results: str, window: str) -> str:
+    return f'sum by (lane) (increase({ANSWERS}{{result=~"{results}"}}[{window}]))'
+
+
+def _answers(config: GatewayConfig, budget: float) -> list[Rule]:
+    """Refused and failed, each by its share of five minutes, and promises that are missed for them. As in
+    policy/answers.py."""
+    if budget >= 1:
+        return []
+    made = [_record(f"{result}_share:5m", share_of(result, "5m")) for result in ("refused", "failed")]
+    worth, grave = bounds(budget)
+    for result, words in (("refused", "were refused"), ("failed", "failed")):
+        share, name = f"headgate:{result}_share:5m", f"Headgate{result.capitalize()}Share"
+        count = increase_of(result, "5m")
+        for suffix, severity, bound in (("", "warning", worth), ("High", "critical", grave)):
+            made.append(
+                _alert(
+                    name + suffix,
+                    severity,
+                    f"{share} >= {bound:.9g}\n"
+                    f"and on (lane) ({count} >= {LEAST_FAILED} or {count} >= {FEW} and on (lane) {share} >= {MOST:g})",
+                    f"{OF_LANE} of the requests of 5m {words}.",
+                    LOOK_SHARE[result],
+                )
+            )
+    return [*made, _missed(config)]
+
+
+def _missed(config: GatewayConfig) -> Rule:
+    """Where more get no answer than a percentile lets be late, it is, over all arrivals, of one of those."""
+    levels = sorted({promise.percentile for lane in config.lanes for promise in promises(lane)})
+    missed = [
+        f'headgate:promise_seconds{{percentile="{level}"}}\n'
+        f"and on (lane) headgate:missed_share:5m > {1 - level / 100:.9g}\n"
+        f"and on (lane) {increase_of(MISSED, '5m')} >= {LEAST_FAILED}"
+        for level in levels
+    ]
+    return _alert(
+        "HeadgatePromiseMissed",
+        "critical",
+        "\nor ".join(f"({one})" for one in missed),
+        "Lane {{ $labels.lane }}: {{ $labels.figure }} p{{ $labels.percentile }} over all arrivals is of a request "
+        "that got no answer, {{ $value | humanizeDuration }} are promised.",
+        LOOK_REFUSED,
+    )
+
+
+def _presence() -> list[Rule]:
+    """Who is there to answer. Whether a gateway is, only Prometheus can tell: it has scraped it within a day, and now
+    it can't; or there is none at all."""
+    gone = "HeadgateGatewayGone"
+    known = (
+        "last_over_time(headgate_waiting_per_replica[1d]) or "
+        f'ALERTS{{alertname="{gone}", alertstate="firing"}}'  # so that it does not end after a day
+    )
+    return [
+        _alert(
+            "HeadgateNoUsableReplica",
+            "critical",
+            "headgate_outage == 1 or headgate_unserved > 0",
+            "{{ $labels.instance }}: no replica is usable, or none for some lane or model: requests can't be answered.",
+            "Start them again, or look at their logs; /admin/fleet says what is known of each.",
+        ),
+        _alert(
+            "HeadgateReplicaDown",
+            "warning",
+            "headgate_replica_down == 1",
+            "{{ $labels.instance }}: replica {{ $labels.replica }} is down.",
+            "Start it again, or look at its log; health.failures and .cooldown_s say when it is out and back.",
+            for_s=DOWN_S,
+        ),
+        _alert(
+            gone,
+            "critical",
+            f"(up == 0 and on (job, instance) ({known}))\nor absent(headgate_waiting_per_replica)",
+            "{{ with $labels.instance }}Gateway {{ . }} does not answer{{ else }}No gateway answers{{ end }}.",
+            "Look whether headgate serve runs there and whether Prometheus reaches its /metrics.",
+            for_s=GONE_S,
+        ),
+    ]
 
 
 def _cold_starts() -> list[Rule]:

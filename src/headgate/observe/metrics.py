@@ -5,17 +5,18 @@ from typing import Final, Protocol
 
 from headgate.gateway.account import Account
 from headgate.model.gateway_config import ObserveConfig
+from headgate.model.labels import OTHER
 from headgate.model.replica import Replica
 from headgate.observe.conditions import Conditions
 from headgate.observe.exposition import Family, Page
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
-from headgate.observe.tenant_availability import TenantAvailability
+from headgate.observe.tenant_availability import RESULTS, TenantAvailability, result_of
 from headgate.observe.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, Counts
 from headgate.policy.alert import Severity
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.hedge import RESULTS
+from headgate.policy.hedge import RESULTS as HEDGE_RESULTS
 from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import Slo
 
@@ -173,6 +174,10 @@ AVAILABILITY: Final = Family(
     "Answered of those that asked, without clients' errors and tenants over their limits; absent where nobody asked",
     "lane", "window",
 )  # fmt: skip
+ANSWERS: Final = Family(
+    "headgate_answers_total", "counter", "Requests by whether they were answered, every lane from the start", "lane",
+    "result",
+)  # fmt: skip
 TENANT_REQUESTS: Final = Family(
     "headgate_tenant_requests_total", "counter", "Requests by tenant, and whether they were answered", "lane", "tenant",
     "result",
@@ -188,6 +193,7 @@ DOWN: Final = Family(
     "replica",
 )
 OUTAGE: Final = Family("headgate_outage", "gauge", "1: no replica is usable, and nobody wanted that")
+UNSERVED: Final = Family("headgate_unserved", "gauge", "Lanes and models whose replicas are all down")
 BURN: Final = Family(
     "headgate_error_budget_burn", "gauge", "How many times too fast the error budget is used up", "lane", "window"
 )
@@ -367,12 +373,24 @@ class Metrics:
         for replica_id in self._gateway.dispatcher.fleet.loads:
             page.sample(DOWN, (replica_id,), int(replica_id in down))
         page.sample(OUTAGE, (), int(fleet.outage))
+        page.sample(UNSERVED, (), len(fleet.unserved))
+        self._counted(page)
         if self._tenants is not None:
             for (lane, tenant), figures in self._tenants.of.items():
                 for result, number in figures.results.items():
                     page.sample(TENANT_REQUESTS, (lane, tenant, result), number)
             for lane, tenant, share in self._tenants.shares(now):
                 page.sample(TENANT_AVAILABILITY, (lane, tenant), share)
+
+    def _counted(self, page: Page) -> None:
+        """Also what has not happened yet: a counter that appears with its first hundred refusals has not risen by one
+        for whoever scrapes."""
+        counts = {(lane, result): 0 for lane in self._gateway.dispatcher.lanes for result in RESULTS}
+        for (lane, outcome), number in self._gateway.account.ended.items():
+            key = (lane if lane in self._gateway.dispatcher.lanes else OTHER, result_of(outcome))
+            counts[key] = counts.get(key, 0) + number
+        for key, number in counts.items():
+            page.sample(ANSWERS, key, number)
 
     def _queues(self, page: Page) -> None:
         dispatcher = self._gateway.dispatcher
@@ -385,7 +403,7 @@ class Metrics:
         page.sample(WAITING_EACH, (), waiting / max(1, usable))
         if dispatcher.hedger is not None:
             for name in dispatcher.hedger.lanes:
-                for result in RESULTS:
+                for result in HEDGE_RESULTS:
                     page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
 
     def _fleet(self, page: Page, now: float) -> None:
