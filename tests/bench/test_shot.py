@@ -10,8 +10,9 @@ from headgate.bench.player import Player, Tally
 from headgate.bench.shot import Shot
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
+from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import Rows
-from headgate.report.summary import CUT_OFF, summarise
+from headgate.report.summary import summarise
 from headgate.wire.exchange import Exchange
 from tests.bench.scene import LAST, TOKEN, Scripted, doubling, every, live, not_streamed, played, serving, whole_stream
 from tests.wire.serving import until

@@ -84,7 +84,7 @@ def test_the_judgement_and_the_curve_of_a_plan() -> None:
     judged = Judged(Target("max_gap", 86_400.0, LONG * 2, 0.999), 86_399.9, 1_234_567, 0)
     said = printed(plan_report.judged_table((judged,)))
     assert f"86{NARROW}399{NARROW}900" in said
-    assert "max gap p99.9" in said
+    assert " ".join(said.split()).find("max gap p99.9") > 0
 
 
 class _Simulated:

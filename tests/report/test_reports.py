@@ -2,18 +2,20 @@
 
 import io
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 
 from headgate.model.errors import StartupError
-from headgate.report import goodput, html_page, json_file, table
+from headgate.report import arrivals, goodput, html_page, json_file, table
 from headgate.report.results import Results, Rows, Target
-from headgate.report.summary import summarise
+from headgate.report.summary import kept, summarise
 from tests.report.made import LANES, made
 
 VLLM_KEYS = {
@@ -241,3 +243,83 @@ def test_rows_that_come_together_are_one() -> None:
     assert results.values("ttft", "fast").tolist() == [0.1, 0.3]
     assert [results.reasons[i] for i in results.why] == ["x", "", ""]
     assert [results.lanes[i] for i in results.lane] == ["slow", "fast", "fast"]
+
+
+# -- refused is not served -----------------------------------------------------------------------------------------
+
+
+def flooded(*, limited: int = 0, streamed: int = 339) -> Results:
+    """520 of 859 refused, the rest served in time; `streamed` of those have a first token of their own."""
+    made = Rows()
+    for number in range(339):
+        first = 0.1 if number < streamed else None
+        made.add(at_s=number / 10, lane="fast", ttft_s=first, tpot_s=0.02, max_gap_s=0.03, e2e_s=1.0, output_tokens=40)
+    for number in range(520):
+        made.add(at_s=number / 16, lane="fast", kind="refused", why="503 would_wait_too_long", e2e_s=0.001)
+    for _ in range(limited):
+        made.add(at_s=1.0, lane="fast", kind="refused", why="429 over_limit", e2e_s=0.001)
+        made.add(at_s=1.0, lane="fast", kind="client", why="400 invalid", e2e_s=0.001)
+    return made.results("flood", source="bench", promises=[Target("ttft", 0.5, "fast", 0.5)])
+
+
+def test_a_promise_is_not_kept_by_refusing_most_of_a_lane() -> None:
+    results = flooded(limited=100)
+    fast = summarise(results)["fast"]
+    assert (fast.asked, fast.missed, fast.availability) == (859, 520, pytest.approx(339 / 859))
+    assert fast.figures["ttft"].levels[0.5].value == pytest.approx(0.1)
+    assert fast.arrivals["ttft"] == {0.5: math.inf, 0.9: math.inf, 0.95: math.inf, 0.99: math.inf, 0.999: math.inf}
+    assert kept(fast, results.promises[0]) is False
+    said = printed(results, 100)
+    assert "answered 39.5" in said
+    assert "TTFT served" in said
+    assert "missed" in said
+    assert "✗≤500" in said
+    assert "all: over all arrivals; the 520 that got no answer missed whatever was promised" in said
+    written = msgspec.json.decode(msgspec.json.encode(json_file.as_dict(results, summarise(results))))["headgate"][
+        "all"
+    ]
+    assert written["availability"] == pytest.approx(339 / 859)
+    assert written["arrivals"]["ttft"] == {
+        "p50_ms": None, "p90_ms": None, "p95_ms": None, "p99_ms": None, "p99.9_ms": None,
+        "missed": ["p50", "p90", "p95", "p99", "p99.9"],
+    }  # fmt: skip
+    page = html_page.render([results])
+    assert "TTFT, served" in page
+    assert "TTFT, all arrivals" in page
+    assert "39.5" in page
+
+
+def test_of_the_refused_as_many_miss_a_figure_as_of_the_answered_have_it() -> None:
+    """One in ten was streamed: the refused are no more."""
+    served, missed = arrivals.arrivals(flooded(streamed=34), "ttft", "fast")
+    assert (len(served), missed) == (34, pytest.approx(520 * 34 / 339))
+
+
+def test_without_an_answer_to_anybody_everything_is_missed() -> None:
+    made = Rows()
+    for number in range(30):
+        made.add(at_s=number, lane="fast", kind="failed", why="503 no_replica", e2e_s=0.001)
+    results = made.results("outage", source="bench", promises=[Target("ttft", 0.5, "fast", 0.95)])
+    fast = summarise(results)["fast"]
+    assert fast.availability == 0.0
+    assert kept(fast, results.promises[0]) is False
+    assert "nothing was completed, 30 got no answer: every promise is missed" in printed(results, 100)
+
+
+def test_what_was_cut_off_got_no_answer_either_and_where_nobody_asked_nothing_is_known() -> None:
+    made = Rows()
+    made.add(at_s=0.0, lane="fast", kind="client", why=arrivals.CUT_OFF)
+    made.add(at_s=0.0, lane="slow", kind="client", why="400 invalid")
+    found = summarise(made.results("x", source="bench"))
+    assert (found["fast"].availability, found["slow"].availability) == (0.0, None)
+    assert kept(found["slow"], Target("ttft", 0.5, "slow", 0.95)) is None
+
+
+def test_over_all_arrivals_is_over_the_served_where_all_were() -> None:
+    values = np.array([0.1, 0.2, 0.3, 0.4])
+    for level in (0.0, 0.5, 0.95, 1.0):
+        assert arrivals.quantile(values, 0.0, level) == pytest.approx(float(np.quantile(values, level)))
+    assert arrivals.quantile(values, 1.0, 0.5) == pytest.approx(0.3)
+    assert arrivals.quantile(values, 1.0, 0.9) == math.inf
+    assert arrivals.quantile(values[:1], 0.0, 0.99) == pytest.approx(0.1)
+    assert math.isnan(arrivals.quantile(values[:0], 0.0, 0.5))

@@ -14,8 +14,8 @@ from headgate.bench.asker import Asker
 from headgate.bench.player import Player, Tally
 from headgate.bench.shot import Shot
 from headgate.model.clock import Clock
+from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import Rows
-from headgate.report.summary import CUT_OFF
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import Workload
 

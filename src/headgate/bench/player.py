@@ -12,8 +12,8 @@ from headgate.bench.asker import Asker, Prepared
 from headgate.bench.shot import Shot
 from headgate.model.clock import Clock
 from headgate.model.quantile import Sketch
+from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import Rows
-from headgate.report.summary import CUT_OFF
 from headgate.workload.arrival import Arrival
 
 HEAD_START_S = 0.05

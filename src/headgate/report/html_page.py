@@ -16,7 +16,7 @@ from headgate.report.charts import Series
 from headgate.report.compare import Difference, compare
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept, summarise
-from headgate.report.words import count, interval_ms, level_name, ms, percent, rate
+from headgate.report.words import count, interval_ms, level_name, ms, ms_or_missed, percent, rate
 
 ABOUT = {
     "ttft": "time to first token",
@@ -202,6 +202,8 @@ def _lane(results: Results, summary: LaneSummary, colour: str) -> dict[str, Any]
         ("requests", f"{count(summary.requests)}, {rate(summary.offered_per_s)}/s"),
         ("completed", f"{count(summary.completed)}, {rate(summary.completed_per_s)}/s"),
     ]
+    if summary.availability is not None:
+        said.append(("answered", f"{percent(summary.availability)} of {count(summary.asked)} that asked"))
     if summary.good is not None:
         low, high = summary.good.low, summary.good.high
         interval = "" if low is None or high is None else f" [{percent(low)}–{percent(high)}]"
@@ -211,25 +213,35 @@ def _lane(results: Results, summary: LaneSummary, colour: str) -> dict[str, Any]
     said.append(("errors", count(summary.failed)))
     said.append(("output tokens/s", rate(summary.output_tokens_per_s)))
     said += [(reason, f"× {count(n)}") for reason, n in list(summary.reasons.items())[:6]]
-    rows = [
-        {
-            "name": FIGURES[figure],
-            "mean": ms(spread.mean_s),
-            "cells": [_cell(results, summary, figure, level) for level in LEVELS],
-        }
-        for figure, spread in summary.figures.items()
-    ]
+    rows = []
+    for figure, spread in summary.figures.items():
+        apart = summary.missed > 0 and figure in summary.arrivals
+        cells = [_cell(results, summary, figure, level, judged=not apart) for level in LEVELS]
+        name = f"{FIGURES[figure]}, served" if apart else FIGURES[figure]
+        rows.append({"name": name, "mean": ms(spread.mean_s), "cells": cells})
+        if apart:
+            over_all = [_of_arrivals(results, summary, figure, level) for level in LEVELS]
+            rows.append({"name": f"{FIGURES[figure]}, all arrivals", "mean": "", "cells": over_all})
     return {"name": summary.lane or "all lanes", "colour": colour, "said": said, "rows": rows}
 
 
-def _cell(results: Results, summary: LaneSummary, figure: str, level: float) -> dict[str, Any]:
+def _of_arrivals(results: Results, summary: LaneSummary, figure: str, level: float) -> dict[str, Any]:
+    value = ms_or_missed(summary.arrivals[figure][level])
+    return {"value": value, "interval": "", "promises": _promises(results, summary, figure, level)}
+
+
+def _cell(results: Results, summary: LaneSummary, figure: str, level: float, *, judged: bool) -> dict[str, Any]:
     estimate = summary.figures[figure].levels[level]
-    promises = [
+    promises = _promises(results, summary, figure, level) if judged else []
+    return {"value": ms(estimate.value), "interval": interval_ms(estimate), "promises": promises}
+
+
+def _promises(results: Results, summary: LaneSummary, figure: str, level: float) -> list[dict[str, Any]]:
+    return [
         {"kept": kept(summary, target), "within": ms(target.within_s)}
         for target in results.promises
         if target.figure == figure and target.level == level and target.lane in (None, summary.lane) and summary.lane
     ]
-    return {"value": ms(estimate.value), "interval": interval_ms(estimate), "promises": promises}
 
 
 def _told_apart(found: list[Difference]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:

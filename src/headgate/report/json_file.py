@@ -1,10 +1,12 @@
 """Results as a file: the keys that people know from `vllm bench serve`, and under `headgate` all the rest.
 
+`figures` are of the served, `arrivals` of all that came: see arrivals.py. vLLM's own keys are of the served.
 Lists have one entry per request, in order of arrival, whatever became of it. Unlike vLLM's, latencies count from when a
 request was due, not from when it was sent; `failed` is, as there, all that was not completed, refusals included.
 """
 
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -227,11 +229,21 @@ def _spread(spread: Spread) -> dict[str, Any]:
     return {"count": spread.count, "mean_ms": spread.mean_s * 1e3, "std_ms": spread.std_s * 1e3, **levels}
 
 
+def _over_all(levels: dict[float, float]) -> dict[str, Any]:
+    """Null, and named under `missed`, where it is one that got no answer."""
+    return {
+        **{f"{level_name(level)}_ms": None if value == inf else value * 1e3 for level, value in levels.items()},
+        "missed": [level_name(level) for level, value in levels.items() if value == inf],
+    }
+
+
 def _summary(summary: LaneSummary) -> dict[str, Any]:
     """Percentiles are [value, low, high]: the interval holds 95 % of resamples, null where there are too few values."""
-    names = [field.name for field in fields(summary) if field.name not in ("figures", "good", "lane")]
+    names = [field.name for field in fields(summary) if field.name not in ("figures", "good", "lane", "arrivals")]
     return {
         **{name: getattr(summary, name) for name in names},
         "good": None if summary.good is None else _estimate(summary.good),
+        "availability": summary.availability,
         "figures": {name: _spread(spread) for name, spread in summary.figures.items()},
+        "arrivals": {name: _over_all(levels) for name, levels in summary.arrivals.items()},
     }

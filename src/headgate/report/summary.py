@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headgate.report import statistics
+from headgate.report import arrivals, statistics
+from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import FIGURES, KINDS, LEVELS, Results, Target
 from headgate.report.statistics import Estimate
 
@@ -43,11 +44,22 @@ class LaneSummary:
     prompt_tokens: int
     output_tokens: int
     output_tokens_per_s: float
+    asked: int = 0
+    """For an answer: without the asker's own faults and refusals of a tenant over its own limit."""
+    missed: int = 0
+    """Of those, refused, failed or cut off."""
     figures: dict[str, Spread] = field(default_factory=dict)
-    """Only those that any request has."""
+    """Of the served. Only those that any request has."""
+    arrivals: dict[str, dict[float, float]] = field(default_factory=dict)
+    """Percentiles of the same over all arrivals; inf: it is one that got no answer."""
+
+    @property
+    def availability(self) -> float | None:
+        """Of those that asked, the answered; None: nobody asked."""
+        return (self.asked - self.missed) / self.asked if self.asked else None
 
 
-CUT_OFF = "cut off when the run was ended"
+OF_ARRIVALS = ("ttft", "tpot", "max_gap", "e2e")
 
 
 def summarise(results: Results, seed: int = 0) -> dict[str, LaneSummary]:
@@ -71,6 +83,8 @@ def _lane(results: Results, lane: str | None, rng: np.random.Generator) -> LaneS
     duration = max(results.duration_s, 1e-9)
     good = results.good[mine] if results.goodput else None
     outputs = int(results.output_tokens[mine & results.ok].sum())
+    turned_away = int((arrivals.missed(results) & mine).sum())
+    over_all = {figure: _over_all(results, figure, lane) for figure in OF_ARRIVALS}
     return LaneSummary(
         lane=lane or "",
         requests=requests,
@@ -88,6 +102,9 @@ def _lane(results: Results, lane: str | None, rng: np.random.Generator) -> LaneS
         prompt_tokens=int(results.prompt_tokens[mine & results.ok].sum()),
         output_tokens=outputs,
         output_tokens_per_s=outputs / duration,
+        asked=completed + turned_away,
+        missed=turned_away,
+        arrivals={figure: levels for figure, levels in over_all.items() if levels},
         figures={name: spread for name in FIGURES if (spread := _spread(results, name, lane, rng)) is not None},
     )
 
@@ -107,9 +124,19 @@ def _spread(results: Results, figure: str, lane: str | None, rng: np.random.Gene
     return Spread(len(values), float(values.mean()), float(values.std()), levels)
 
 
+def _over_all(results: Results, figure: str, lane: str | None) -> dict[float, float]:
+    served, missed = arrivals.arrivals(results, figure, lane)
+    if not len(served) and missed <= 0:
+        return {}
+    return {level: arrivals.quantile(served, missed, level) for level in LEVELS}
+
+
 def kept(summary: LaneSummary, target: Target) -> bool | None:
-    """Whether a promised percentile was kept; None: there is nothing to tell by."""
-    spread = summary.figures.get(target.figure)
-    if spread is None or target.level is None or target.level not in spread.levels:
+    """Whether a promised percentile was kept, over all arrivals; None: there is nothing to tell by."""
+    levels = summary.arrivals.get(target.figure)
+    if levels is None:
+        spread = summary.figures.get(target.figure)  # waiting for a turn: only who had one
+        levels = {} if spread is None else {level: found.value for level, found in spread.levels.items()}
+    if target.level is None or target.level not in levels:
         return None
-    return spread.levels[target.level].value <= target.within_s
+    return levels[target.level] <= target.within_s

@@ -1,5 +1,7 @@
 """Results for a terminal: a table for each lane."""
 
+from math import inf
+
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -7,7 +9,7 @@ from rich.text import Text
 
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept
-from headgate.report.words import count, interval_ms, interval_short, level_name, ms, percent, rate
+from headgate.report.words import count, interval_ms, interval_short, level_name, ms, ms_or_missed, percent, rate
 
 MOST_REASONS = 6
 WIDE = 124
@@ -34,6 +36,8 @@ def show(results: Results, summaries: dict[str, LaneSummary], console: Console) 
 def _heading(summary: LaneSummary) -> Text:
     said = [f"{count(summary.requests)} requests, {rate(summary.offered_per_s)}/s"]
     said.append(f"{count(summary.completed)} completed")
+    if summary.availability is not None:
+        said.append(f"answered {percent(summary.availability)} of {count(summary.asked)} that asked")
     if summary.good is not None:
         low, high = summary.good.low, summary.good.high
         about = "" if low is None or high is None else f" [{percent(low)}–{percent(high)}]"
@@ -48,7 +52,8 @@ def _heading(summary: LaneSummary) -> Text:
 def _lane(results: Results, summary: LaneSummary, wide: bool) -> RenderableType:
     """Not wide: what is said about a percentile stands below it, so that 80 columns are enough, as in a file."""
     if not summary.figures:
-        return Text("  nothing was completed", style="dim")
+        missed = f", {count(summary.missed)} got no answer: every promise is missed" if summary.missed else ""
+        return Text(f"  nothing was completed{missed}", style="bold red" if summary.missed else "dim")
     between = " " if wide else "\n"
     table = Table(box=None, padding=(0, 2) if wide else (0, 0, 0, 1), pad_edge=True)
     table.add_column("ms", justify="left", style="dim", no_wrap=True)
@@ -56,20 +61,42 @@ def _lane(results: Results, summary: LaneSummary, wide: bool) -> RenderableType:
     for level in LEVELS:
         table.add_column(level_name(level), justify="right", no_wrap=True, overflow="fold")
     for figure, spread in summary.figures.items():
+        apart = summary.missed > 0 and figure in summary.arrivals
         cells: list[Text] = []
         for level in LEVELS:
             estimate = spread.levels[level]
             cell = Text(ms(estimate.value))
             if interval := interval_ms(estimate) if wide else interval_short(estimate):
                 cell.append(f"{between}{interval}", "dim")
-            for target in results.promises:
-                if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
-                    was_kept = kept(summary, target)
-                    mark = f"{between}{'✓' if was_kept else '✗'}≤{ms(target.within_s)}"
-                    cell.append(mark, "green" if was_kept else "bold red")
+            if not apart:
+                _promised(results, summary, figure, level, cell, between)
             cells.append(cell)
-        table.add_row(FIGURES[figure], ms(spread.mean_s), *cells)
-    return table
+        table.add_row(f"{FIGURES[figure]} served" if apart else FIGURES[figure], ms(spread.mean_s), *cells)
+        if apart:
+            table.add_row(f"{' ' * len(FIGURES[figure])} all", "", *_over_all(results, summary, figure, between))
+    if not summary.missed:
+        return table
+    about = f"  all: over all arrivals; the {count(summary.missed)} that got no answer missed whatever was promised"
+    return Group(table, Text(about, style="dim"))
+
+
+def _over_all(results: Results, summary: LaneSummary, figure: str, between: str) -> list[Text]:
+    cells = []
+    for level in LEVELS:
+        value = summary.arrivals[figure][level]
+        cell = Text(ms_or_missed(value), "bold red" if value == inf else "")
+        _promised(results, summary, figure, level, cell, between)
+        cells.append(cell)
+    return cells
+
+
+def _promised(results: Results, summary: LaneSummary, figure: str, level: float, cell: Text, between: str) -> None:
+    """Ticked off, or not: over all arrivals."""
+    for target in results.promises:
+        if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
+            was_kept = kept(summary, target)
+            mark = f"{between}{'✓' if was_kept else '✗'}≤{ms(target.within_s)}"
+            cell.append(mark, "green" if was_kept else "bold red")
 
 
 def _reasons(summary: LaneSummary) -> list[Text]:

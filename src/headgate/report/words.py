@@ -1,5 +1,7 @@
 """How are figures written for people? Three digits that count, and a unit that fits."""
 
+from math import inf
+
 from headgate.report.results import FIGURES
 from headgate.report.statistics import Estimate
 
@@ -20,6 +22,11 @@ def ms(seconds: float) -> str:
     if abs(value) >= 100:
         return count(round(value))
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def ms_or_missed(seconds: float) -> str:
+    """Of a percentile over all arrivals: `missed` where it is one that got no answer."""
+    return "missed" if seconds == inf else ms(seconds)
 
 
 def interval_ms(estimate: Estimate) -> str:

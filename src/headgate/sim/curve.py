@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
+from headgate.report.arrivals import missed
 from headgate.report.results import Floats
 from headgate.sim.fleet import Fleet
 from headgate.sim.run import Level, run
@@ -36,7 +37,7 @@ class Point:
     use: float
     """Mean share of the replicas' scarcest resource that is taken."""
     ttft_s: tuple[float, float, float]
-    """p50, p95 and p99, of all lanes."""
+    """p50, p95 and p99 of the served, of all lanes."""
     e2e_s: tuple[float, float, float]
     lanes: dict[str, float]
     """The p95 of the first token, by lane."""
@@ -124,7 +125,7 @@ def curve(
     for load in loads:
         simulated = run(config, faster(arrivals, load / now, LEAST_S), fleet, seed, level)
         results = simulated.results
-        values = results.values("ttft")
+        values, away = results.values("ttft"), missed(results, own_limits=True)
         if not len(values):
             continue
         lanes = {lane: results.values("ttft", lane) for lane in results.lanes}
@@ -136,7 +137,7 @@ def curve(
                 ttft_s=_three(values),
                 e2e_s=_three(results.values("e2e")),
                 lanes={lane: float(np.quantile(found, 0.95)) for lane, found in lanes.items() if len(found)},
-                turned_away=float((~results.ok).mean()),
+                turned_away=float(away.sum() / max(1, (away | results.ok).sum())),
             )
         )
     return Curve(capacity_per_s=rate / now, now=now, points=tuple(points))

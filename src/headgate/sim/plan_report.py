@@ -67,7 +67,7 @@ def _takes(plan: Plan) -> str:
 
 
 def _case(case: Case) -> str:
-    away = f", {percent(case.turned_away)} turned away" if case.turned_away else ""
+    away = f", {percent(1 - case.turned_away)} answered" if case.turned_away else ""
     if case.kept:
         return f"all kept{away}"
     missed = "; ".join(str(one) for one in case.missed[:3])
@@ -76,20 +76,22 @@ def _case(case: Case) -> str:
 
 
 def judged_table(judged: tuple[Judged, ...]) -> Table:
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("SLO", overflow="fold")
-    for heading in ("promised, ms", "simulated, ms", "requests"):
+    about = "all: over all arrivals, of which a refused or failed one is never in time"
+    table = Table(box=None, padding=(0, 1), caption=about, caption_justify="left", caption_style="dim")
+    table.add_column("SLO, ms", overflow="fold")
+    for heading in ("promised", "all", "served", "requests"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in judged:
         value = "–" if one.value_s is None else "refused" if one.value_s == float("inf") else ms(one.value_s)
         style = "green" if one.kept else "bold red"
-        row = (name(one.target), ms(one.target.within_s), Text(value, style=style), count(one.count))
+        served = "–" if one.served_s is None else ms(one.served_s)
+        row = (name(one.target), ms(one.target.within_s), Text(value, style=style), served, count(one.count))
         table.add_row(*row)
     return table
 
 
 def curve_table(curve: Curve) -> Table:
-    about = Text.assemble(("Latency against load, ms", "bold"), "  ← operate here")
+    about = Text.assemble(("Latency of the served against load, ms", "bold"), "  ← operate here")
     table = Table(box=None, padding=(0, 0, 0, 1), pad_edge=False, title=about, title_justify="left", title_style="")
     headings = (
         "load",
@@ -173,6 +175,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 "e2e_s": dict(zip(NAMES, point.e2e_s, strict=True)),
                 "ttft_p95_s_by_lane": point.lanes,
                 "turned_away": point.turned_away,
+                "answered": 1 - point.turned_away,
                 "operating": point.operating,
             }
             for point in plan.curve.points
@@ -193,6 +196,9 @@ def _slo(one: Judged) -> dict[str, Any]:
         "percentile": None if one.target.level is None else round(100 * one.target.level, 6),
         "within_s": one.target.within_s,
         "value_s": one.value_s if finite else None,
+        "arrivals_s": one.value_s if finite else None,
+        "missed": one.value_s == float("inf"),
+        "served_s": one.served_s,
         "kept": one.kept,
         "requests": one.count,
         "turned_away": one.turned_away,

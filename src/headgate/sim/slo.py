@@ -1,4 +1,5 @@
-"""Was a percentile kept? By all who came: whoever was refused or failed did not get its answer in time either."""
+"""Was a percentile kept? Over all arrivals: one that was refused or failed did not get its answer in time either.
+Beside it stands the percentile over the served."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,16 +7,15 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.promise import promises
-from headgate.report.results import KINDS, Results, Target
+from headgate.report.arrivals import arrivals, missed
+from headgate.report.results import Floats, Results, Target
 from headgate.report.words import figure_name, level_name, ms
 
 FIGURES = ("ttft", "tpot", "gap", "max_gap", "e2e", "queue")
-TURNED_AWAY = [KINDS.index("refused"), KINDS.index("failed")]
 HOW = "an SLO is LANE:FIGURE:PERCENTILE:SECONDS, such as fast:ttft:p99:0.5; figures are " + ", ".join(FIGURES)
 
 
@@ -28,6 +28,8 @@ class Judged:
     """Requests that it is of."""
     turned_away: int
     """Of those, refused or failed."""
+    served_s: float | None = None
+    """The percentile over the served; None: nobody was."""
 
     @property
     def kept(self) -> bool:
@@ -45,7 +47,8 @@ class Judged:
         return "a refusal" if self.value_s == inf else f"{ms(self.value_s)} ms"
 
     def __str__(self) -> str:
-        return f"{name(self.target)} is {self.words}, promised {ms(self.target.within_s)} ms"
+        served = "" if not self.turned_away or self.served_s is None else f" ({ms(self.served_s)} ms over the served)"
+        return f"{name(self.target)} is {self.words}{served}, promised {ms(self.target.within_s)} ms"
 
 
 def name(target: Target) -> str:
@@ -89,38 +92,46 @@ def promised(config: GatewayConfig) -> tuple[Target, ...]:
 def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
     """The percentile over all that came in its lane, from `since_s` on. What a request does not have, such as the time
     between the tokens of a single one, is not asked of it; whoever got nothing by its own fault does not count."""
-    mine = results.of_lane(target.lane) & (results.at_s >= since_s)
-    if target.up_to_tokens is not None:
-        mine &= results.output_tokens <= target.up_to_tokens
     if target.figure == "gap":
-        return _judge_gaps(results, target, mine)
-    column = results.figure(target.figure)
-    served = column[mine & results.ok & ~np.isnan(column)]
-    turned_away = int(
-        (mine & ((results.kind == KINDS.index("refused")) | (results.kind == KINDS.index("failed")))).sum()
+        return _judge_gaps(results, target, since_s)
+    served, missing = arrivals(
+        results, target.figure, target.lane, since_s, own_limits=True, up_to_tokens=target.up_to_tokens
     )
+    turned_away = round(missing)
     count = len(served) + turned_away
     if not count:
         return Judged(target, None, 0, 0)
-    rank = max(1, ceil((target.level or 1.0) * count - 1e-9))
-    value = inf if rank > len(served) else float(np.partition(served, rank - 1)[rank - 1])
-    return Judged(target, value, count, turned_away)
+    level = target.level or 1.0
+    return Judged(target, _ranked(served, level, count), count, turned_away, _ranked(served, level, len(served)))
 
 
-def _judge_gaps(results: Results, target: Target, mine: NDArray[np.bool_]) -> Judged:
+def _ranked(served: Floats, level: float, count: int) -> float | None:
+    """The percentile of so many, of which only these were served."""
+    rank = max(1, ceil(level * count - 1e-9))
+    if rank > len(served):
+        return inf if count > len(served) else None
+    return float(np.partition(served, rank - 1)[rank - 1])
+
+
+def _judge_gaps(results: Results, target: Target, since_s: float) -> Judged:
     """The percentile over all gaps; whoever was refused or failed missed as many as an answer has on the average."""
-    away = (results.kind == KINDS.index("refused")) | (results.kind == KINDS.index("failed"))
-    turned_away, served = int((mine & away).sum()), int((mine & results.ok & ~np.isnan(results.tpot_s)).sum())
+    mine = results.of_lane(target.lane) & (results.at_s >= since_s)
+    turned_away = int((mine & missed(results, own_limits=True)).sum())
+    served = int((mine & results.ok & ~np.isnan(results.tpot_s)).sum())
     values, many = results.gaps_of(mine & results.ok)
     total = float(many.sum())
     if not total:
         return Judged(target, inf if turned_away else None, turned_away, turned_away)
     order = np.argsort(values, kind="stable")
-    upto = np.cumsum(many[order])
-    rank = (target.level or 1.0) * (total + turned_away * total / max(1, served))
-    at = int(np.searchsorted(upto, rank - 1e-9))
-    value = inf if at >= len(upto) else float(values[order[at]])
-    return Judged(target, value, served + turned_away, turned_away)
+    values, upto = values[order], np.cumsum(many[order])
+    level = target.level or 1.0
+
+    def ranked(count: float) -> float:
+        at = int(np.searchsorted(upto, level * count - 1e-9))
+        return inf if at >= len(upto) else float(values[at])
+
+    value = ranked(total + turned_away * total / max(1, served))
+    return Judged(target, value, served + turned_away, turned_away, ranked(total))
 
 
 def judge_all(results: Results, targets: Sequence[Target], since_s: float = 0.0) -> tuple[Judged, ...]:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
+from headgate.report.arrivals import missed
 from headgate.report.results import Target
 from headgate.sim.fleet import Failure, Fleet, Member, batch_from
 from headgate.sim.run import Level, Simulated, run
-from headgate.sim.slo import TURNED_AWAY, Judged, judge_all, worst
+from headgate.sim.slo import Judged, judge_all, worst
 from headgate.workload.arrival import Arrival
 
 MOST_REPLICAS = 1024
@@ -27,7 +26,7 @@ class Case:
     replicas: int
     judged: tuple[Judged, ...]
     turned_away: float
-    """Share of requests that were refused or failed."""
+    """Share of the requests that asked which were refused or failed."""
     simulated: Simulated
 
     @property
@@ -90,11 +89,13 @@ class Trials:
         """Judged are those who come from `since_s` on."""
         simulated = run(self.config, workload, self.fleet(split, failures), seed, self.level)
         results = simulated.results
-        late = results.kind[results.at_s >= since_s]
+        late = results.at_s >= since_s
+        away = missed(results, own_limits=True) & late
+        asked = away | (results.ok & late)
         return Case(
             replicas=split.replicas,
             judged=judge_all(results, targets, since_s),
-            turned_away=float(np.isin(late, TURNED_AWAY).mean()) if len(late) else 0.0,
+            turned_away=float(away.sum() / asked.sum()) if asked.any() else 0.0,
             simulated=simulated,
         )
 
