@@ -179,7 +179,7 @@ def test_times_that_make_no_sense(text: str) -> None:
 def test_findings_with_their_evidence_and_knob(url: str) -> None:
     text = shown(client.doctor, url)
     assert "✓ it is ready for requests" in text
-    assert "✗ critical replicas: replicas are out" in text
+    assert "✗ critical replicas: no replica is known: nothing can be answered" in text
     assert "because  up 0, out 0" in text
     assert "turn     start them again" in text
     assert client.doctor(url, console=Console(file=io.StringIO())) is False

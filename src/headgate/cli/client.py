@@ -85,6 +85,8 @@ def doctor(
     found = report.get("findings")
     if not isinstance(found, list) or "figures" not in report:
         raise StartupError(f"{gateway.url} answers, but not as Headgate does: is this the gateway's own address?")
+    for line in answered_lines(report["figures"]):
+        console.print(line)
     minutes = seconds(report.get("window_s", 300))
     if not found:
         console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
@@ -93,6 +95,27 @@ def doctor(
     for finding in found:
         console.print(finding_text(finding))
     return ready and not any(finding["severity"] == "critical" for finding in found)
+
+
+def answered_lines(figures: dict[str, Any]) -> list[Text]:
+    """Whether there is an outage, and of each lane how many of those that asked were answered."""
+    lines = []
+    if figures.get("outage"):
+        lines.append(Text.assemble(("✗ OUTAGE ", "bold red"), "no replica is usable: nothing can be answered"))
+    allowed = 1 - figures.get("availability", 0.999)
+    for lane in figures.get("lanes", ()):
+        name, asked = lane["lane"]["name"], lane.get("asked", 0)
+        if not asked:
+            lines.append(Text.assemble(("· ", "cyan"), f"{name}: idle"))
+            continue
+        missed = lane["turned_away"] + lane["failed"]
+        well = missed <= allowed * asked
+        share = 100 * (asked - missed) / asked
+        told = "100" if not missed else f"{min(share, 99.99):.2f}" if share >= 99 else f"{share:.1f}"
+        lost = f" ({lane['turned_away']} refused, {lane['failed']} failed)" if missed else ""
+        mark = ("✓ ", "green") if well else ("✗ ", "bold red")
+        lines.append(Text.assemble(mark, f"{name}: {told} % of {many(asked, 'request')} answered{lost}"))
+    return lines
 
 
 def _probed(told: Probed, console: Console) -> list[dict[str, Any]]:

@@ -6,14 +6,19 @@ Each event is one JSON object with one key:
     {"snapshot": Snapshot}  at once, then every second
 
     Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
+              outage     why nothing can be answered; empty: something can
               lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s, cache_hit_rate or null
+                         state (idle | unknown | ok | warning | critical)
+                         asked, availability (null: nobody asked) over 60 s
                          figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in
-                                   seconds or null, over 60 s
-                         promises  figure, percentile, within_s, state (ok | warning | critical)
+                                   seconds or null, over 60 s, of the served
+                         arrivals  ttft, tpot, e2e: the same of all arrivals, or `missed`: of one without an answer
+                         promises  figure, percentile, within_s, state (as of lanes)
                          little    l, lambda, w, residual
-              replicas   id, kind or null, state (starting | warming | failed: its warm-up; then up | ramping |
-                         probation | ejected), usable (share of its room), requests, limit, tokens, kv_ratio or null,
-                         batch_size or null, version, model, gpu_type, since_s, why,
+              replicas   id, kind or null, condition (up | starting | parked | down),
+                         state (starting | warming | failed: its warm-up; then up | ramping |
+                         probation | ejected; or parked), usable (share of its room), requests, limit, tokens,
+                         kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why,
                          lifecycle (see policy/lifecycle.py, in lower case) or null where nobody starts and stops them
               fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
                          reasons
@@ -22,7 +27,7 @@ Each event is one JSON object with one key:
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
               totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
-                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s
+                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability
     History   lanes      name → Slices, oldest first
               bands      where the heat's bands end, in seconds; what took longer is in one more
     Slice     at (wall seconds at which it began), requests, failed, refused,

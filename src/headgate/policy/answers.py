@@ -10,6 +10,7 @@ from headgate.policy.burn import FIVE_MIN_S, LEAST_FAILED, Burn
 from headgate.policy.promise import FleetReading
 from headgate.policy.slo_words import about_down, about_outage, about_share
 
+OUTAGE = "no_usable_replica"
 WORTH, GRAVE = 0.01, 0.05
 """Of the requests that ask: from these shares on, refusals are worth a warning, and critical; so are failures."""
 MOST, FEW = 0.5, 3
@@ -63,7 +64,7 @@ class FleetWatch:
         self.seen = FleetReading()
         """As last read."""
         none = Step(Severity.CRITICAL, 1.0, 1.0, clear_after_s=BACK_S)
-        self.outage = Alert("no_usable_replica", "", (none,), self._about_outage)
+        self.outage = Alert(OUTAGE, "", (none,), self._about_outage)
         down = Step(Severity.WARNING, 1.0, 1.0, raise_after_s=DOWN_S, clear_after_s=CLEAR_S)
         self.down = Alert("replica_down", "", (down,), lambda alert: about_down(alert, self.seen))
 

@@ -17,7 +17,7 @@ from math import inf, nextafter
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
-from headgate.policy.answers import FleetWatch, ShareWatch
+from headgate.policy.answers import OUTAGE, FleetWatch, ShareWatch
 from headgate.policy.baseline import Baseline
 from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Availability, Burn, Meter
 from headgate.policy.promise import (
@@ -113,9 +113,10 @@ class State:
 
     @property
     def raised(self) -> list[Known]:
-        """What is the matter, worst first."""
+        """What is the matter, worst first, and before anything else that nobody is there to answer."""
         all_of_them = (*(known for _, known in self.promises), *self.alerts)
-        return sorted((k for k in all_of_them if k.severity is not Severity.OK), key=lambda k: -k.severity.rank)
+        raised = (known for known in all_of_them if known.severity is not Severity.OK)
+        return sorted(raised, key=lambda known: (-known.severity.rank, known.alert != OUTAGE))
 
 
 # -- watching ---------------------------------------------------------------------------------------------

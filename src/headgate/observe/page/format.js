@@ -65,6 +65,14 @@ export function share(ratio) {
   return missing(ratio) ? NONE : `${whole.format(Math.round(ratio * 100) || 0)} %`; // not −0
 }
 
+// Of those that asked, the answered. 0.9996 is not 100 %, and of nobody it is nothing.
+export function answered(ratio) {
+  if (missing(ratio)) return "idle";
+  if (ratio === 1) return "100 %";
+  const percent = Math.min(ratio * 100, 99.99);
+  return `${percent >= 99 ? percent.toFixed(2) : trim(percent.toFixed(1))} %`;
+}
+
 export const clock = (wall) => clockFormat.format(wall * 1e3);
 export const exactClock = (wall) => exactFormat.format(wall * 1e3);
 

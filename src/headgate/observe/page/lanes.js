@@ -2,7 +2,7 @@
 
 import { drawHeat, drawLines, drawTraffic, LEFT, PERCENTILES, Span, SPAN_S } from "./charts.js";
 import { byId, el, keyed, say, set, show, style, svg } from "./dom.js";
-import { axis, bound, count, duration, exactClock, NONE, rate, words } from "./format.js";
+import { answered, axis, bound, count, duration, exactClock, NONE, rate, words } from "./format.js";
 
 const FIGURES = {
   ttft: "time to first token",
@@ -127,8 +127,8 @@ function make(lane) {
 }
 
 function figureCell(name) {
-  const cell = { value: el("b"), promise: el("small") };
-  cell.node = el("div", { class: name }, el("dt", {}, NAMES[name]), el("dd", {}, cell.value, cell.promise));
+  const cell = { value: el("b"), served: el("small", { class: "of-served", hidden: "" }), promise: el("small") };
+  cell.node = el("div", { class: name }, el("dt", {}, NAMES[name]), el("dd", {}, cell.value, cell.served, cell.promise));
   return cell;
 }
 
@@ -140,23 +140,43 @@ function headRow() {
 function update(_, lane) {
   const panel = panels.get(lane.name);
   const worst = lane.promises.reduce((a, b) => (WORST.indexOf(b.state) > WORST.indexOf(a.state) ? b : a), { state: "ok" });
-  set(panel.node, "data-state", worst.state);
-  // Which one, for it need not be of the figure that is shown.
-  say(panel.badge, worst.state === "ok" ? "ok" : `${worst.state}: ${words(worst.figure)} ${worst.label}`);
+  const state = lane.state ?? worst.state;
+  set(panel.node, "data-state", state);
+  say(panel.badge, badge(lane, state, worst));
   const doing = [`${rate(lane.requests_per_s)} req/s`, `${count(lane.running)} running`, `${count(lane.waiting)} waiting`];
+  if ((lane.availability ?? 1) < 1) doing.unshift(`${answered(lane.availability)} answered`);
   if (!panel.node.hasAttribute("data-idle") || lane.running || lane.waiting) say(panel.facts, doing.join(" · "));
   const promises = promisesOf(lane);
   for (const [name, cell] of panel.cells) {
     const promise = promises.find((p) => p.label === NAMES[name]);
-    say(cell.value, duration(lane.figures[figure]?.[name]));
+    const served = lane.figures[figure]?.[name];
+    const all = lane.arrivals?.[figure]?.[name] ?? served;
+    say(cell.value, all === "missed" ? all : duration(all));
+    // Where nobody was refused, both are the same.
+    say(cell.served, all === served ? "" : `served ${duration(served)}`);
+    show(cell.served, all !== served);
     say(cell.promise, promise ? `≤ ${bound(promise.within_s)}` : "");
-    set(cell.node, "data-state", promise?.state ?? "none");
+    set(cell.node, "data-state", all === "missed" ? "critical" : promise?.state ?? "none");
   }
   describe(panel, lane, promises);
 }
 
+// Which promise, for it need not be of the figure that is shown.
+function badge(lane, state, worst) {
+  if (state === "idle") return "idle";
+  if (state === "unknown") return "too few to judge";
+  if (state === "ok") return "ok";
+  if (worst.state === state) return `${state}: ${words(worst.figure)} ${worst.label}`;
+  return (lane.availability ?? 1) < 1 ? `${state}: ${answered(lane.availability)} answered` : state;
+}
+
 function describe(panel, lane, promises) {
-  const now = PERCENTILES.map((name) => `${name} ${duration(lane.figures[figure]?.[name])}`).join(", ");
+  const told = (name) => {
+    const served = duration(lane.figures[figure]?.[name]);
+    const all = lane.arrivals?.[figure]?.[name] ?? null;
+    return all === "missed" ? `missed, ${served} of the served` : served;
+  };
+  const now = PERCENTILES.map((name) => `${name} ${told(name)}`).join(", ");
   const kept = promises.map((p) => `${p.label} within ${bound(p.within_s)}: ${p.state}`).join(", ");
   const text = `${lane.name}: ${FIGURES[figure]}, last 10 minutes. Now ${now}. ${kept || "Nothing promised"}. Arrow keys walk through it.`;
   set(panel.plots, "aria-label", text);

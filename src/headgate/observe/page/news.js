@@ -1,7 +1,7 @@
 // The whole gateway in a line of figures; what is wrong with it; and where requests wait.
 
 import { byId, el, keyed, say, set, show, style } from "./dom.js";
-import { count, duration, NONE, rate, share, span, words } from "./format.js";
+import { answered, count, duration, NONE, rate, share, span, words } from "./format.js";
 
 // -- figures -------------------------------------------------------------------------------------------------------
 
@@ -12,6 +12,7 @@ const VITALS = [
   ["Tokens/s", (s) => count(s.totals.tokens_per_s)],
   ["Running", (s) => count(sum(s.lanes, "running"))],
   ["Waiting", (s) => count(sum(s.lanes, "waiting"))],
+  ["Answered", (s) => answered(s.totals.availability), (s) => missed(s.totals.availability ?? 1)],
   ["Refused/s", (s) => rate(s.totals.refusals_per_s), (s) => (s.totals.refusals_per_s > 0 ? "warning" : "ok")],
   ["Utilisation", (s) => share(s.totals.utilisation), (s) => strain(s.totals.utilisation, 0.65, 0.8)],
   ["Loop lag p99", (s) => duration(s.totals.loop_lag_p99_s), (s) => strain(s.totals.loop_lag_p99_s, 0.02, 0.1)],
@@ -19,6 +20,7 @@ const VITALS = [
   ["Requests so far", (s) => count(s.totals.requests)],
 ];
 
+const missed = (ratio) => (ratio < 0.95 ? "critical" : ratio < 0.999 ? "warning" : "ok");
 const strain = (value, warning, critical) => (value >= critical ? "critical" : value >= warning ? "warning" : "ok");
 const money = (value) => (value === null || value === undefined ? NONE : Number(value.toPrecision(3)).toString());
 
@@ -39,8 +41,18 @@ const rank = (item) => RANK[item.severity] ?? 2;
 const EVIDENCE = 6;
 let announced = null;
 
-export function takeAlerts(alerts) {
-  const sorted = [...alerts].sort((a, b) => rank(a) - rank(b) || a.since_s - b.since_s);
+let outage = "";
+
+// Nothing can be answered: that is said before anything else.
+export function takeOutage(why) {
+  outage = why;
+  show(byId("outage"), Boolean(why));
+  say(byId("outage-why"), why);
+}
+
+export function takeAlerts({ alerts, lanes }) {
+  const first = (alert) => (alert.name === "no_usable_replica" ? 0 : 1);
+  const sorted = [...alerts].sort((a, b) => rank(a) - rank(b) || first(a) - first(b) || a.since_s - b.since_s);
   keyed(byId("alert-list"), sorted, keyOf, () => {
     return el("li", {}, el("span", { class: "state" }), el("b"), el("small"), el("p"));
   }, (node, alert) => {
@@ -51,9 +63,12 @@ export function takeAlerts(alerts) {
     say(since, `for ${span(alert.since_s)}`);
     say(message, alert.message);
   });
+  const idle = lanes.every((lane) => lane.state === "idle");
+  say(byId("no-alerts"), idle ? "None. No requests in five minutes to judge by." : "None. Every promise is being kept.");
   show(byId("no-alerts"), !alerts.length);
   announce(sorted);
-  document.title = alerts.length ? `(${alerts.length}) Headgate` : "Headgate";
+  const title = alerts.length ? `(${alerts.length}) Headgate` : "Headgate";
+  document.title = outage ? `Outage: ${title}` : title;
 }
 
 const keyOf = (alert) => `${alert.name} ${alert.lane}`;

@@ -5,7 +5,7 @@ import { Feed } from "./feed.js";
 import * as fleet from "./fleet.js";
 import { span } from "./format.js";
 import { anyHistory, chooseFigure, chooseView, redraw, takeHistory, takeLanes } from "./lanes.js";
-import { takeAlerts, takeFindings, takeQueues, takeVitals } from "./news.js";
+import { takeAlerts, takeFindings, takeOutage, takeQueues, takeVitals } from "./news.js";
 import * as rollout from "./rollout.js";
 import * as slow from "./slow.js";
 
@@ -31,7 +31,8 @@ function draw() {
   say(byId("version"), snapshot.version);
   say(byId("uptime"), `up ${span(snapshot.uptime_s)}`);
   takeVitals(snapshot);
-  takeAlerts(snapshot.alerts);
+  takeOutage(snapshot.outage ?? "");
+  takeAlerts(snapshot);
   takeFindings(snapshot.findings);
   takeLanes(snapshot);
   takeQueues(snapshot.lanes);
