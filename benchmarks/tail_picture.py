@@ -15,6 +15,7 @@ WIDTH, HEIGHT = 960, 716
 LEFT, RIGHT, GAP = 62, 18, 56
 CLASSES = {"headgate": "ours", "nginx": "p1", "sglang": "p2", "vllm": "p3"}
 DASHES = {"nginx": "7 4", "sglang": "2 4", "vllm": "9 3 2 3"}
+MISSED = "a refusal or failure"
 APART = 15.0
 """Pixels between two names, at least."""
 STYLE = """<style>
@@ -31,12 +32,13 @@ text.promise { stroke: none; fill: #9a6700; }
 .line, .dot, .bar, text.name { stroke-width: 2; }
 .line { stroke: var(--c); } .dot, .bar { fill: var(--c); } text.name { fill: var(--c); font-weight: 600; }
 .ours.line { stroke-width: 4; } text.ours.name { font-size: 15px; font-weight: 700; }
-.band { fill: var(--c); opacity: .14; } .lost { fill: #8c959f; opacity: .22; }
+.band { fill: var(--c); opacity: .14; } .lost { fill: #8c959f; opacity: .22; } .away { fill: #bf8700; opacity: .75; }
+.hollow { fill: #ffffff; stroke: var(--c); stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
   text { fill: #9198a1; } .title, .sub { fill: #e6edf3; } .card { fill: #0d1117; }
   .promise { stroke: #d29922; } text.promise { fill: #e3b341; }
   .ours { --c: #3fb98a; } .p1 { --c: #f0883e; } .p2 { --c: #a78bfa; } .p3 { --c: #58a6ff; }
-  .band { opacity: .2; } .lost { opacity: .3; }
+  .band { opacity: .2; } .lost { opacity: .3; } .away { fill: #d29922; } .hollow { fill: #0d1117; }
 }
 </style>"""
 
@@ -84,11 +86,8 @@ def draw(setup: Setup, points: Sequence[Point]) -> str:
         STYLE,
         f'<rect class="card" width="{WIDTH}" height="{HEIGHT}" rx="10"/>',
         _text(24, 36, "Interactive time to first token, p99", "title"),
-        _text(
-            24,
-            57,
-            f"of what was not refused, by the load offered; behind each: {setup.replicas} × {setup.briefly}",
-        ),
+        _text(24, 56, f"of the served, by the load offered; behind each gateway: {setup.replicas} × {setup.briefly}"),
+        _text(24, 73, f"hollow: over all arrivals it is {MISSED}, which is never in time", "small"),
     ]
     tails = {gateway: series(gateway, f"{INTERACTIVE}.ttft_p99") for gateway in gateways}
     parts += _tail_panel(setup, samples, tails, Panel(LEFT, 84, WIDTH - LEFT - RIGHT, 300, *_tail_scales(setup, tails)))
@@ -100,7 +99,8 @@ def draw(setup: Setup, points: Sequence[Point]) -> str:
     parts += _goodput_panel(goods, Panel(LEFT, 462, half, 200, *scales))
     at = 2.0 if 2.0 in loads else max(loads)
     left = LEFT + half + GAP
-    parts.append(_text(left - 20, 446, f"Answered in time at {at:g}× capacity, by lane", "sub"))
+    parts.append(_text(left - 20, 446, f"What all that asked got at {at:g}× capacity, by lane", "sub"))
+    parts.append(_text(left + 64, 672, "in colour: in time; grey: late, or nothing; amber: refused", "small"))
     parts += _lanes_panel(samples, at, gateways, left, half)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -131,9 +131,11 @@ def _tail_panel(
         parts.append(_line(spots, shown, DASHES.get(gateway, "")))
         for (load, value), (x, y) in zip(line, spots, strict=True):
             least = "≥ " if samples[f"{gateway}.{load:g}.{INTERACTIVE}.at_least"][0] else ""
-            said = f"{NAMES[gateway]} at {load:g}×: p99 {least}{_time(value)}"
+            over_all = _over_all(samples, gateway, load)
+            said = f"{NAMES[gateway]} at {load:g}×: p99 {least}{_time(value)} of the served, {over_all} of all arrivals"
             size = 4.5 if gateway == OURS else 3.2
-            parts.append(f'<circle class="dot {shown}" cx="{x:.1f}" cy="{y:.1f}" r="{size}">{_hint(said)}</circle>')
+            dot = "hollow" if over_all == MISSED else "dot"
+            parts.append(f'<circle class="{dot} {shown}" cx="{x:.1f}" cy="{y:.1f}" r="{size}">{_hint(said)}</circle>')
         load, value = line[-1]
         least = "≥ " if samples[f"{gateway}.{load:g}.{INTERACTIVE}.at_least"][0] else ""
         ends.append((spots[-1][0] + 12, spots[-1][1] + 4, shown, f"{NAMES[gateway]}  {least}{_time(value)}"))
@@ -153,6 +155,15 @@ def _band(panel: Panel, samples: dict[str, list[float]], line: list[tuple[float,
     return f'<polygon class="band ours" points="{outline}">{_hint("95 % interval")}</polygon>'
 
 
+def _over_all(samples: dict[str, list[float]], gateway: str, load: float) -> str:
+    """The interactive p99 over all arrivals."""
+    where = f"{gateway}.{load:g}.{INTERACTIVE}"
+    if samples.get(f"{where}.missed_p99", [0.0])[0]:
+        return MISSED
+    found = samples.get(f"{where}.arrivals_p99")
+    return "unknown" if found is None else _time(found[0])
+
+
 def _goodput_panel(goods: dict[str, list[tuple[float, float]]], panel: Panel) -> list[str]:
     parts = panel.axes()
     for gateway, line in goods.items():
@@ -170,7 +181,7 @@ def _goodput_panel(goods: dict[str, list[tuple[float, float]]], panel: Panel) ->
 def _lanes_panel(
     samples: dict[str, list[float]], load: float, gateways: list[str], left: float, width: float
 ) -> list[str]:
-    """A bar for each lane and gateway: how many of those who asked were answered in time."""
+    """A bar for each lane and gateway: how many of those who asked were answered in time, and how many refused."""
     names = {"fast": "interactive", "slow": "code", "long": "documents", "batch": "batch"}
     order = sorted(gateways, key=list(CLASSES).index)
     parts = []
@@ -194,6 +205,11 @@ def _lanes_panel(
                 f'<rect class="bar {CLASSES[gateway]}" x="{left + label - 20:.1f}" y="{at:.1f}" '
                 f'width="{max(1.0, room * share):.1f}" height="7.6" rx="2">{_hint(said)}</rect>'
             )
+            if refused:
+                parts.append(
+                    f'<rect class="away" x="{left + label - 20 + room * (1 - refused):.1f}" y="{at:.1f}" '
+                    f'width="{room * refused:.1f}" height="7.6" rx="2">{_hint(said)}</rect>'
+                )
             if gateway == OURS:
                 parts.append(_text(left + label - 12 + room, at + 8.5, f"{share:.0%}", "ours name small"))
     return parts
@@ -231,9 +247,15 @@ def _said(setup: Setup, samples: dict[str, list[float]], loads: list[float], gat
     figures_of = []
     for gateway in reversed(gateways):
         times = [samples.get(f"{gateway}.{load:g}.{INTERACTIVE}.ttft_p99") for load in loads]
-        said = ", ".join(f"{_time(time[0])} at {load:g}×" for load, time in zip(loads, times, strict=True) if time)
+        said = ", ".join(
+            f"{_time(time[0])} at {load:g}× ({_over_all(samples, gateway, load)} of all arrivals)"
+            for load, time in zip(loads, times, strict=True)
+            if time
+        )
         figures_of.append(f"{NAMES[gateway]}: {said}")
-    return f"Interactive time to first token at p99, {setup.replicas} × {setup.says}. " + "; ".join(figures_of)
+    return f"Interactive time to first token at p99 of the served, {setup.replicas} × {setup.says}. " + "; ".join(
+        figures_of
+    )
 
 
 def _text(x: float, y: float, text: str, shown: str = "", *, anchor: str = "start") -> str:

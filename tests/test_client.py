@@ -181,7 +181,7 @@ def test_findings_with_their_evidence_and_knob(url: str) -> None:
     assert "✓ it is ready for requests" in text
     assert "✗ critical replicas: no replica is known: nothing can be answered" in text
     assert "because  up 0, out 0" in text
-    assert "turn     start them again" in text
+    assert "turn     name one: replicas:" in text
     assert client.doctor(url, console=Console(file=io.StringIO())) is False
 
 

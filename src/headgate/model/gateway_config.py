@@ -266,7 +266,8 @@ class ObserveConfig:
     keep: Annotated[int, between(100, 10_000_000)] = 50_000
     """Records in memory, the latest. Each takes about a kilobyte."""
     availability: Annotated[float, between(0, 1)] = 0.999
-    """Share of requests that must not fail through our fault; the rest is the error budget."""
+    """Share of requests that must be answered, neither refused nor failed; the rest is the error budget. Clients' own
+    errors and tenants over their own limits do not count."""
     utilisation_target: Annotated[float, above_zero(1)] = 0.65
     """Past this share of the replicas' room latency begins to bend, and a warning is given."""
     queue_per_replica: Count = 8

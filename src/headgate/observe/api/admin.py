@@ -54,7 +54,13 @@ ADMIN: Operations = {
         answer=ref("Slow"),
         errors=(400, 401, 503),
     ),
-    ("GET", "/admin/slo"): _look("slo", "Promises and alerts", errors=(401,)),
+    ("GET", "/admin/slo"): _look(
+        "slo",
+        "Promises, availability and alerts",
+        "Percentiles are over all arrivals (`arrivals_s`; null with `missed` where it is of a request that got no "
+        "answer) and over the served (`served_s`). Availability is by lane and by tenant; null: nobody asked.",
+        errors=(401,),
+    ),
     ("GET", "/admin/doctor"): _look("doctor", "What is wrong, and the figures that say so", errors=(401,)),
     ("GET", "/admin/records"): _look(
         "records",
