@@ -1,9 +1,11 @@
 """Long bodies: what they hold while they wait, and who is held up by them."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,11 +15,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from websockets.sync.client import connect
 
 from headgate.gateway.aside import AsideQueue
+from headgate.gateway.websocket import Conversation, Sockets
+from headgate.model.clock import monotonic
+from headgate.model.gateway_config import Tenant
+from headgate.wire.limits import Limits
 from tests import ledger
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
+from tests.gateway.versions import Scene, awaited, scene
+from tests.wire.serving import until
 
 pytestmark = pytest.mark.timeout(90)
 MB = 1_000_000
@@ -220,3 +229,68 @@ def test_past_the_bound_the_tenant_with_most_is_refused_its_last() -> None:
     dropped = bound.push("a", 1, nothing, nothing, 0.0)
     assert dropped is not None
     assert (dropped.tenant, order(bound)) == ("a", [("", 1)])
+
+
+# -- over a WebSocket -----------------------------------------------------------------------------------------------
+
+
+@awaited
+async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_from_the_moment_it_is_there() -> None:
+    """It waited in a turn that all WebSockets shared, and its bytes were nobody's until it was opened."""
+    names = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("one", "two")}
+    tenants = tuple(Tenant(name=name, key_sha256=(digest,)) for name, digest in names.items())
+    async with scene(tenants=tenants, anonymous=Tenant(name="anonymous", allowed=False)) as it:
+        sockets = Sockets(it.gateway)
+        blocked = threading.Event()
+        it.gateway.aside(lambda: None if blocked.wait(20) else None)
+        long = json.dumps({**chat("n=1", model="chat"), "zz": "x" * 100_000}).encode()
+        recorders = []
+        try:
+            for name in names:
+                recorder = TalkedTo(it, sockets, {"authorization": f"Bearer {name}"})
+                recorder.talk.on_message(long)
+                recorders.append(recorder)
+            assert it.gateway.held.total == 2 * len(long)
+            assert set(it.gateway._aside._queue._waiting) == set(names)
+        finally:
+            blocked.set()
+        await until(lambda: all(recorder.said for recorder in recorders))
+        await until(lambda: it.gateway.held.total == 0)
+        assert all(b"[DONE]" in b"".join(recorder.said) for recorder in recorders)
+        for recorder in recorders:
+            recorder.talk.on_lost()
+
+
+class TalkedTo:
+    """A socket that keeps what is said."""
+
+    def __init__(self, it: Scene, sockets: Sockets, headers: dict[str, str]) -> None:
+        self.said: list[bytes] = []
+        self.loop = asyncio.get_running_loop()
+        self.limits = Limits()
+        self.clock = monotonic
+        self.writable = self.is_open = True
+        self.draining = False
+        self.transport: Any = None
+        self.ids = 0
+        self.talk = Conversation(sockets, it.gateway, "/v1/chat/completions", headers)
+        self.talk.on_open(self, self)  # type: ignore[arg-type]
+
+    def new_id(self) -> str:
+        self.ids += 1
+        return f"{id(self)}-{self.ids}"
+
+    def send(self, data: bytes) -> None:
+        self.said.append(data)
+
+    def answered(self, keep_alive: bool) -> None:
+        self.talk.on_answered(keep_alive)
+
+
+def test_a_spent_tenant_is_refused_before_its_long_message_is_opened(tmp_path: Path) -> None:
+    config = {"tenants": {"bad": key("bad", requests_per_min=1)}}
+    with double() as (_, engine), gateway(tmp_path, config, engine) as url:
+        assert ask(url + PATH, chat("n=9"), bearer("bad"))[0] == 200
+        with connect(url.replace("http", "ws", 1) + PATH, proxy=None, additional_headers=bearer("bad")) as client:
+            client.send("no JSON" * 20_000)
+            assert json.loads(client.recv(timeout=20))["status"] == 429

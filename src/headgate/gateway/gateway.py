@@ -224,7 +224,7 @@ class Gateway:
     def complete(self, exchange: Exchange) -> None:
         """A handler: chat, text completions, embeddings."""
         if len(exchange.body) > ASIDE_BYTES:
-            self._take_long(exchange)
+            self.take_long(exchange)
             return
         try:
             accepted = self.acceptor.accept(exchange)
@@ -235,8 +235,9 @@ class Gateway:
         else:
             self._enter(exchange, accepted)
 
-    def _take_long(self, exchange: Exchange) -> None:
-        """Whatever is known before its body is understood is decided before."""
+    def take_long(self, exchange: Exchange, opening: Callable[[], None] | None = None) -> None:
+        """Whatever is known before its body is understood is decided before. `opening`: what has to be done to have its
+        body, aside; it may raise InvalidRequest."""
         size = len(exchange.body)
         tenant = ""
         try:
@@ -247,7 +248,7 @@ class Gateway:
             self.turn_away(exchange, error, tenant)
             return
         self.aside(
-            lambda: self._accept_aside(exchange, tenant),
+            lambda: self._accept_aside(exchange, tenant, opening),
             tenant,
             size,
             lambda: self.turn_away(exchange, too_many_waiting(), tenant),
@@ -265,12 +266,14 @@ class Gateway:
             self._tell_rates(error, tenant, now)
             raise error
 
-    def _accept_aside(self, exchange: Exchange, tenant: str) -> None:
+    def _accept_aside(self, exchange: Exchange, tenant: str, opening: Callable[[], None] | None) -> None:
         """Understanding a long body takes longer than others should wait for their next token."""
         try:
             if exchange.done:
                 raise Gone("the client left before its request was read")
             self._refuse_spent(tenant)  # again: those that came with it may have been let in meanwhile
+            if opening is not None:
+                opening()
             accepted = self.acceptor.accept(exchange)
         except ServeError as error:
             self._loop.call_soon_threadsafe(self.turn_away, exchange, error)

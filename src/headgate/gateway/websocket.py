@@ -261,29 +261,31 @@ class Conversation:
         return exchange
 
     def _begin(self, exchange: MessageExchange) -> None:
-        if len(exchange.body) > ASIDE_BYTES:
-            self._unopened = True
-            self._gateway.aside(lambda: self._open_aside(exchange))
-        else:
-            self._hand_on(exchange, open_message(exchange.body, self._server.limits))
-
-    def _open_aside(self, exchange: MessageExchange) -> None:
-        """As long as the gateway would need to understand it."""
-        opened = open_message(exchange.body, self._server.limits)
-        self._server.loop.call_soon_threadsafe(self._hand_on, exchange, opened)
-
-    def _hand_on(self, exchange: MessageExchange, opened: Opened) -> None:
-        if exchange is self._current:
-            self._unopened = False
-        exchange.body = opened.body
-        _name(exchange, opened.event_id)
         try:
-            if opened.error is not None:
-                self._gateway.turn_away(exchange, opened.error)
+            if len(exchange.body) > ASIDE_BYTES:
+                self._unopened = True
+                self._gateway.take_long(exchange, lambda: self._open(exchange))
+                return
+            try:
+                self._open(exchange)
+            except InvalidRequest as error:
+                self._gateway.turn_away(exchange, error)
             else:
                 self._gateway.complete(exchange)
         except Exception as error:
             _fail(exchange, error)
+
+    def _open(self, exchange: MessageExchange) -> None:
+        """Aside, if it is long. Raises InvalidRequest."""
+        opened = open_message(exchange.body, self._server.limits)
+        if exchange.done:
+            return  # it was cancelled meanwhile, and named
+        if exchange is self._current:
+            self._unopened = False
+        exchange.body = opened.body
+        _name(exchange, opened.event_id)
+        if opened.error is not None:
+            raise opened.error
 
     def _cancel(self, current: MessageExchange) -> None:
         if self._unopened:
