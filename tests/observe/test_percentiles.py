@@ -52,7 +52,11 @@ async def test_on_the_page_and_for_the_doctor() -> None:
     async with scene(keep=2000) as it, engine() as replica:
         pool = it.join(replica)
         for one in records():
-            it.close(id=one.id, ttft_s=one.ttft_s, tpot_s=one.tpot_s, e2e_s=one.e2e_s, queue_s=one.queue_s)
+            tpot_s = one.tpot_s or 0.0
+            it.close(
+                id=one.id, ttft_s=one.ttft_s, tpot_s=tpot_s, e2e_s=one.e2e_s, queue_s=one.queue_s, output_tokens=9,
+                stream_s=8 * tpot_s, gaps=(), stalled_s=0.0,
+            )  # fmt: skip
         (fast, *_) = (await it.json("/admin/state"))["lanes"]
         for figure, scale in SCALE.items():
             wanted = {f"p{name.replace('.', '')}": pytest.approx(scale * s, rel=0.01) for name, s in TRUE_S.items()}

@@ -170,6 +170,17 @@ def test_outstanding_tokens_count_where_the_config_says_what_fills_a_replica() -
     assert "26000 tokens are outstanding" in " ".join(decision.reasons)
 
 
+def test_replicas_that_prompts_keep_busy_are_full_however_few_of_their_slots_are_taken() -> None:
+    scaler = Scaler(CONFIG)
+    members = tuple(
+        Member(id=f"r{n}", state=State.SERVING, since=0.0, requests=1, slots=SLOTS, use=0.9, binding="prefill")
+        for n in range(4)
+    )
+    decision = scaler.decide(PoolView(members=members), 1.0, 0.0)
+    assert decision.serving == 6  # 3.6 replicas' worth over 0.65, less the band
+    assert "90% of the replicas' time for prompts is taken" in " ".join(decision.reasons)
+
+
 def test_late_first_tokens_add_one_at_a_time_and_only_where_replicas_are_not_idle() -> None:
     busy, idle = Bench(serving=4, start_s=5.0), Bench(serving=4, start_s=5.0)
     for _ in range(24):

@@ -524,6 +524,8 @@ def test_the_usual_is_the_median_of_what_was_answered_the_same_way() -> None:
 def test_the_decoding_of_an_answer_in_one_piece_is_not_put_down_to_a_queue() -> None:
     """Other prompts beside it were called a queue, and doctor asked for replicas on an idle fleet."""
     near = [beside(90, 100.0, 109.0, f"x{n}") for n in range(4)]
-    whole = record(stream=False, prompt_tokens=100, output_tokens=400, first_s=9.0, stream_s=0.0, e2e_s=9.1)
+    whole = record(
+        stream=False, ttft_s=None, prompt_tokens=100, output_tokens=400, first_s=9.0, stream_s=0.0, e2e_s=9.1
+    )
     answered = part(explain(whole, near, [], USUAL), "answer")
     assert answered.because.kind not in ("queue", "flood")

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -74,4 +76,39 @@ def test_a_lane_that_is_not_there_is_answered_with_those_that_are() -> None:
 def test_what_a_config_promises_is_what_is_watched_live() -> None:
     targets = promised(GatewayConfig())
     assert Target("ttft", 0.5, "fast", 0.95) in targets
-    assert Target("tpot", 0.2, "slow", 0.99) in targets
+    assert Target("gap", 0.2, "slow", 0.99) in targets
+    assert Target("e2e", 30.0, "slow", 0.99, up_to_tokens=1000) in targets
+
+
+def test_the_gap_promise_is_judged_over_all_gaps_and_a_refusal_has_missed_its_own() -> None:
+    """A stream of 100 gaps with one of a second has a mean of 30 ms; one in a hundred is still a second."""
+    rows = Rows()
+    for number in range(50):
+        rows.add(at_s=number, lane="fast", ttft_s=0.1, tpot_s=0.03, max_gap_s=1.0, e2e_s=3.1, output_tokens=101)
+    target = Target("gap", 0.2, "fast", 0.99)
+    assert judge(rows.results("x", source="simulation"), Target("tpot", 0.2, "fast", 0.99)).kept
+    found = judge(rows.results("x", source="simulation"), target)
+    assert found.value_s == pytest.approx(0.0202, rel=0.01)  # 99 of 100 are not longer than that
+    assert judge(rows.results("x", source="simulation"), Target("gap", 0.2, "fast", 0.995)).value_s == 1.0
+    for _ in range(2):
+        rows.add(at_s=60, lane="fast", kind="refused", why="503 lane_full")
+    found = judge(rows.results("x", source="simulation"), target)
+    assert (found.value_s, found.count, found.turned_away) == (math.inf, 52, 2)
+    nobody = Rows().results("x", source="simulation")
+    assert judge(nobody, target).kept
+
+
+def test_gaps_that_were_measured_one_by_one_are_judged_as_they_are() -> None:
+    rows = Rows()
+    rows.add(at_s=0, lane="fast", ttft_s=0.1, tpot_s=0.02, e2e_s=1.0, output_tokens=4, gaps=[0.01, 0.02, 0.3])
+    assert judge(rows.results("x", source="bench"), Target("gap", 0.2, "fast", 0.99)).value_s == 0.3
+    assert judge(rows.results("x", source="bench"), Target("gap", 0.2, "fast", 0.5)).value_s == 0.02
+
+
+def test_a_promise_for_answers_up_to_a_length_says_nothing_of_longer_ones() -> None:
+    rows = Rows()
+    rows.add(at_s=0, lane="fast", ttft_s=0.1, e2e_s=5.0, output_tokens=900)
+    rows.add(at_s=1, lane="fast", ttft_s=0.1, e2e_s=70.0, output_tokens=4000)
+    results = rows.results("x", source="simulation")
+    assert judge(results, Target("e2e", 30.0, "fast", 0.99, up_to_tokens=1000)).value_s == 5.0
+    assert not judge(results, Target("e2e", 30.0, "fast", 0.99)).kept

@@ -212,7 +212,7 @@ class Kin:
         rate = record.error_rate
         if record.requests >= enough and rate > self.config.error_rate and rate > slower * self._usual_errors():
             return "error rate"
-        fuller = min(FULLEST, max(1.0, record.busy.value / self.busy))
+        fuller = 1.0 if self.busy <= 0.0 else min(FULLEST, max(1.0, record.busy.value / self.busy))
         # First tokens wait for more of them, and for longer steps.
         usual_s = fuller * fuller * self.ttft_per_token_s * record.tokens.value
         if record.token_s.count >= enough and record.ttft_s > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
