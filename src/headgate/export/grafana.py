@@ -142,6 +142,11 @@ def _traffic(board: Board) -> None:
     board.add(line("Tokens", "Per second.", tokens, unit="short"), 12, 8)
     refused = Query(f"sum by (lane, reason) (rate(headgate_refusals_total{{{LANE}}}[{RATE}]))", "{{lane}} {{reason}}")
     board.add(line("Refusals by reason", "Told to come back later.", refused, unit="reqps", stacked=True), 12, 8)
+    hits = Query(f"headgate_prefix_cache_hit_ratio{{{LANE}}}", "{{lane}}")
+    board.add(line("Prefix cache", "Share of prompt tokens that were found in one.", hits, unit="percentunit"), 12, 8)
+    first = f"rate(headgate_tenant_time_to_first_token_seconds_bucket[{RATE}])"
+    tenants = Query(f"histogram_quantile(0.99, sum by (tenant, le) ({first}))", "{{tenant}} p99")
+    board.add(line("Time to first token by tenant", "As many as labels may have values.", tenants, unit="s"), 12, 8)
     errors = Query(f"sum by (lane, type) (rate(headgate_errors_total{{{LANE}}}[{RATE}]))", "{{lane}} {{type}}")
     board.add(line("Errors by type", "Per second.", errors, unit="reqps", stacked=True), 12, 8)
 
@@ -156,8 +161,9 @@ def _queues(board: Board, config: GatewayConfig) -> None:
     board.add(line("Waiting per replica", f"Target {plain(target, 6)}.", each, marks=((target, "orange"),)), 12, 8)
     use = Query("headgate_utilisation", "{{instance}}")
     marks = ((config.observe.utilisation_target, "orange"), (0.95, "red"))
-    about = "Latency bends at 80 % and knows no bound near 95 %."
-    board.add(line("Utilisation", about, use, unit="percentunit", marks=marks), 8, 8)
+    about = "Of the scarcest resource. Latency bends at 80 % and knows no bound near 95 %."
+    each_of = Query("max by (resource) (headgate_utilisation_by)", "{{resource}}", dashed=True)
+    board.add(line("Utilisation", about, use, each_of, unit="percentunit", marks=marks), 8, 8)
     l_now = Query(f"sum by (lane) (headgate_little_l{{{LANE}}})", "{{lane}} L")
     product = Query(
         f"sum by (lane) (headgate_little_lambda{{{LANE}}} * headgate_little_w{{{LANE}}})", "{{lane}} λ·W", dashed=True

@@ -56,11 +56,8 @@ class Held:
 
     def last_hour(self) -> Stretch:
         """The last hour, as of the last look; since the beginning, if that was later."""
-        begin = self._marks[0]
-        for mark in self._marks:
-            if mark[0] > self._at - HOUR_S:
-                break
-            begin = mark
+        since = self._at - HOUR_S
+        begin = next((mark for mark in reversed(self._marks) if mark[0] <= since), self._marks[0])
         return Stretch(self.total_s - begin[1], self._tokens - begin[2], self._at - begin[0])
 
     def _add_hours(self, since: float, until: float) -> None:

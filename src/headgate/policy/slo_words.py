@@ -11,7 +11,7 @@ from headgate.policy.utilisation import words
 FIGURES = {
     "ttft": "TTFT",
     "tpot": "TPOT",
-    "gap": "the gap between tokens at",
+    "gap": "gap between tokens",
     "e2e": "end-to-end time",
     "answer": "time per token of unstreamed answers",
 }
