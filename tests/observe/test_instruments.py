@@ -87,6 +87,30 @@ def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def value(url: str, name: str) -> float:
+    """Of all series together."""
+    return sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", ask(f"{url}/metrics")[1].decode(), re.M)))
+
+
+def test_replicas_are_paid_for_and_gaps_are_counted(served: tuple[str, Path]) -> None:
+    url, _ = served
+    before = value(url, "headgate_inter_token_gap_seconds_count")
+    assert complete(url, "gaps", "n=11 ttft=5 itl=20", stream=True) == 200
+    assert value(url, "headgate_inter_token_gap_seconds_count") == before + 10
+    assert records(url)["gaps"]["gaps"]
+    eventually(lambda: value(url, "headgate_replica_seconds_total") > 0.5)
+    paid = value(url, "headgate_replica_seconds_total")
+    eventually(lambda: value(url, "headgate_replica_seconds_total") >= paid + 0.9)
+
+
+def test_a_scraper_that_takes_openmetrics_gets_it(served: tuple[str, Path]) -> None:
+    url, _ = served
+    prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+    assert ask(f"{url}/metrics", headers={"accept": prometheus})[1].endswith(b"# EOF\n")
+    assert b"# EOF" not in ask(f"{url}/metrics")[1]
+    assert b"# EOF" not in ask(f"{url}/metrics", headers={"accept": "text/plain"})[1]
+
+
 def test_the_command_line_says_why_which_and_what(served: tuple[str, Path]) -> None:
     url, _ = served
     complete(url, "asked-about", "n=4 ttft=50", stream=True)

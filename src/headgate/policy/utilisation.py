@@ -128,7 +128,7 @@ class Utilisation:
         loads, owed = self._fleet.loads, self._owed
         if self._at is None:
             self._at = now
-            self._owed = {name: _Owed(0) for name in loads}
+            self._owed = {name: _Owed(load.sent_tokens) for name, load in loads.items()}
             return
         passed_s = now - self._at
         if passed_s < LOOK_S:
