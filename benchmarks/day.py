@@ -50,7 +50,7 @@ DAYS = HERE / "data" / "servegen_m-small_days.csv"
 MODEL, DAY, DAY_S, WINDOW_S = "m-small", 8, 86_400.0, 600.0
 RATE = 2.0
 """Mean requests a second on the day."""
-LENGTHS = f"servegen:{MODEL},lengths=azure-conv,length_scale=4,max_prompt=8192"
+LENGTHS = f"servegen:{MODEL},lengths=azure-conv,length_scale=4,max_prompt=8192,unstreamed=0.35"
 PROFILE, SLOWER, SLOTS, COLD_START_S = "h100-llama3-8b", 4.0, 4, 90.0
 WITHIN_S = 5.0
 """TTFT p99 that is promised: the slow lane's default."""

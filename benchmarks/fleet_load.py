@@ -101,11 +101,12 @@ class Shot:
     due_s: float
     """When it was due, from the beginning."""
     ttft_s: float | None
-    """From when it was due; None: no first token."""
+    """From when it was due; None: no first token, or it was not streamed."""
     tokens: int
     whole: bool
     """It ended as it should."""
     error: str
+    stream: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +128,21 @@ def arrivals(phases: Sequence[tuple[float, float]], seed: int) -> list[float]:
 
 
 async def play(url: str, due: Sequence[float], what: Ask, seed: int) -> list[Shot]:
-    """Every prompt begins differently: nothing is in anybody's cache."""
+    """Every prompt begins differently: nothing is in anybody's cache. One answer in three is not streamed."""
     host, _, port = url.removeprefix("http://").partition(":")
     began, rng = time.monotonic(), random.Random(seed)
     tasks = []
-    for at in due:
+    for number, at in enumerate(due):
         await asyncio.sleep(max(0.0, began + at - time.monotonic()))
         prompt = [rng.randrange(10, 30_000) for _ in range(what.prompt_tokens)]
-        tasks.append(asyncio.get_running_loop().create_task(_shoot(host, int(port), at, began, prompt, what)))
+        shoot = _shoot(host, int(port), at, began, prompt, what, stream=number % 3 != 2)
+        tasks.append(asyncio.get_running_loop().create_task(shoot))
     return list(await asyncio.gather(*tasks))
 
 
-async def _shoot(host: str, port: int, at: float, began: float, prompt: list[int], what: Ask) -> Shot:
-    body = {"model": "default", "prompt": prompt, "max_tokens": what.output_tokens, "stream": True, "ignore_eos": True}
-    data = json.dumps(body).encode()
+async def _shoot(host: str, port: int, at: float, began: float, prompt: list[int], what: Ask, stream: bool) -> Shot:
+    body = {"model": "default", "prompt": prompt, "max_tokens": what.output_tokens, "ignore_eos": True}
+    data = json.dumps({**body, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
     first, tokens, error, whole = None, 0, "", False
     try:
@@ -150,7 +152,10 @@ async def _shoot(host: str, port: int, at: float, began: float, prompt: list[int
                 writer.write(f"{head}content-length: {len(data)}\r\nconnection: close\r\n\r\n".encode() + data)
                 status = (await reader.readline()).split()[1].decode()
                 if status != "200":
-                    return Shot(at, None, 0, False, f"status {status}")
+                    return Shot(at, None, 0, False, f"status {status}", stream)
+                if not stream:
+                    answer = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+                    tokens, whole = answer["usage"]["completion_tokens"], True
                 async for line in reader:
                     if line.startswith(b"data: {"):
                         if b'"error"' in line:
@@ -162,9 +167,9 @@ async def _shoot(host: str, port: int, at: float, began: float, prompt: list[int
                         whole = True
             finally:
                 writer.close()
-    except (OSError, TimeoutError, IndexError) as failure:
+    except (OSError, TimeoutError, IndexError, ValueError, KeyError) as failure:
         error = f"{type(failure).__name__}"
-    return Shot(at, None if first is None else first - began - at, tokens, whole, error)
+    return Shot(at, None if first is None else first - began - at, tokens, whole, error, stream)
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -17,6 +17,8 @@ from headgate.report.statistics import estimate
 
 LEVELS = (0.5, 0.95, 0.99)
 OURS = "headgate"
+ANY_PACE_S = 0.4
+"""For each token of an unstreamed answer where nothing is asked of the pace of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class LaneFigures:
     failed: int
     cut: int
     ttft_s: tuple[float, ...]
-    """At LEVELS, of what was not refused. Whoever was cut off before its first token counts with what it had waited."""
+    """At LEVELS, of what was streamed and not refused. One that was cut off before its first token counts with what it
+    had waited."""
     arrivals_s: tuple[float, ...]
     """The same over all arrivals, of which a refused or failed one is never in time; inf: it is one of those."""
     interval_s: tuple[float, float]
@@ -34,7 +37,7 @@ class LaneFigures:
     at_least: bool
     """Whether the last would have been higher, had nobody been cut off."""
     good: int
-    """Ended well, with first token and pace in time."""
+    """Ended well, with first token and pace in time; unstreamed, in the time of both together."""
     good_tokens: int
 
     @property
@@ -54,6 +57,11 @@ def lane_figures(point: Point, lane: str, ttft_within_s: float, tpot_within_s: f
             values.append(ttft_s)
             slow = tpot_within_s is not None and tpot_s is not None and tpot_s > tpot_within_s
             if kind == "ok" and ttft_s <= ttft_within_s and not slow:
+                good += 1
+                good_tokens += point.prompt[index] + point.output[index]
+        elif not _streamed(point, index):
+            within_s = ttft_within_s + point.output[index] * (tpot_within_s or ANY_PACE_S)
+            if kind == "ok" and point.took_s[index] <= within_s:
                 good += 1
                 good_tokens += point.prompt[index] + point.output[index]
         elif kind == "cut":
@@ -77,6 +85,10 @@ def lane_figures(point: Point, lane: str, ttft_within_s: float, tpot_within_s: f
         good=good,
         good_tokens=good_tokens,
     )
+
+
+def _streamed(point: Point, index: int) -> bool:
+    return not point.streamed or point.streamed[index]
 
 
 def figures(setup: Setup, points: Sequence[Point]) -> Samples:

@@ -40,6 +40,8 @@ class Point:
     offered_per_s: float = 0.0
     at_s: list[float] = field(default_factory=list)
     lane: list[str] = field(default_factory=list)
+    streamed: list[bool] = field(default_factory=list)
+    """Empty in points of before there were others."""
     kind: list[str] = field(default_factory=list)
     """ok, refused, failed, or cut: not over when the run was."""
     why: list[str] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Watcher(Player):
         point, arrival = self.point, shot.arrival
         point.at_s.append(round(arrival.at_s, 4))
         point.lane.append(arrival.label)
+        point.streamed.append(arrival.stream)
         kind = "cut" if shot.why == CUT_OFF else "failed" if shot.kind == "client" else shot.kind
         point.kind.append(kind)
         point.why.append(shot.why)

@@ -46,10 +46,11 @@ class Setup:
         return Workload(self.mix, rate=load * self.capacity_per_s, duration_s=seconds)
 
 
-CHAT = "chat=poisson:rate={},prompt=100-400,output=8-40,lane=fast"
-CODE = "code=azure-code:rate={},time_scale=4,start=1800,max_prompt=7000,max_output=400,lane=slow"
-DOCS = "docs=poisson:rate={},prompt=4000-12000,output=100-300,lane=long"
-BATCH = "batch=poisson:rate={},prompt=500-2500,output=80-240,lane=batch"
+CHAT = "chat=poisson:rate={},prompt=100-400,output=8-40,lane=fast,unstreamed=0.35"
+CODE = "code=azure-code:rate={},time_scale=4,start=1800,max_prompt=7000,max_output=400,lane=slow,unstreamed=0.35"
+DOCS = "docs=poisson:rate={},prompt=4000-12000,output=100-300,lane=long,unstreamed=0.35"
+BATCH = "batch=poisson:rate={},prompt=500-2500,output=80-240,lane=batch,unstreamed=0.5"
+"""A third and more of all requests want their answer in one piece."""
 
 EMULATED = Setup(
     name="emulated",
@@ -76,10 +77,11 @@ REAL = Setup(
     replicas=1,
     slots=32,
     mix=(
-        "chat=poisson:rate=12,prompt=16-60,output=8-24,lane=fast; "
-        "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow; "
-        "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long; "
-        "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch"
+        "chat=poisson:rate=12,prompt=16-60,output=8-24,lane=fast,unstreamed=0.35; "
+        "code=azure-code:rate=4,time_scale=4,start=1800,length_scale=0.12,max_prompt=800,max_output=24,lane=slow"
+        ",unstreamed=0.35; "
+        "docs=poisson:rate=0.9,prompt=600-1400,output=16-48,lane=long,unstreamed=0.35; "
+        "batch=poisson:rate=6,prompt=60-240,output=24-72,lane=batch,unstreamed=0.5"
     ),
     capacity_per_s=0.8,
     good=(("fast", 4.0, 0.64), ("slow", 16.0, 0.64), ("long", 80.0, None), ("batch", 2400.0, None)),

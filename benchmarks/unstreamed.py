@@ -5,8 +5,9 @@ made of first tokens (health, found limits, promises) may take that for slowness
 replica is put out, no alert is raised, and the found limits are those of the same requests streamed.
 
     python benchmarks/unstreamed.py            an hour of virtual time for each share: some minutes
-    python benchmarks/unstreamed.py --live     emulated engines and a gateway, for five minutes, beside it
     python benchmarks/unstreamed.py --quick    five minutes of each, and keeps no results
+
+The same live, over sockets: benchmarks/unstreamed_live.py.
 """
 
 import argparse
@@ -196,7 +197,6 @@ def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--quick", action="store_true", help="five minutes of each; keeps no results")
     options.add_argument("--jobs", type=int, default=2, help="simulations at the same time")
-    options.add_argument("--live", action="store_true", help="five minutes on emulated engines too")
     options.add_argument("--out", type=Path, help="a JSON file instead of results/unstreamed.json")
     args = options.parse_args()
     for_s = 300.0 if args.quick else HOUR_S

@@ -122,8 +122,8 @@ class Grammars:
             return compiled
 
     def make(self, grammar: str, aside: Aside | None = None) -> Compiled | str:
-        """Compile it now, or say why it is no grammar. What a client sent belongs into a trial before. `aside`: where it
-        is compiled and freed; None: wherever it is asked for and dropped."""
+        """Compile it now, or say why it is no grammar. What a client sent belongs into a trial before. `aside`: where
+        it is compiled and freed; None: by the threads that ask for it and drop it."""
         data = grammar.encode("utf-8", "replace")
         if len(data) > MOST_GRAMMAR_BYTES or b"\0" in data:
             return f"the grammar has {len(data)} bytes, at most {MOST_GRAMMAR_BYTES} are taken, and none may be NUL"
