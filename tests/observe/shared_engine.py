@@ -32,6 +32,7 @@ class Job:
     gap_s: float
     tokens: int
     size: int
+    stream: bool = True
     said: int = 0
 
 
@@ -58,7 +59,8 @@ class SharedEngine:
         exchange.respond(200, msgspec.json.encode({"seen": self.seen, "running": len(self.jobs), "speaking": spoken}))
 
     def take(self, exchange: Exchange) -> None:
-        text = str(msgspec.json.decode(exchange.body)["messages"][-1]["content"])
+        body = msgspec.json.decode(exchange.body)
+        text = str(body["messages"][-1]["content"])
         knobs = {name: float(value) for name, value in re.findall(r"(ttft|itl|n|work|size)=([\d.]+)", text)}
         first_s = knobs.get("ttft", 5.0) / 1e3 + (0.0 if self.warm else self.cold_s)
         job = Job(
@@ -69,11 +71,13 @@ class SharedEngine:
             knobs.get("itl", 0.0) / 1e3,
             int(knobs.get("n", 3)),
             int(knobs.get("size", 2)),
+            bool(body.get("stream")),
         )
         self.seen += 1
         self.jobs.append(job)
         exchange.on_gone = lambda: self.jobs.remove(job)
-        exchange.stream()
+        if job.stream:
+            exchange.stream()
 
     async def run(self) -> None:
         last = monotonic()
@@ -94,6 +98,8 @@ class SharedEngine:
         while job.said < job.tokens and job.due <= now:
             job.said += 1
             job.due += job.gap_s
+            if not job.stream:
+                continue
             finish = b'"stop"' if job.said == job.tokens else b"null"
             job.exchange.event(
                 b'{"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"%b"},'
@@ -103,6 +109,12 @@ class SharedEngine:
             self.jobs.remove(job)
             self.warm = True
             usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.tokens, "total_tokens": 0}
+            if not job.stream:
+                message = {"role": "assistant", "content": "w" * job.size * job.tokens}
+                choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                answer = {"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}
+                job.exchange.respond(200, msgspec.json.encode(answer))
+                return
             job.exchange.event(msgspec.json.encode({"id": "x", "choices": [], "usage": usage}))
             job.exchange.end(b"[DONE]")
 
