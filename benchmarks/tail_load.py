@@ -18,8 +18,8 @@ from headgate.bench.asker import Asker, Asking
 from headgate.bench.player import Player, Tally
 from headgate.bench.shot import Shot
 from headgate.model.clock import monotonic
+from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import Rows
-from headgate.report.summary import CUT_OFF
 from headgate.workload.arrival import Arrival
 
 WARM_S, WARM_LOAD = 8.0, 0.4

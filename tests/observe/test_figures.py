@@ -61,6 +61,39 @@ def test_how_each_outcome_is_counted(outcome: Outcome) -> None:
     assert series.outcomes == {outcome.value: 1}
 
 
+def test_over_all_arrivals_each_counts_once() -> None:
+    given = figures()
+    bound = LANES["fast"].ttft_target_s
+    given.take([record(ttft_s=0.1, tpot_s=0.01, stream=True) for _ in range(60)], T0)
+    given.take([record(outcome=Outcome.LANE_FULL, stream=True) for _ in range(20)], T0)
+    given.take([record(outcome=Outcome.REPLICA_STALLED, ttft_s=0.1, stream=True) for _ in range(20)], T0)  # broke off
+    counts = given.counts(60, T0, lane="fast")
+    assert counts.beyond("ttft", count(given, "ttft", 60, T0, lane="fast")) == 20
+    assert counts.beyond("e2e", count(given, "e2e", 60, T0, lane="fast")) == 40
+    # Clients that lose patience are not refused, and still had no first token in time; others only changed their mind.
+    given.take([record(outcome=Outcome.CANCELLED, e2e_s=bound + 9, stream=True) for _ in range(50)], T0)
+    given.take([record(outcome=Outcome.CANCELLED, e2e_s=bound / 2, stream=True) for _ in range(50)], T0)
+    given.take([record(outcome=Outcome.CANCELLED, e2e_s=bound + 9, ttft_s=0.1, stream=True)], T0)
+    given.take([record(outcome=Outcome.CANCELLED, e2e_s=bound + 9)], T0)
+    counts = given.counts(60, T0, lane="fast")
+    assert (counts.asked, counts.gave_up) == (100, 50)
+    assert counts.beyond("ttft", 81) == 70
+    (p95,) = [kept for kept in given.compliance("fast", T0) if (kept.figure, kept.percentile) == ("ttft", 95)]
+    assert p95.share == pytest.approx(81 / 151)
+    assert p95.served == 1.0
+
+
+def test_a_lane_where_only_a_few_answers_are_streamed_is_not_late_for_its_refusals() -> None:
+    """Ten of a hundred have a first token of their own: so has one of ten refusals, and p95 is kept at 2 % refused."""
+    given = figures()
+    given.take([record(ttft_s=0.1, stream=True) for _ in range(98)], T0)
+    given.take([record() for _ in range(882)], T0)
+    given.take([record(outcome=Outcome.LANE_FULL) for _ in range(20)], T0)
+    kept = {(one.figure, one.percentile): one.share for one in given.compliance("fast", T0)}
+    assert kept["ttft", 95] == pytest.approx(0.98)
+    assert kept["e2e", 95] == pytest.approx(0.98)
+
+
 def test_every_outcome_has_a_kind_and_every_failure_a_type() -> None:
     assert {outcome.value: outcome.kind for outcome in Outcome} == KIND_OF
     assert set(TYPE_OF) == {outcome.value for outcome in Outcome if outcome.kind == "failed"}

@@ -217,3 +217,14 @@ def test_whatever_changes_the_index_says_what_the_loads_say(seed: int, order: Or
             fleet.changed(one)
         for pool in fleet.pools("m", "fast"):
             counted(pool, list(fleet.loads.values()))
+
+
+def test_a_lane_is_served_by_whoever_may_be_used_for_it_whatever_the_model() -> None:
+    own, other = load("own", lanes=frozenset(("long",)), model="big"), load("other", lanes=frozenset(("fast",)))
+    fleet = fleet_of(own, other)
+    assert [fleet.serves_lane(lane) for lane in ("long", "fast", "batch")] == [True, True, False]
+    own.usable = 0.0
+    fleet.changed(own)
+    assert not fleet.serves_lane("long")
+    fleet.add(load("any"))
+    assert fleet.serves_lane("long")

@@ -605,6 +605,20 @@ def test_another_promise_ends_what_was_said_of_the_old_one_and_keeps_what_was_co
     assert list(world.state().burns) == ["fast"]
 
 
+def test_a_promise_to_nobody_is_idle_and_one_to_a_few_unknown() -> None:
+    world = World()
+    for many, standing in ((0, "idle"), (5, "unknown"), (1000, "ok")):
+        world.count = many
+        world.run(60)
+        assert {known.standing for _, known in world.state().promises} == {standing}
+    world.seconds["ttft", 95] = 0.6
+    world.run(2)
+    assert "critical" in {known.standing for _, known in world.state().promises}
+    world.count = 0
+    world.run(300)
+    assert "TTFT p95: idle, no requests in 5 min; promised 500 ms" in {k.message for _, k in world.state().promises}
+
+
 def test_an_alert_that_is_raised_is_kept_by_half_as_many_requests_as_raised_it() -> None:
     """Otherwise it would come and go with their number, while they are as slow as ever."""
     watch = LaneWatch(LANES["fast"], 0.999)

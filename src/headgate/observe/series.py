@@ -114,6 +114,9 @@ class LaneFigures:
         elif outcome in LEFT:
             whole.cancelled += 1
             own.cancelled += 1
+            if record.stream and record.ttft_s is None and record.e2e_s > self.late_after_s:
+                whole.gave_up += 1
+                own.gave_up += 1
         else:
             whole.invalid += 1
             own.invalid += 1

@@ -55,7 +55,7 @@ class Counts:
     """How many ended, and how."""
 
     __slots__ = (
-        "broken", "cached_tokens", "cancelled", "cold", "failed", "invalid", "late", "output_tokens", "over_limit",
+        "broken", "cached_tokens", "cancelled", "cold", "failed", "gave_up", "invalid", "late", "output_tokens", "over_limit",
         "prompt_tokens", "refused", "requests", "retried",
     )  # fmt: skip
 
@@ -72,6 +72,9 @@ class Counts:
         """Of those, because the tenant was over its own limit."""
         self.cancelled = 0
         """The client left, or did not read."""
+        self.gave_up = 0
+        """Of those, left without a first token after longer than that is promised at p95: of a stream that never began
+        its client's patience is all that is seen."""
         self.invalid = 0
         """The client asked for what can't be had."""
         self.cold = 0
@@ -103,7 +106,8 @@ class Counts:
         """Arrivals that have no such figure because they were refused or failed, where so many others have it. What
         broke off after its first token had that in time, or late."""
         broken = 0 if figure in OF_ALL else self.broken
-        return beyond(max(0, having - broken), self.answered, self.missed - broken)
+        found = beyond(max(0, having - broken), self.answered, self.missed - broken)
+        return found + self.gave_up if figure == "ttft" else found
 
     def add(self, other: "Counts") -> None:
         self.requests += other.requests
@@ -112,6 +116,7 @@ class Counts:
         self.refused += other.refused
         self.over_limit += other.over_limit
         self.cancelled += other.cancelled
+        self.gave_up += other.gave_up
         self.invalid += other.invalid
         self.cold += other.cold
         self.retried += other.retried
