@@ -181,6 +181,24 @@ def test_the_rules_run_and_agree_with_the_gateway_itself_that_a_promise_is_broke
             assert not any(name == "HeadgateErrorBudgetBurnsFast" for name, *_ in firing())
 
 
+def test_an_outage_and_what_it_costs_reach_prometheus(tmp_path: Path) -> None:
+    with double() as (process, engine), scraped_gateway(tmp_path, engine) as (url, config):
+        assert ask(f"{url}/v1/chat/completions", chat("n=2", stream=True))[0] == 200
+        with prometheus(tmp_path, url, rule_text=rules(config)) as server:
+
+            def firing() -> set[tuple[str, str]]:
+                alerts = server.get("/api/v1/alerts")["alerts"]
+                return {(a["labels"]["alertname"], a["labels"]["severity"]) for a in alerts if a["state"] == "firing"}
+
+            eventually(lambda: server.query("headgate_outage") == [0.0], firing)
+            assert ("HeadgateNoUsableReplica", "critical") not in firing()
+            process.kill()
+            with traffic(url, chat("n=2", stream=True), threads=6):
+                wanted = {("HeadgateNoUsableReplica", "critical"), ("HeadgateFailedShareHigh", "critical")}
+                eventually(lambda: wanted <= firing(), firing)
+            assert server.query('headgate_replicas{condition="down"}') == [1.0]
+
+
 REPORTED = """\
 headgate_replica_kv_ratio{{replica="a"}} 0.5
 headgate_replica_batch_size{{replica="a"}} 3
