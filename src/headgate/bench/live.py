@@ -92,7 +92,8 @@ class Watcher:
         name, sketch = ("TTFT", tally.ttft) if tally.ttft.count else ("e2e", tally.e2e)
         if sketch.count:
             p50, p99 = sketch.quantiles((0.5, 0.99))
-            said.append(f"{name} p50 {ms(p50 or 0.0)} p99 {ms(p99 or 0.0)} ms")
+            of = " of the served" if tally.refused or tally.failed else ""
+            said.append(f"{name} p50 {ms(p50 or 0.0)} p99 {ms(p99 or 0.0)} ms{of}")
         if took and tally.tokens > tokens:
             said.append(f"{rate((tally.tokens - tokens) / took)} tokens/s")
         passed, total = self._passed()

@@ -25,6 +25,8 @@ ABOUT = {
     "e2e": "from when it was due to its end",
     "queue": "waiting for a turn, as the server tells it",
 }
+OF_SERVED = "of the served"
+"""What the plots of percentiles are of; tables give them over all arrivals too."""
 
 
 def write(
@@ -119,7 +121,9 @@ def _one(results: Results, summaries: dict[str, LaneSummary]) -> list[tuple[str,
             legend,
         ),
     ]
-    return [section for section in (_section("Percentiles", tails), _section("Over time", time)) if section[2]]
+    return [
+        section for section in (_section("Percentiles", tails, OF_SERVED), _section("Over time", time)) if section[2]
+    ]
 
 
 def _several(
@@ -141,7 +145,7 @@ def _several(
             )
             for name in FIGURES
         ]
-        sections.append(_section(f"Percentiles: {lane}", panels, beside=True))
+        sections.append(_section(f"Percentiles: {lane}", panels, OF_SERVED, beside=True))
     figure = "ttft" if any(len(one.values("ttft")) for one in results) else "e2e"
     top = max((float(values.max()) for one in results if len(values := one.values(figure))), default=None)
     titles = [f"{name}: requests over time" for name in names]

@@ -71,12 +71,12 @@ def _lane(results: Results, summary: LaneSummary, wide: bool) -> RenderableType:
             if not apart:
                 _promised(results, summary, figure, level, cell, between)
             cells.append(cell)
-        table.add_row(f"{FIGURES[figure]} served" if apart else FIGURES[figure], ms(spread.mean_s), *cells)
+        table.add_row(FIGURES[figure], ms(spread.mean_s), *cells)
         if apart:
-            table.add_row(f"{' ' * len(FIGURES[figure])} all", "", *_over_all(results, summary, figure, between))
+            table.add_row(" of all", "", *_over_all(results, summary, figure, between))
     if not summary.missed:
         return table
-    about = f"  all: over all arrivals; the {count(summary.missed)} that got no answer missed whatever was promised"
+    about = f"  of the served; of all: all arrivals, {count(summary.missed)} of which got no answer"
     return Group(table, Text(about, style="dim"))
 
 
