@@ -224,7 +224,7 @@ def test_several_results_stand_side_by_side() -> None:
     assert "What differs" in page
     assert '<tr class="real"><td>p50 TTFT fast</td>' in page
     for lane in LANES:
-        assert f"<h2>Percentiles: {lane}</h2>" in page
+        assert f"<h2>Percentiles: {lane} <small>of the served</small></h2>" in page
     for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         ElementTree.fromstring(one)
 
