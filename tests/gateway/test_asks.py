@@ -582,7 +582,8 @@ def test_what_engines_are_sent_has_no_other_name_for_its_cap(tmp_path: Path) -> 
     "asked",
     [
         [["a"]], [[1], ["a"]], [[1, "a"]], [[1], "a"], ["a", [1]], ["a", 1], [1, "a"], [[[1]]], [[]], [[1], []],
-        [{"text": "a"}], ["a", {"text": "a"}], [True], [[True]], [1.5], [[1.5]], [None], [[None]], [[1], None], [1, None],
+        [{"text": "a"}], ["a", {"text": "a"}], [True], [[True]], [1.5], [[1.5]], [None], [[None]], [[1], None],
+        [1, None],
     ],
 )  # fmt: skip
 def test_a_prompt_is_text_or_token_ids_or_a_list_of_either(path: str, asked: list[Any]) -> None:

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -242,7 +243,7 @@ async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_f
     async with scene(tenants=tenants, anonymous=Tenant(name="anonymous", allowed=False)) as it:
         sockets = Sockets(it.gateway)
         blocked = threading.Event()
-        it.gateway.aside(lambda: None if blocked.wait(20) else None)
+        it.gateway.aside(partial(wait_for, blocked))
         long = json.dumps({**chat("n=1", model="chat"), "zz": "x" * 100_000}).encode()
         recorders = []
         try:
@@ -259,6 +260,10 @@ async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_f
         assert all(b"[DONE]" in b"".join(recorder.said) for recorder in recorders)
         for recorder in recorders:
             recorder.talk.on_lost()
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait(20)
 
 
 class TalkedTo:

@@ -1,5 +1,6 @@
 """What a model thinks is not what it answers, and that it is the assistant's turn is no token."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 
 from headgate.gateway.output import content_of, speaks, thinks
-from headgate.gateway.relay import MOST_HELD
+from headgate.gateway.relay import MOST_HELD, MOST_KEPT
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.policy.verdict import Sample
@@ -160,15 +161,44 @@ async def test_an_answer_without_a_word_has_its_role_too(end: str) -> None:
         assert (await it.gate.ended.get()).outcome.value == "completed"
 
 
+EMPTY = {
+    "role": ROLE,
+    "empty": b'{"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}]}',
+    "long": b'{"choices":[{"index":0,"delta":{"role":"%b"}}]}' % (b"x" * (MOST_KEPT + 1)),
+}
+
+
+@pytest.mark.parametrize("kind", EMPTY)
 @live
-async def test_no_number_of_empty_events_is_held() -> None:
+async def test_no_number_of_empty_events_is_held_or_is_a_first_token(kind: str) -> None:
+    """The seventeenth was taken for one: an engine that fell silent after it could not be replaced any more."""
+    empty = EMPTY[kind]
+    async with scene() as it:
+        _, talk = await it.asking()
+        talk.send(STREAM + event(ROLE) + event(empty) * (3 * MOST_HELD))
+        await until(lambda: it.gate.relays[0].last_at is not None)
+        for _ in range(5):
+            talk.send(event(empty))
+            await asyncio.sleep(0.01)
+        relay = it.gate.relays[0]
+        assert (relay.first_at, relay.spoke_at, relay.events, it.gate.firsts) == (None, None, 0, 0)
+        assert not it.gate.exchanges[0].started
+        assert len(relay._held) <= MOST_HELD
+        talk.reset()
+        error, refused = await it.gate.failed.get()
+        assert not refused
+        assert "closed the connection" in error.message
+
+
+@live
+async def test_what_was_held_goes_with_the_first_token_and_what_was_too_much_is_left_out() -> None:
     async with scene() as it:
         client, talk = await it.asking()
-        talk.send(STREAM + event(ROLE) * (MOST_HELD + 1))
-        assert (await client.head())[0] == 200
-        talk.send(DONE + END)
-        await client.rest() if not it.gate.exchanges[0].keep_alive else None
-        await it.gate.ended.get()
+        talk.send(STREAM + event(ROLE) * (MOST_HELD + 9) + token("a") + DONE + END)
+        events = payloads(await client.answer())
+        assert events[0] == ROLE
+        assert events.count(ROLE) <= MOST_HELD + 9
+        assert (await it.gate.ended.get()).events == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """/v1/responses and /v1/embeddings: at engines that have them, as chats at those that do not, and refused by name."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -319,14 +320,16 @@ async def test_what_only_repeats_itself_is_ended() -> None:
 
 
 @live
-async def test_an_engine_with_much_to_say_before_its_first_token_is_taken_to_have_begun() -> None:
+async def test_an_engine_that_announces_without_end_has_not_begun() -> None:
     async with scene() as it:
         it.gate.read_by = lambda relay: ResponseReader(relay, None)
-        client, talk = await it.asking()
-        talk.send(STREAM + b"".join(said("response.in_progress", response={}) for _ in range(MOST_HELD)))
-        assert (await client.head())[0] == 200
+        _, talk = await it.asking()
+        talk.send(STREAM + b"".join(said("response.in_progress", response={}) for _ in range(3 * MOST_HELD)))
+        await asyncio.sleep(0.05)
+        assert (it.gate.relays[0].first_at, it.gate.firsts) == (None, 0)
+        assert not it.gate.exchanges[0].started
         talk.reset()
-        assert (await it.gate.ended.get()).outcome is Outcome.REPLICA_FAILED
+        assert not (await it.gate.failed.get())[1]
 
 
 # -- through the whole gateway ----------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ MOST_KEPT: Final = 64 * 1024
 """Bytes of a stream's text that are kept, should it have to be gone on with elsewhere. A longer one ends with an error
 if its replica does."""
 MOST_HELD: Final = 16
-"""Events that are held back while nothing is said in them; with more, the answer is taken to have begun."""
+"""Events that are held back while nothing is said in them. More are left out: they would say no more."""
 GAPS: Final = 3
 """Of a stream's gaps, those remembered: so many, and one more for each GAP_EACH tokens, so that the longest one percent
 of all gaps are among them."""
@@ -522,7 +522,9 @@ class Relay:
                 silent = self._silent(tokens)
                 spoken -= silent
                 if not spoken:
-                    self._held += tokens
+                    for data in tokens:
+                        if len(self._held) < MOST_HELD and len(data) <= MOST_KEPT:
+                            self._held.append(data)
                     return
                 tokens = [*self._held, *tokens]
                 self._held = []
@@ -541,7 +543,7 @@ class Relay:
         """How many come before the first that says something."""
         silent = 0
         for data in tokens:
-            if speaks(data) or len(data) > MOST_KEPT or len(self._held) + silent >= MOST_HELD:
+            if speaks(data):
                 break
             silent += 1
         return silent

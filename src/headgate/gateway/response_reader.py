@@ -31,7 +31,7 @@ ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 FAILS: Final = frozenset({"response.failed", "response.error", "error"})
 INCOMPLETE: Final = Said(type="error", message="the replica's stream ended before its response was complete")
 MOST_HELD: Final = 64
-"""Events; an engine that has so many to say before its first token is taken to have begun."""
+"""Events before the first token that are kept for it. More are left out: no client needs so many."""
 
 
 class ResponseReader:
@@ -74,8 +74,10 @@ class ResponseReader:
                     self._relay.on_events([_error(said, data)])
                 return
             ready.append(data)
-            if self._held is not None and said.type in BEFORE and len(self._held) + len(ready) < MOST_HELD:
-                self._held.append(ready.pop())
+            if self._held is not None and not ready[:-1] and said.type in BEFORE:
+                ready.pop()
+                if len(self._held) < MOST_HELD:
+                    self._held.append(data)
                 continue
             if said.type in ENDS:
                 self._relay.note_usage(data)  # which stands in its response, where the Relay does not look
