@@ -315,7 +315,8 @@ async def test_a_new_config_keeps_what_is_being_tried_out(caplog: pytest.LogCapt
         assert it.rollouts.status()[0]["stage"] == Stage.STABLE.value
         assert "versions of chat have changed: v2" in caplog.text
         it.wiring.reconfigure(GatewayConfig())
-        assert (await it.ask()).status == 404  # the name stands for itself again
+        assert (await it.ask()).status == 200  # the alias of the task again, on whatever is served
+        assert (await it.ask(model="chat-9")).status == 404
 
 
 # -- rules ---------------------------------------------------------------------------------------------------

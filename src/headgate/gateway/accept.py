@@ -48,6 +48,9 @@ class Names(Protocol):
     def refuse_unknown(self, model: str) -> None:
         """Raises UnknownModel for a name that nobody has."""
 
+    def meant_by_default(self) -> str:
+        """The name that `default` stands for; empty: it goes on as it is."""
+
 
 class Accepted:
     """A request and what is needed to send it on."""
@@ -202,6 +205,10 @@ class Acceptor:
         if alias is not None and alias.model is not None and (models is None or not models.knows(model)):
             model = body["model"] = alias.model
             same = False
+            exchange.renames = Naming(alias.name)
+        if (model == "default" or not model) and self.names is not None and (meant := self.names.meant_by_default()):
+            model = body["model"] = meant
+            same = False
         if len(model) > LONGEST_NAME:
             raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
         if shape.messages:
@@ -242,7 +249,7 @@ class Acceptor:
             task = task or (CHAT_TASK if responds or path == CHAT else "")
             chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
             if chosen is not None:
-                exchange.renames = Naming(model)
+                exchange.renames = exchange.renames or Naming(model)
                 model = body["model"] = chosen.model
                 same = False
         if chosen is None and self.names is not None:

@@ -1,9 +1,9 @@
 """Which models are there, and who has to be asked for which?
 
 A name that nobody has is refused, with those there are; until a replica has listed its models, any name goes. `default`
-stands for whatever is served: as long as all replicas say the same, a request may go to any of them. Once they differ,
-each is asked for what it has. An adapter is a name like any other: whoever asks for it gets to a replica that has it
-loaded.
+stands for whatever is served: as long as all replicas say the same, a request may go to any of them, and each is asked
+for what it lists. Once they differ, it is the first name of the list. An adapter is a name like any other: whoever asks
+for it gets to a replica that has it loaded.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,8 @@ class Catalog:
         """Of what each says it serves, those that are adapters."""
         self._known: frozenset[str] | None = None
         """All that can be asked for by name; None: any."""
+        self._any_serves_all = True
+        """Some replica has no name of its own."""
         self.models: Models | None = None
         """Names that stand for others; None: each stands for itself."""
 
@@ -52,6 +54,18 @@ class Catalog:
         if known is not None and model not in known and model not in ANY:
             raise UnknownModel(self._unknown(model), param="model")
 
+    def meant_by_default(self) -> str:
+        """The name that `default` stands for; empty: any replica may be asked, as at least one serves whatever it is
+        asked for."""
+        if self._any_serves_all or not self._replicas:
+            return ""
+        if self.models is not None and (public := self.models.names):
+            return public[0]
+        for replica in self._replicas.values():
+            if replica.names:
+                return replica.model or min(replica.names)
+        return ""
+
     def _unknown(self, model: str) -> str:
         names = self.names
         more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
@@ -59,6 +73,7 @@ class Catalog:
 
     def _look_again(self) -> None:
         """What can be asked for. A replica that has listed as many as are read may have more."""
+        self._any_serves_all = any(not replica.names for replica in self._replicas.values())
         known: set[str] = set()
         for replica in self._replicas.values():
             said = self._said.get(replica.id, ())

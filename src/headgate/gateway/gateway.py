@@ -70,7 +70,7 @@ PASSED_ON: Final = ("traceparent", "tracestate")
 class Place:
     """A replica that requests can be sent to, and how."""
 
-    __slots__ = ("answered_at", "dialect", "heads", "pool", "replica", "shape")
+    __slots__ = ("answered_at", "default_model", "dialect", "heads", "pool", "replica", "shape")
 
     def __init__(self, replica: Replica, pool: Pool) -> None:
         self.replica = replica
@@ -81,6 +81,8 @@ class Place:
         self.shape: Shape | None = shape_for(replica)
         self.answered_at = -inf
         """When it last completed a request."""
+        self.default_model = ""
+        """What to ask it for where any model will do; empty: it is asked for `default`."""
 
 
 class Ticket:
@@ -511,6 +513,8 @@ class Gateway:
             body = {**body, "model": replica.served_as}
             if ticket.exchange.renames is None:
                 ticket.exchange.renames = Naming(request.model)
+        elif place.default_model and request.model == "default":
+            body = {**body, "model": place.default_model}
         if accepted.allowance is not None and replica.kind == "headgate":
             body.update(bounds_told(accepted.allowance, lane))
         return body
@@ -737,7 +741,18 @@ class Gateway:
         return self._places
 
     def join(self, replica: Replica, pool: Pool) -> None:
-        self._places[replica.id] = Place(replica, pool)
+        known = self._places.get(replica.id)
+        self._places[replica.id] = place = Place(replica, pool)
+        if known is not None:
+            place.default_model = known.default_model
+
+    def listed(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        """What it says that it serves. Our own engine takes `default` for what it has; others know only their names."""
+        place = self._places.get(replica_id)
+        if place is not None:
+            own = [name for name in models if name not in adapters]
+            plain = place.replica.kind == "headgate" or "default" in models
+            place.default_model = "" if plain or not own else own[0]
 
     def leave(self, replica_id: ReplicaId) -> None:
         """It is sent nothing more; what it has goes on."""

@@ -108,6 +108,7 @@ class Roster:
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         self.catalog.said(replica_id, models, adapters)
         self._gateway.adapters = self.catalog.adapters
+        self._gateway.listed(replica_id, models, adapters)
 
     def found(self, replica: Replica) -> None:
         """From now on it is spoken to as the engine that it is."""
