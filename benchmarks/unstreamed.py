@@ -159,7 +159,7 @@ def simulated(case: Case, share: float, for_s: float, level: Level = "gateway", 
     """`slowed`: the first replica is this one instead."""
     config = GatewayConfig()
     usual = Member(profile=PROFILES[case.profile], count=case.replicas, find_slots=True, tells=case.tells)
-    members = (usual,)
+    members: tuple[Member, ...] = (usual,)
     if slowed is not None:
         members = (replace(usual, profile=slowed, count=1), replace(usual, count=case.replicas - 1))
     watching = Watching(config)

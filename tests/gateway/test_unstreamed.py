@@ -27,9 +27,11 @@ SLOW = "ttft=150 itl=10 n=40"
 """Its first token after 0.15 s, and all of it after 0.55 s."""
 FIRST_S, WHOLE_S, LATE_S = 0.15, 0.54, 0.2
 """The last: how late a busy machine may be."""
-NOT_GATHERED = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
+NOT_GATHERED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+}
 """What engines write another way where they stream: the gateway asks for the answer in one piece."""
-GATHERED = {"max_tokens": 4000}
+GATHERED: dict[str, Any] = {"max_tokens": 4000}
 """So many tokens may outlast their lane: the gateway asks for a stream, and puts it together."""
 
 

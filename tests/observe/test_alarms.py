@@ -135,8 +135,8 @@ def test_a_broken_promise_is_one_readable_line_at_error_and_its_end_one_at_info(
 def test_each_lane_is_read_with_the_percentiles_it_needs_and_each_sketch_once() -> None:
     scene = Scene(replica())
     scene.look()
-    # ttft, tpot, gaps and short answers over a minute and five, unstreamed answers over five; fast also all answers, over
-    # five. Long and batch promise nothing of e2e.
+    # ttft, tpot, gaps and short answers over a minute and five, unstreamed answers over five; fast also all answers,
+    # over five. Long and batch promise nothing of e2e.
     assert {lane: scene.figures.asked.count(lane) for lane in LANES} == {"fast": 10, "slow": 9, "long": 7, "batch": 7}
 
 
@@ -298,7 +298,9 @@ def test_a_lane_that_refuses_most_of_its_requests_keeps_no_promise() -> None:
     scene = Scene(replica())
     scene.account = Account(1000)
     figures, alarms = with_figures(scene)
-    served: dict[str, Any] = {"outcome": Outcome.COMPLETED, "ttft_s": 0.1, "tpot_s": 0.02, "e2e_s": 1.0, "stream": True}
+    served: dict[str, Any] = {
+        "outcome": Outcome.COMPLETED, "ttft_s": 0.1, "tpot_s": 0.02, "e2e_s": 1.0, "stream": True, "output_tokens": 40,
+    }  # fmt: skip
     for n in range(859):
         how = {"outcome": Outcome.WOULD_WAIT_TOO_LONG} if n % 859 < 520 else served
         scene.account.close(Record(id=f"r{n}", at=scene.now, lane="fast", tenant="t", model="m", **how))

@@ -466,7 +466,7 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
     assert {name.removeprefix("headgate_") for name in scene.families()} == {
         "time_to_first_token_seconds", "time_per_output_token_seconds", "request_duration_seconds", "queue_seconds",
         "answer_per_token_seconds",
-        "requests", "inter_token_gap_seconds", "tenant_requests", "tenant_tokens", "tenant_time_to_first_token_seconds",
+        "requests", "inter_token_gap_seconds", "tenant_tokens", "tenant_time_to_first_token_seconds",
         "refusals", "errors", "tokens", "latency_seconds", "waiting",
         "running", "waiting_per_replica", "replica_usable", "replica_requests", "replica_limit", "replica_slots",
         "replica_tokens", "replica_waiting", "replica_batch_size", "replica_batch_limit", "replica_kv_ratio",

@@ -175,7 +175,7 @@ def test_every_failure_and_refusal_is_kept() -> None:
     kept.take([record(outcome) for outcome in Outcome], 0.0)
     expected = [outcome.kind for outcome in Outcome if outcome.kind in ("failed", "refused")]
     assert outbox.reasons() == expected
-    assert kept.kept == {"failed": 4, "refused": 6}
+    assert kept.kept == {"failed": 5, "refused": 6}
 
 
 def test_a_request_that_another_replica_had_to_save_is_kept() -> None:

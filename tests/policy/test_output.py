@@ -203,8 +203,8 @@ def test_a_tasks_stops_are_not_for_several_answers_and_nothing_asked_is_no_form(
     several: dict[str, Any] = {}
     apply(told, several, 2)
     assert "stop" not in several
-    for nothing in ({"tools": []}, {"response_format": None}, {"temperature": 1}):
-        body: dict[str, Any] = dict(nothing)
+    nothings: list[dict[str, Any]] = [{"tools": []}, {"response_format": None}, {"temperature": 1}]
+    for body in nothings:
         apply(told, body)
         assert body["stop"] == ["###"]
 

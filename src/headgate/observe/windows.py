@@ -55,8 +55,8 @@ class Counts:
     """How many ended, and how."""
 
     __slots__ = (
-        "broken", "cached_tokens", "cancelled", "cold", "failed", "gave_up", "invalid", "late", "output_tokens", "over_limit",
-        "prompt_tokens", "refused", "requests", "retried",
+        "broken", "cached_tokens", "cancelled", "cold", "failed", "gave_up", "invalid", "late", "output_tokens",
+        "over_limit", "prompt_tokens", "refused", "requests", "retried",
     )  # fmt: skip
 
     def __init__(self) -> None:
