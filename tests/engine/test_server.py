@@ -239,7 +239,7 @@ def test_timings_are_for_whoever_asks(url: str) -> None:
     last = json.loads(asked.decode().split("data: ")[-2])
     assert set(last["timings"]) == {
         "tokenize_ms", "queue_ms", "prefill_ms", "decode_ms", "detokenize_ms",
-        "cached_tokens", "prefill_chunks", "preemptions",
+        "cached_tokens", "prefill_chunks", "preemptions", "yields",
     }  # fmt: skip
 
 
