@@ -57,9 +57,9 @@ class Said:
 
 def prompts() -> list[tuple[str, bool, str]]:
     """(task, greedy, text)"""
-    chats = [ask.format(topic) for topic in TOPICS.split("|")[:4] for ask in ASKED.split("|")]
+    chats = [ask.format(topic) for topic in TOPICS.split("|")[:3] for ask in ASKED.split("|")]
     labels = [ask.format(review) for ask in LABELS.split("|") for review in REVIEWS.split("|")]
-    asked = [("chat", text) for text in chats] + [("classify", text) for text in labels]
+    asked = [("classify", text) for text in labels] + [("chat", text) for text in chats]
     return [(task, greedy, text) for task, text in asked for greedy in (True, False)]
 
 

@@ -147,3 +147,18 @@ def test_nothing_said_is_nothing_learned() -> None:
 def test_what_repeats_decides_how_much_is_enough(unit: str, kind: object) -> None:
     assert kind_of(unit) is kind
     assert LEAST > 0
+
+
+def test_it_says_how_much_has_to_come_before_it_could_say_otherwise() -> None:
+    detector = Detector()
+    assert detector.patience == LEAST
+    detector.hear(b"What follows is a sentence that comes again and again, and then again. " * 2)
+    assert detector.period > 0
+    least = detector.patience
+    assert least > 0
+    detector.hear(b"W")
+    assert detector.patience == least - 1
+    other = Detector()
+    other.hear(bytes(range(32, 127)) + b"!?" + bytes(range(97, 123)))
+    other.hear(b"x")
+    assert (other.period, 0 < other.patience <= 32) == (0, True)
