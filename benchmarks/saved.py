@@ -6,7 +6,7 @@ as the gateway would see it, an event for each token, and cut where a cap, a sto
 the lengths of other models' answers to people (`--lengths`: a CSV with a column of output tokens, as ShareGPT's or
 Azure's): what a cap would have cut of those.
 
-A cap also cuts answers that were good: how many is said beside what it saves.
+A cap also cuts answers that were good, that is, would have ended by themselves: how many is said beside what it saves.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
         for one in said:
             pieces[one.sequence_id] += [one.text] if one.text else []
             if one.finish is not None or one.error is not None:
-                ended[one.sequence_id] = str(one.finish)
+                ended[one.sequence_id] = "" if one.finish is None else one.finish.value
         if len(ended) == len(numbers):
             done.set()
 
@@ -196,7 +196,7 @@ def row_of(name: str, samples: Samples) -> tuple[str, ...]:
         saved = 1 - sum(samples[f"{name}.{cut}.tokens"]) / whole
         samples[f"{name}.{cut}.saved"] = [saved]
         ended, missed = sum(samples[f"{name}.{cut}.ended"]), sum(samples[f"{name}.{cut}.missed"])
-        cells.append(f"{saved:.1%} ({ended:.0f} ended, {missed:.0f} good)")
+        cells.append(f"{saved:.1%} ({ended:.0f}, {missed:.0f})")
     return tuple(cells)
 
 
@@ -218,9 +218,16 @@ def main() -> int:
     for answer in answers:
         judge_answer(answer, samples)
     names = sorted({name.removesuffix(".said") for name in samples if name.endswith(".said")})
-    cut = "tokens not decoded (answers ended, of them such as would have ended by themselves)"
     grid = Grid(
-        ("answers", "number", "tokens each", "cap", "stops", "runaway", f"all: {cut}"),
+        (
+            "tokens not decoded (answers ended, of them good)",
+            "number",
+            "tokens each",
+            "cap",
+            "stops",
+            "runaway",
+            "all together",
+        ),
         tuple(row_of(name, samples) for name in names),
     )
     real = Grid(
@@ -229,8 +236,12 @@ def main() -> int:
     rows = [
         Row("of a plain chat's decode saved, greedy", "chat.greedy.all.saved", None, "≥", 0.1),
         Row("the same, sampled", "chat.sampled.all.saved", None, "≥", None),
-        Row("good answers that runaway detection ended, greedy, share", "chat.greedy.runaway.missed", None, "≤", 0.0),
-        Row("the same, sampled", "chat.sampled.runaway.missed", None, "≤", 0.0),
+        Row(
+            "answers ended as repetition that would have ended by themselves, greedy",
+            "chat.greedy.runaway.missed",
+            None,
+        ),
+        Row("the same, sampled", "chat.sampled.runaway.missed", None),
     ]
     for style in ("greedy", "sampled"):
         values = samples[f"chat.{style}.runaway.missed"]

@@ -14,6 +14,8 @@ FIRST: Final = 2
 """Events before the first look: it is not known yet how much one brings."""
 MOST: Final = 32
 """Events between two looks."""
+MOST_IN_DOUBT: Final = 4
+"""The same while something has been said twice: what it is that repeats may change any moment."""
 
 
 class Repeats:
@@ -47,9 +49,13 @@ class Repeats:
 
     def _look(self, events: list[bytes]) -> bool:
         detector = self._detector
-        said = b"".join([text_of(event) for event in events])
-        if detector.hear(said):
-            return True
-        each = len(said) // len(events)  # an event of several tokens brings more
-        self._due = max(1, min(MOST, detector.patience // each)) if each else FIRST
+        pieces = [text_of(event) for event in events]
+        size = 0
+        for piece in pieces if detector.period else [b"".join(pieces)]:
+            size += len(piece)
+            if detector.hear(piece):
+                return True
+        each = size // len(events)  # an event of several tokens brings more
+        most = MOST_IN_DOUBT if detector.period else MOST
+        self._due = max(1, min(most, detector.patience // each)) if each else FIRST
         return False
