@@ -142,6 +142,8 @@ ORDINARY = (
     chat("ttft=10 itl=5 n=4", stream=True),
     chat("ttft=10 itl=5 n=4"),
     chat("ttft=5 n=3", stream=True, service_tier="flex"),
+    # Asked for in one piece from an engine that does not say when its first token was there.
+    chat("ttft=5 n=3", tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
 )
 
 
