@@ -194,6 +194,21 @@ def test_headroom_is_kept_on_predicted_output() -> None:
     assert set(batch.running) == {1, 2, 3}
 
 
+def test_what_is_promised_but_taken_is_waited_for() -> None:
+    """What running ones need is not predicted anew at every step: one that says more meanwhile is in the way."""
+    config = BatchConfig(first_output_guess=1, headroom=0.0, draft_batch=0)
+    batch, runner = batcher(config, blocks=3), ScriptedRunner()
+    batch.add(sequence(1, [1] * 7, max_output=100))  # predicted 8: one block
+    for _ in range(4):
+        plan_and_run(batch, runner, 0.0)
+    batch.add(sequence(2, [2] * 13, max_output=3))  # two blocks
+    plan_and_run(batch, runner, 0.0)
+    assert (set(batch.running), set(batch.waiting)) == ({1}, {2})
+    batch.cancel(1, 0.0)
+    plan_and_run(batch, runner, 0.0)
+    assert set(batch.running) == {2}
+
+
 def test_predicted_output_follows_what_a_lane_really_says() -> None:
     batch = batcher(BatchConfig(first_output_guess=100))
     for number in range(40):
