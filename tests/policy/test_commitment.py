@@ -84,6 +84,10 @@ def test_a_commitment_tells_the_urgent_from_all() -> None:
     assert (made.needs(new, 0), made.needs(new, 2), made.needs(new)) == (48, 136, 136)
     assert made.exceeds(new, 47.0, 0)
     assert not made.exceeds(new, 48.0, 0)
+    late = Commitment(OutputLength(None, 4), 1, 1000)
+    late.add(sequence(1, [1] * 24, max_output=900))
+    assert late.exceeds(sequence(2, [1] * 8, max_output=8), 923.0)  # it has ended when the other needs most
+    assert not late.exceeds(sequence(2, [1] * 8, max_output=8), 924.0)
     made.add(sequence(4, [1] * 1, max_output=100))
     assert (made.needs(new, 0), made.needs(new)) == (57, 145)
 

@@ -196,8 +196,9 @@ class Batcher:
                 self._book(row, sequence, tokens or (), now)
             booked.append(sequence)
         self.counts.generated += generated
-        if step.repeat > 1:
+        if times > 1:
             self._commitment = None
+        if step.repeat > 1:
             for sequence in self.ledger.full(booked):  # `_repeat` made sure that there is room
                 assert sequence.slot is not None
                 self.ledger.grow(sequence.slot, sequence.computed)
