@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from headgate.model.event import Arrived, Dispatch, Ended, FirstToken
+from headgate.model.event import Arrived, Dispatch, Ended, FirstToken, Tick
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.policy.dispatcher import Dispatcher
@@ -85,6 +85,26 @@ def test_where_nobody_tells_prefill_speed_stays_a_guess_and_short_answers_say_no
         serve(made, 4.0 * number, stream=False)
     assert made.fleet.loads["a"].prefill_token_s == guess
     assert made.fleet.loads["a"].tpot_s == pytest.approx(TOKEN_S, rel=0.05)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED])
+def test_a_prompt_of_which_nothing_is_heard_counts_as_prefilled_after_its_usual_time(outcome: Outcome) -> None:
+    made = dispatcher(8)
+    for number in range(50):
+        serve(made, 4.0 * number, stream=True)  # 0.05 s for 200 tokens
+    load, asked = made.fleet.loads["a"], [request(at=300.0, tokens=PROMPT, stream=False) for _ in range(2)]
+    for one in asked:
+        made.on(Arrived(one), 300.0)
+    assert (load.prefill_tokens, load.decode_tokens) == (2 * PROMPT, 0)
+    made.on(Tick(), 300.04)
+    assert (load.prefill_tokens, load.decode_tokens) == (2 * PROMPT, 0)
+    made.on(Tick(), 300.06)  # the first; the second waits for it
+    assert (load.prefill_tokens, load.decode_tokens) == (PROMPT, PROMPT)
+    made.on(Ended(asked[1].id, outcome, (PROMPT, OUTPUT)), 300.07)
+    assert (load.prefill_tokens, load.decode_tokens) == (0, PROMPT)
+    made.on(Tick(), 301.0)  # it is over: there is nothing left to move
+    made.on(Ended(asked[0].id, outcome, (PROMPT, OUTPUT)), 301.0)
+    assert (load.prefill_tokens, load.decode_tokens, load.requests) == (0, 0, 0)
 
 
 def test_an_embedding_is_all_prefill() -> None:

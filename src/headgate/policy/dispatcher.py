@@ -48,7 +48,7 @@ from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits, over_
 from headgate.policy.members import Members
 from headgate.policy.outlier import About, answer_token_s
 from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneState, Passage, Pool, Race, Tally
-from headgate.policy.prefills import Prefills
+from headgate.policy.prefills import Prefills, Unheard
 from headgate.policy.retry import RetryBudget
 from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
@@ -109,6 +109,7 @@ class Dispatcher:
         self._no_replica_wait_s = no_replica_wait_s
         self._turns = Turns(self.fleet, self.pools, self.lanes, self.tiers, expected)
         self._prefills = Prefills()
+        self._unheard = Unheard()
         self._versions: dict[str, dict[str, Passage]] = {}
         """Those that another model may answer in place of their own, by that and by id."""
         self.arrived_tokens = 0
@@ -120,6 +121,9 @@ class Dispatcher:
         commands: list[Command] = []
         self.unfinished = commands
         # Not a match: where this is compiled, its patterns look every field up by name.
+        if self._unheard.wake_at <= now:
+            for passage in self._unheard.prefilled(now):
+                self._decodes(passage, True)
         if self._prefills.wake_at <= now and self._prefills.pass_time(now):
             self._pump_all(now, commands)
         if isinstance(event, Arrived):
@@ -301,11 +305,9 @@ class Dispatcher:
         if load.ceiling < inf:
             self._full.took(load, passage.sent_at)
         load.pace.see(passage.request.prompt_tokens, passage.before, now - passage.sent_at)
-        load.prefill_tokens -= passage.request.prompt_tokens
         if load.silent_tokens:
             self._heard_of(load)
-        load.decode_tokens += passage.request.max_output
-        self.fleet.changed(load)
+        self._decodes(passage, True)
         if self._prefills.heard(passage, now):
             self._pump_all(now, commands)
 
@@ -469,12 +471,23 @@ class Dispatcher:
         del state.pool.sent[passage.request.id]
         self._prefills.over(passage)
         load.requests -= width
-        if passage.first_token_at is None:
-            load.prefill_tokens -= passage.request.prompt_tokens
-        else:
+        if passage.decodes:
             load.decode_tokens -= passage.request.max_output
+        else:
+            load.prefill_tokens -= passage.request.prompt_tokens
+        passage.decodes = False
         self.fleet.changed(load)
         return load.requests + width
+
+    def _decodes(self, passage: Passage, decodes: bool) -> None:
+        """Whether its replica is past its prompt: its first token was heard, or is taken to be there."""
+        load, request = passage.load, passage.request
+        if load is not None and passage.decodes is not decodes:
+            passage.decodes = decodes
+            times = 1 if decodes else -1
+            load.prefill_tokens -= times * request.prompt_tokens
+            load.decode_tokens += times * request.max_output
+            self.fleet.changed(load)
 
     def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
         request, state = passage.request, passage.state
@@ -585,6 +598,8 @@ class Dispatcher:
         self.affinity.remember(request, choice.replica_id)
         passage.load, passage.sent_at, passage.first_token_at = load, now, None
         passage.attempts += 1
+        if not request.stream:
+            self._unheard.sent(passage, load, now)
         if self.hedger is not None:
             self.hedger.sent(passage, now)
             passage.since = now
@@ -698,6 +713,7 @@ class Dispatcher:
         other = self.fleet.get(choice.replica_id) if isinstance(choice, Choice) else None
         if not isinstance(choice, Choice) or other is None or other.cold or not hedger.spend(request.lane):
             return False
+        self._decodes(passage, False)  # nobody knows of either
         other.requests += 1
         other.prefill_tokens += request.prompt_tokens
         other.sent_tokens += request.prompt_tokens

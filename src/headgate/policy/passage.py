@@ -33,6 +33,7 @@ class Passage:
         "begun",
         "broke_at",
         "charged",
+        "decodes",
         "first_token_at",
         "grant",
         "hedged",
@@ -84,6 +85,8 @@ class Passage:
         """When it was sent first, of those sendings that are not over: a second replica may have it since later. -inf:
         it never was, or nobody asks."""
         self.first_token_at: float | None = None
+        self.decodes = False
+        """Its first token was heard; or, of an answer in one piece, it is taken to be there by now."""
         self.race: Race | None = None
         """The second replica that it is at, while neither has answered."""
         self.hedged = False

@@ -1,9 +1,10 @@
-"""Which prompts do replicas have that they are given in turn, and have not answered yet?"""
+"""Which prompts do replicas have that are not prefilled yet? Of an answer in one piece nobody hears when it is."""
 
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
+from headgate.model.replica import Load
 from headgate.policy.passage import LONG_PROMPT, Passage
 
 TOKEN_S: Final = 0.0001
@@ -67,6 +68,37 @@ class Prefills:
         return some
 
     def _count(self, passage: Passage, times: int) -> None:
+        """Of those that replicas are given in turn."""
         passage.prefilling += times
         passage.state.prefills += times
         passage.state.prefill_tokens += times * passage.request.prompt_tokens
+
+
+class Unheard:
+    """Answers in one piece, each until its prompt is taken to be prefilled: after as long as its replica usually needs
+    for it and for those before it. From then on it counts as decoding, like a stream whose first token was heard."""
+
+    def __init__(self) -> None:
+        self.wake_at = inf
+        """When the first of them is."""
+        self._due: list[tuple[float, int, float, Passage]] = []
+        """A heap: when, and which sending of it that is about. Those over by now are in it, too."""
+        self._number = 0
+
+    def sent(self, passage: Passage, load: Load, now: float) -> None:
+        """It is at this replica now, and counted there."""
+        self._number += 1
+        due = now + load.prefill_token_s * load.prefill_tokens
+        heappush(self._due, (due, self._number, passage.sent_at, passage))
+        self.wake_at = self._due[0][0]
+
+    def prefilled(self, now: float) -> list[Passage]:
+        """Those whose time has come and that are still there, each once."""
+        due, found = self._due, []
+        while due and due[0][0] <= now:
+            _, _, sent_at, passage = heappop(due)
+            there = passage.sent_at == sent_at == passage.state.pool.sent.get(passage.request.id)
+            if there and passage.race is None and passage.first_token_at is None and not passage.decodes:
+                found.append(passage)
+        self.wake_at = due[0][0] if due else inf
+        return found

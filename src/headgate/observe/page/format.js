@@ -78,7 +78,7 @@ export const exactClock = (wall) => exactFormat.format(wall * 1e3);
 
 // Names as the gateway writes them, for people: ttft_p99 is TTFT p99.
 export function words(name) {
-  const known = { ttft: "TTFT", tpot: "TPOT", e2e: "end-to-end", kv: "KV" };
+  const known = { ttft: "TTFT", tpot: "TPOT", e2e: "end-to-end", answer: "unstreamed, per token", kv: "KV" };
   return String(name).split("_").map((word) => known[word] ?? word).join(" ");
 }
 
