@@ -156,8 +156,7 @@ class GradientLimit:
         before, use = self.limit, self._use / self._count
         for signal in self._signals:
             signal.close()
-        if any(signal.now is not None for signal in self._signals):
-            self._adjust(use)
+        self._adjust(use)  # each sample is of a first token or of an answer: one of the two kinds has enough
         self._use = self._count = 0
         if self.limit != before:
             self._skip = in_flight
