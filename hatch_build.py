@@ -19,7 +19,7 @@ HOT = {
     "model": "lane pace quantile replica request sampling sequence step tier",
     "policy": "admit affinity allowance batch blocks chunks commitment dispatcher estimate fair fleet full gradient"
     " health hedge holders lanes limits members move_time neighbours outlier output output_length passage"
-    " prefills prompt_size retry route runaway shape shared_limits speculate standing turns urgency",
+    " prefills promise prompt_size retry route runaway shape shared_limits speculate standing turns urgency",
     "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
     "replica": "call connection dialects http openai sse",
     "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay repeats",

@@ -151,7 +151,7 @@ class Evidence:
 
     def _remember(self, record: Record) -> None:
         if record.outcome is COMPLETED:
-            key = (record.lane, record.stream, record.whole)
+            key = (record.lane, record.stream, _whole(record))
             answers = self._answers.get(key)
             if answers is None:
                 answers = self._answers[key] = deque(maxlen=SAMPLE)
@@ -250,11 +250,16 @@ class Evidence:
         return (told for part in self._window(name, now, last_s) for told in part.worst)
 
 
+def _whole(record: Record) -> bool:
+    """`Record.whole`, compiled: it is asked of every record."""
+    return record.ttft_s is None and not record.stream and record.outcome is COMPLETED
+
+
 def strain_of(record: Record, lane: Lane) -> float:
     """Beside what its lane promises. Failing strains any promise; what was refused at once strains none."""
     ttft_s, e2e_s = record.ttft_s, record.e2e_s
     strain = (e2e_s if ttft_s is None else ttft_s) / lane.ttft_target_s
-    if record.whole:  # by all that is promised of it
+    if ttft_s is None and _whole(record):  # by all that is promised of it
         strain = per_token_s(e2e_s, record.output_tokens // record.choices, first_counts(lane)) / lane.gap_target_s
     whole_s = lane.e2e_p95_s or lane.e2e_p99_s
     if whole_s is not None and e2e_s / whole_s > strain:

@@ -48,10 +48,12 @@ class TenantAvailability:
 
     def take(self, records: Sequence[Record], now: float) -> None:
         # Records come some hundreds at a time, most of them alike: what is looked up is looked up once for those.
-        alike = Counter([(record.lane, record.tenant, record.outcome) for record in records])
+        alike = Counter(
+            [(record.lane, record.tenant, record.outcome._value_) for record in records]
+        )  # enums hash slowly
         for (lane, tenant, outcome), number in alike.items():
             if tenant:  # without one it was not understood, so that nobody knows whose it was
-                self._add(lane, tenant, outcome, number, now)
+                self._add(lane, tenant, Outcome(outcome), number, now)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self._forget(now)

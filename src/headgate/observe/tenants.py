@@ -2,13 +2,15 @@
 have values; any more are counted as `other`. Who of them gets answers: tenant_availability.py.
 """
 
+from typing import Final
+
 from headgate.model.labels import Cap
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 
-NOT_VOUCHED_FOR = frozenset({Outcome.UNAUTHORIZED})
-"""Nobody knows whose they were."""
+UNAUTHORIZED: Final = Outcome.UNAUTHORIZED
+"""Nobody knows whose such a request was."""
 
 
 class TenantFigures:
@@ -27,7 +29,7 @@ class Tenants:
         self._edges = edges
 
     def take(self, record: Record) -> None:
-        if not record.tenant or record.outcome in NOT_VOUCHED_FOR:
+        if not record.tenant or record.outcome is UNAUTHORIZED:
             return
         counted = self.known.get(record.tenant)
         if counted is None:
