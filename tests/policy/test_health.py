@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.policy.health import NEXT, SAW, Health, HealthConfig, Saw, Sign, State, Verdict, as_mermaid
-from headgate.policy.outlier import OutlierConfig
+from headgate.policy.outlier import LOOK_S, SLOW_FOR_S, OutlierConfig
 
 
 def replica(name: str, model: str | None = "m", **tags: str) -> Replica:
@@ -249,7 +249,7 @@ def test_a_replica_three_times_slower_than_its_peers_is_an_outlier(ttft_s: float
     serve(health, "a", 30)
     serve(health, "b", 30)
     assert serve(health, "c", 18, ttft_s=ttft_s, tpot_s=tpot_s).state is State.UP
-    verdict = serve(health, "c", 5, ttft_s=ttft_s, tpot_s=tpot_s)
+    verdict = serve(health, "c", 10, ttft_s=ttft_s, tpot_s=tpot_s)
     assert (verdict.usable, verdict.why) == (0.0, why)
 
 
@@ -275,8 +275,33 @@ def test_peers_are_looked_at_once_a_second_not_at_every_request() -> None:
     for number in range(40):
         health.served("ab"[number % 2], 0.2 if number % 2 else 5.0, 100, None, 0.5)
     assert see(health, "a", Saw.SUCCESS, now=0.5).state is State.UP
-    health.served("a", 5.0, 100, None, 1.5)
-    assert see(health, "a", Saw.SUCCESS, now=1.5).state is State.EJECTED
+    for now in (1.5, 1.5 + SLOW_FOR_S - 0.1):
+        health.served("a", 5.0, 100, None, now)
+        assert see(health, "a", Saw.SUCCESS, now=now).state is State.UP
+    health.served("a", 5.0, 100, None, 1.5 + SLOW_FOR_S + LOOK_S)
+    assert see(health, "a", Saw.SUCCESS, now=1.5 + SLOW_FOR_S + LOOK_S).state is State.EJECTED
+
+
+def test_one_that_is_slow_for_a_moment_is_no_outlier() -> None:
+    """A few long prompts came at once, and are over when it is looked at again."""
+    health = watching("a", "b", "c")
+    serve(health, "a", 30)
+    serve(health, "b", 30)
+    for _ in range(10):
+        assert serve(health, "c", 24).state is State.UP
+        assert serve(health, "c", 4, ttft_s=3.0, tpot_s=0.5).state is State.UP
+
+
+def test_each_is_judged_at_each_look_although_another_had_it_taken() -> None:
+    """A slow one ends few requests: seldom is one of them the first after a look was due."""
+    health = watching("a", "b")
+    for step in range(400):
+        now = 0.05 * step
+        health.success("b", 0.2, 100, None, now)
+        verdict = health.success("a", 5.0, 100, None, now + 0.01)
+        if verdict is not None and verdict.usable == 0.0:
+            break
+    assert health.ejections == 1
 
 
 def test_only_alike_replicas_are_compared() -> None:

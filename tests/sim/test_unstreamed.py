@@ -48,8 +48,8 @@ def test_a_slow_replica_is_still_found(share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
 def test_the_fuller_one_of_two_is_not_taken_for_slow(share: float) -> None:
-    case = Case(name="full", workload="poisson:rate=24,prompt=100-3000,output=300", replicas=2)
-    assert simulated(case, share, 300.0).ejections == 0
+    case = Case(name="full", workload="poisson:rate=30,prompt=100-3000,output=300", replicas=2)
+    assert simulated(case, share, 400.0).ejections == 0
 
 
 def test_the_same_requests_come_whatever_share_of_them_is_unstreamed() -> None:

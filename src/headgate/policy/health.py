@@ -259,12 +259,13 @@ class Health:
         in_flight: int = 1,
     ) -> Verdict | None:
         """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
-        slower than its peers is asked once a second, when the peers' median is taken, and not at every request."""
+        slower than its peers is asked once for each look at them, and not at every request."""
         watch = self._watched.get(replica_id)
         if watch is None:
             return None
-        record = watch.record
-        if watch.state is UP and not record.failed and not record.suspects and now - watch.kin.looked_at < LOOK_S:
+        record, looked_at = watch.record, watch.kin.looked_at
+        fresh = now - looked_at < LOOK_S and record.looked_at == looked_at
+        if watch.state is UP and fresh and not record.failed and not record.suspects:
             watch.deep_failed = 0
             record.ended(failed=False)
             record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)

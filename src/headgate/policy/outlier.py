@@ -21,12 +21,14 @@ PACE = 0.1
 """How quickly latency averages follow."""
 TTFT_MARGIN_S, TPOT_MARGIN_S = 0.1, 0.02
 """How much slower than its peers an outlier is at least: between one millisecond and four there is only chance."""
-FULLEST: Final = 3.0
+FULLEST: Final = 2.0
 """Times as many requests as its peers have that are an excuse; with more it is so full because it is slow."""
 PEERS: Final = 32
 """Replicas whose errors are compared; of more, the first to join."""
 SUSPECTS: Final = 8
 """Requests that failed in a row, of those told apart."""
+SLOW_FOR_S: Final = 5.0
+"""How long it has been slower than its peers whenever it was looked at, before that puts it out."""
 LOOK_S = 1.0
 """How old the peers' median may be: taking it looks at all of them."""
 LEAST_OUTPUT: Final = 16
@@ -116,6 +118,10 @@ class Record:
     """For each token of an answer in one piece whose first token's time is unknown."""
     busy: Mean = field(default_factory=Mean)
     """Requests that it had when one of them ended."""
+    looked_at: float = -inf
+    """The last look at its peers by which it was judged."""
+    slow_since: float = inf
+    """Since when it was slower than its peers whenever it was looked at; inf: it was not the last time."""
 
     def another(self, about: About) -> bool:
         """Whether it has answered another request with an error too. One alone may be at fault itself."""
@@ -212,6 +218,18 @@ class Kin:
         rate = record.error_rate
         if record.requests >= enough and rate > self.config.error_rate and rate > slower * self._usual_errors():
             return "error rate"
+        record.looked_at = self.looked_at
+        why = self._slower(record, enough)
+        if not why:
+            record.slow_since = inf
+        elif record.slow_since == inf:
+            record.slow_since = self.looked_at
+        # What is slow stays slow; what had a bad moment, such as a few long prompts at once, does not.
+        return why if ramping or self.looked_at - record.slow_since >= SLOW_FOR_S else ""
+
+    def _slower(self, record: Record, enough: int) -> str:
+        """What it is slower at than its peers; empty: nothing."""
+        slower = self.config.slower
         fuller = 1.0 if self.busy <= 0.0 else min(FULLEST, max(1.0, record.busy.value / self.busy))
         # First tokens wait for more of them, and for longer steps.
         usual_s = fuller * fuller * self.ttft_per_token_s * record.tokens.value
