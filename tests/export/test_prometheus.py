@@ -139,7 +139,7 @@ def traffic(url: str, *bodies: dict[str, Any], threads: int = 4) -> Iterator[Non
 
 
 ORDINARY = (
-    chat("ttft=10 itl=5 n=4", stream=True),
+    chat("ttft=10 itl=5 n=4 cached=2", stream=True),
     chat("ttft=10 itl=5 n=4"),
     chat("ttft=5 n=3", stream=True, service_tier="flex"),
     # Asked for in one piece from an engine that does not say when its first token was there.

@@ -2,11 +2,11 @@
 
     python -m tests.gateway.double PORT [MODEL]
 
-A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS`. `ttft` passes for each by
-itself; `work` is prefill that all requests share, as they would a processor. With `tell=vllm` or `tell=llama` an answer
-in one piece says when its first token was there, as these engines do; with `tell=lies` it says what can't be. `GET
-/seen` tells what it has seen: requests, those running, and those whose client closed the connection before the end,
-with when.
+A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKENS work=MS cached=TOKENS`. `ttft` passes
+for each by itself; `work` is prefill that all requests share, as they would a processor; `cached` are prompt tokens of
+its cache. With `tell=vllm` or `tell=llama` an answer in one piece says when its first token was there, as these engines
+do; with `tell=lies` it says what can't be. `GET /seen` tells what it has seen: requests, those running, and those whose
+client closed the connection before the end, with when.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ class Job:
     work_s: float
     prompt_tokens: int
     tell: str = ""
+    cached: int = 0
     said: int = 0
     came_at: float = 0.0
     first_at: float = 0.0
@@ -128,7 +129,7 @@ class Double:
             return
         body = msgspec.json.decode(exchange.body)
         text = str(body.get("prompt") or body["messages"][-1]["content"])
-        knobs = {name: float(value) for name, value in re.findall(r"(ttft|itl|n|work)=([\d.]+)", text)}
+        knobs = {name: float(value) for name, value in re.findall(r"(ttft|itl|n|work|cached)=([\d.]+)", text)}
         now = monotonic()
         job = Job(
             exchange,
@@ -139,6 +140,7 @@ class Double:
             knobs.get("work", 0.0) / 1e3,
             max(1, len(text) // 4),
             "".join(re.findall(r"tell=(\w+)", text)),
+            int(knobs.get("cached", 0)),
             came_at=now,
         )
         self.seen += 1
@@ -183,7 +185,8 @@ class Double:
                 )
         if job.said >= job.tokens and job in self.jobs:
             self.jobs.remove(job)
-            usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.tokens, "total_tokens": 0}
+            counted = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.tokens, "total_tokens": 0}
+            usage = counted | ({"prompt_tokens_details": {"cached_tokens": job.cached}} if job.cached else {})
             if job.stream:
                 job.exchange.event(msgspec.json.encode({"id": "x", "model": self.model, "choices": [], "usage": usage}))
                 job.exchange.end(b"[DONE]")

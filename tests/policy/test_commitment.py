@@ -108,6 +108,7 @@ def test_what_exceeds_needs_more(seed: int) -> None:
         assert not made.exceeds(new, needs + 0.1, urgent)
 
 
+@pytest.mark.timeout(120)  # traced line by line for coverage, it takes half a minute
 def test_long_answers_after_short_ones_with_the_same_limit_are_not_swapped_out() -> None:
     served = serve(PROFILE, comes(Case(name="", count=250, output=(1500, 4000), before=300), seed=0))
     assert served.swaps + served.recomputes == 0

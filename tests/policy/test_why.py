@@ -529,3 +529,8 @@ def test_the_decoding_of_an_answer_in_one_piece_is_not_put_down_to_a_queue() -> 
     )
     answered = part(explain(whole, near, [], USUAL), "answer")
     assert answered.because.kind not in ("queue", "flood")
+
+
+def test_a_stream_of_one_token_has_nothing_to_decode() -> None:
+    told = explain(record(output_tokens=1, stream_s=0.0, tpot_s=None), [], [], USUAL)
+    assert "decode" not in {part.stage for part in told.parts}
