@@ -99,6 +99,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stop", [1], "str"),
     ("stop", {}, "str"),
     ("logit_bias", {"5": "x"}, "float"),
+    ("logit_bias", [[1, 101]], "between -100 and 100"),
+    ("logit_bias", [[1, 1e308]], "between -100 and 100"),
+    ("logit_bias", [[["x"] * 100, 1]], "pairs"),
+    ("logit_bias", [5], "pairs"),
+    ("logit_bias", [[1, "x"]], "number or false"),
     ("logit_bias", 5, "object"),
     ("stream", "yes", "bool"),
 ]

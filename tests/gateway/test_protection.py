@@ -137,6 +137,16 @@ def test_prose_is_looked_at_seldom() -> None:
     assert MOST >= FIRST
 
 
+def test_what_the_replica_has_ended_itself_is_left_to_it() -> None:
+    """The verdict came with its last words, and was passed on; the end of the stream came later."""
+    repeats = Repeats(Detector())
+    lines = [event(LINE) for _ in range(40)]
+    assert any(repeats.hear([one]) for one in lines)
+    for _ in range(3):
+        repeats.hear([b"[DONE]"])
+        assert repeats.heard >= 0
+
+
 def test_events_without_text_are_counted_and_say_nothing() -> None:
     repeats = Repeats(Detector())
     assert not any(repeats.hear([b'{"choices":[]}']) for _ in range(100))

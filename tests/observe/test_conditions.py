@@ -7,6 +7,7 @@ import pytest
 from headgate.model.event import ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica
 from headgate.observe.conditions import START_S, Conditions
+from headgate.policy.health import Saw
 from tests.observe.test_alarms import Scene, replica
 
 
@@ -149,3 +150,12 @@ def test_a_lane_and_a_model_whose_replicas_are_all_down_are_named() -> None:
     assert (found.unserved, found.outage) == (("lane long", "model big"), False)
     scene.join(Replica(id="g", url="http://127.0.0.1:1", slots=2, model="big"))
     assert conditions.read(2.0).unserved == ()
+
+
+def test_one_that_health_has_not_put_out_yet_has_no_reason_that_is_true() -> None:
+    """It said "joined", of a replica that does not answer."""
+    scene = Scene(replica("a"), replica("b"))
+    assert Conditions(scene.dispatcher).why("a") == ""
+    for _ in range(3):
+        scene.dispatcher.health.on("a", Saw.PROBE_FAILED, scene.now)
+    assert "probe" in Conditions(scene.dispatcher).why("a")

@@ -52,6 +52,12 @@ def test_braces_in_a_label_exemplars_and_timestamps_do_no_harm() -> None:
     assert read_gauges("vllm", text) == {"waiting": 3.0, "batch_size": 2.0}
 
 
+@pytest.mark.parametrize("value", ["-5", "1e308", "nan", "-inf"])
+def test_what_can_not_be_is_not_said(value: str) -> None:
+    assert read_gauges("vllm", f"vllm:num_preemptions_total {value}\nvllm:num_requests_running {value}\n") == {}
+    assert read_gauges("vllm", "vllm:kv_cache_usage_perc 1.2\n") == {"kv_ratio": 1.0}
+
+
 def test_an_endless_page_is_not_read_to_its_end() -> None:
     lines = "".join(f'tgi_queue_size{{who="{n}"}} 1\n' for n in range(10 * MOST_SAMPLES))
     assert read_gauges("tgi", lines) == {"waiting": float(MOST_SAMPLES)}

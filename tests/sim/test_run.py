@@ -120,11 +120,11 @@ def test_on_a_slow_engine_prompts_of_low_lanes_do_not_fill_the_slots_that_chats_
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_a_dead_replica_had_goes_on_elsewhere_unless_it_had_begun(level: Level) -> None:
     arrivals = poisson(7, 12.0, 400, prompt=(100, 900))
-    results = simulated(arrivals, level=level, replicas=3, failures=(Failure(1, 10.0, 15.0),)).results
+    results = simulated(arrivals, level=level, replicas=3, failures=(Failure(1, 10.5, 15.0),)).results
     failed = results.kind == 2
     assert 0 < failed.sum() <= 16
     ends = results.at_s[failed] + results.e2e_s[failed]
-    assert np.allclose(ends, 10.0)  # in the middle of their streams, when it died
+    assert np.allclose(ends, 10.5)  # in the middle of their streams, when it died
     assert (results.output_tokens[failed] >= 1).all()
     assert (results.kind[~failed] == 0).all()
 

@@ -237,3 +237,8 @@ def test_a_refused_body_is_freed_without_the_garbage_collector(flawed: bytes) ->
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("number", [-(2**63), -1_000_000_000_000_000_000, 2**63])
+def test_a_sign_is_no_digit(number: int) -> None:
+    assert parse(b'{ "seed": %d}' % number, LIMITS) == {"seed": number}

@@ -145,6 +145,33 @@ async def test_fragments_become_one_message_and_may_have_a_ping_between_them() -
 
 
 @live
+async def test_many_small_fragments_are_read_in_turns_with_the_others() -> None:
+    """A thousand of them in a read held every stream up for 20 ms, for each connection that sent such."""
+    said = b"x" * 300 * 900
+    pieces = [said[at : at + 300] for at in range(0, len(said), 300)]
+    frames = b"".join(
+        masked(Opcode.CONT if number else Opcode.TEXT, piece, fin=number == len(pieces) - 1)
+        for number, piece in enumerate(pieces)
+    )
+    async with parrots() as (handler, served):
+        client = await shaken(served)
+        turns: list[int] = []
+        loop = asyncio.get_running_loop()
+
+        def turn() -> None:
+            heard = len(handler.talks[0].heard)
+            turns.append(heard)
+            if not heard:
+                loop.call_soon(turn)
+
+        client.send(frames + masked(Opcode.TEXT, b"and more"))
+        loop.call_soon(turn)
+        await until(lambda: len(handler.talks[0].heard) == 2)
+        assert handler.talks[0].heard == [said, b"and more"]
+        assert turns.count(0) > len(pieces) / 64  # others had as many turns while it was read
+
+
+@live
 async def test_a_ping_is_answered_and_a_close_too() -> None:
     async with parrots() as (handler, served):
         async with joined(served) as client:
@@ -254,8 +281,8 @@ async def test_who_sends_more_before_the_answer_gets_no_websocket(early: bytes) 
         (masked(Opcode.BINARY, b"x"), CloseCode.UNSUPPORTED_DATA),
         (b"\x81\xff" + struct.pack("!Q", 1001) + bytes(4), CloseCode.MESSAGE_TOO_BIG),  # as soon as it says so
         (masked(Opcode.TEXT, bytes(600), False) + masked(Opcode.CONT, bytes(401)), CloseCode.MESSAGE_TOO_BIG),
-        (masked(Opcode.TEXT, b"x", fin=False) + masked(Opcode.CONT, b"", fin=False) * 2000, CloseCode.POLICY_VIOLATION),
-        (masked(Opcode.PING, b"") * 2000, CloseCode.POLICY_VIOLATION),
+        (masked(Opcode.TEXT, b"x", fin=False) + masked(Opcode.CONT, b"", fin=False) * 5000, CloseCode.POLICY_VIOLATION),
+        (masked(Opcode.PING, b"") * 5000, CloseCode.POLICY_VIOLATION),
         (masked(Opcode.TEXT, b"x") * 20, CloseCode.POLICY_VIOLATION),
         (masked(Opcode.TEXT, b"fall over"), CloseCode.INTERNAL_ERROR),
     ],

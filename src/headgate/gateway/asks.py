@@ -200,7 +200,22 @@ def looked_into(body: object, ranges: Ranges) -> Shape:
     if isinstance(shape.logit_bias, dict):
         for token, bias in shape.logit_bias.items():
             _within("logit_bias", bias, -100, 100, f" for token {token[:32]!r}")
+    elif shape.logit_bias is not None:
+        _check_pairs(shape.logit_bias)
     return shape
+
+
+def _check_pairs(biases: list[Any]) -> None:
+    """As llama.cpp has them: [token id or text, bias or false]."""
+    for pair in biases:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | str):
+            raise InvalidRequest("logit_bias: as a list, it is pairs of a token and its bias", param="logit_bias")
+        token, bias = pair
+        if bias is not False and not isinstance(bias, int | float):
+            raise InvalidRequest(
+                f"logit_bias of token {str(token)[:32]!r} must be a number or false", param="logit_bias"
+            )
+        _within("logit_bias", bias, -100, 100, f" for token {str(token)[:32]!r}")
 
 
 def _check_stops(stop: str | list[str] | None, ranges: Ranges) -> None:

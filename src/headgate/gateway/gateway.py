@@ -60,6 +60,8 @@ MOST_REPLICAS: Final = 16
 """That one stream may be begun and gone on with by."""
 MOST_FRUITLESS: Final = 2
 """Of them, those in a row that add nothing to it: it may be what kills them."""
+TEMPLATE_TOKENS: Final = 4096
+"""What a chat template may add to a prompt, at most."""
 AFTER_FLAW_S: Final = 0.1
 """Until the dispatcher, which raised, is asked again who is next."""
 NO_TAGS: dict[str, str] = {}
@@ -564,7 +566,7 @@ class Gateway:
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
         """It is recorded and let go of first, and learned from last."""
-        told = usage = summary.usage if summary is not None else None
+        told = usage = None if summary is None or summary.usage is None else _believed(summary.usage, ticket.accepted)
         if usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
             # It left before usage was told: what was made so far counts all the same, or leaving early would be free.
             left = outcome in UNHEARD and not ticket.accepted.request.stream and not summary.events
@@ -797,6 +799,18 @@ def _unsaid(accepted: Accepted, output: int) -> int:
     if allowance is None or allowance.tokens is None:
         return 0
     return max(0, allowance.tokens * accepted.request.choices - output)
+
+
+def _believed(usage: tuple[int, int], accepted: Accepted) -> tuple[int, int]:
+    """What an engine says that it computed, up to what can be: others of the same tenant pay for it. A token is a byte
+    at least, beside what a template adds; a response may go on with what the engine has kept."""
+    prompt, output = usage
+    allowance, size = accepted.allowance, accepted.prompt_bytes
+    if allowance is not None and allowance.tokens is not None:
+        output = min(output, allowance.tokens * accepted.request.choices)
+    if size and accepted.path != RESPONSES and "tools" not in accepted.body:
+        prompt = min(prompt, size + TEMPLATE_TOKENS)
+    return prompt, output
 
 
 def _ours(request_id: str, flaw: Exception) -> ServeError:

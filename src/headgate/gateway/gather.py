@@ -15,7 +15,7 @@ from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
-from headgate.replica.openai import read_error
+from headgate.replica.openai import decode_event, read_error
 
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of events for one answer; no lane's ceiling comes near."""
@@ -38,7 +38,7 @@ class Whole:
 
     def add(self, event: bytes) -> None:
         """Raises msgspec.DecodeError, TypeError or LookupError for what is no event of a completion."""
-        said = msgspec.json.decode(event)
+        said = decode_event(event)
         choices = said.pop("choices")
         if not isinstance(choices, list) or not isinstance(said.get("object"), str | None):
             raise TypeError("no event of a completion")

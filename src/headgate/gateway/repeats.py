@@ -42,6 +42,7 @@ class Repeats:
             end = looked_at + self._due
             if self._look(waiting[looked_at:end]):
                 self.heard = end - before
+                waiting.clear()  # whoever hears this may let it go on: the replica has ended it itself
                 return True
             looked_at = end
         del waiting[:looked_at]

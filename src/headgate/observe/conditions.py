@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from headgate.model.replica import Load, ReplicaId
 from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.health import State
 from headgate.policy.promise import FleetReading
 
 Condition = Literal["up", "starting", "parked", "down"]
@@ -92,7 +93,10 @@ class Conditions:
     def why(self, replica_id: ReplicaId) -> str:
         """What is known of why a replica is not in use."""
         watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
-        return (watch.why if watch is not None else "") or ("" if standing is None else standing.why)
+        if watch is not None and watch.why:
+            return watch.why
+        # One that health has not put out yet has a standing that says why it is in use.
+        return standing.why if standing is not None and standing.state in (State.EJECTED, State.PROBATION) else ""
 
     # -- one replica ---------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ MOST_SAMPLES = 256
 """Of one name."""
 MOST_LOOKS = 4 * MOST_SAMPLES
 """At lines in which the name stands."""
+MOST = 1e15
+"""Of a value: what is more is nonsense."""
 LONGEST_LINE = 4096
 """Characters of a line that are looked at."""
 
@@ -95,7 +97,7 @@ def read_gauges(kind: str | None, text: str) -> dict[str, float]:
                     who = _RANK.sub("", labels)
                     values[who] = max(value, values.get(who, value))
             if values:
-                found[ours] = (max if ours in SHARES else sum)(values.values())
+                found[ours] = min(1.0, max(values.values())) if ours in SHARES else sum(values.values())
                 break
     return found
 
@@ -118,9 +120,9 @@ def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
 
 
 def _number(words: list[str]) -> float | None:
-    """None: it is none, or not yet: some say NaN before the first request. Nor is what is without end."""
+    """None: it is none, or not yet: some say NaN before the first request. Nor is what is without end, or below 0."""
     try:
         value = float(words[0]) if words else float("nan")
     except ValueError:
         return None
-    return value if isfinite(value) else None
+    return value if isfinite(value) and 0.0 <= value <= MOST else None

@@ -107,6 +107,18 @@ def is_event(data: bytes) -> bool:
     return isinstance(found, dict)
 
 
+def decode_event(data: bytes) -> Any:
+    """What an event says. Numbers without end, as 1e999, are JSON, although msgspec does not take them: they are null
+    to the client. Raises msgspec.DecodeError or RecursionError."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        try:
+            return json.loads(data.decode(), parse_constant=_no_number)
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from None
+
+
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 

@@ -100,7 +100,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _int(text: str) -> int:
-    if len(text) > INT_DIGITS:
+    if len(text.lstrip("-")) > INT_DIGITS:
         raise _Flaw(f"integer of more than {INT_DIGITS} digits")
     return int(text)
 
