@@ -47,8 +47,9 @@ def key_file(tmp_path: Path, key: str = KEY) -> Path:
 
 
 def replicas_of(url: str) -> list[dict[str, Any]]:
+    """By name: they are told in the order in which they came into use."""
     found: list[dict[str, Any]] = json.loads(ask(f"{url}/admin/state")[1])["replicas"]
-    return found
+    return sorted(found, key=lambda one: str(one["id"]))
 
 
 def all_said(url: str) -> bytes:
