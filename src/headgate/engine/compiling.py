@@ -123,7 +123,8 @@ class Compiling:
         try:
             self._start()  # now, not with the first grammar: it takes half a second
         except (OSError, EOFError):
-            log.exception("the process that tries grammars out can't be started")
+            if not self._closing:  # an engine that is ended while it starts ends this one, too
+                log.exception("the process that tries grammars out can't be started")
         while (job := self._work.get()) is not None:
             self._report(job, self._judged(job.grammar))
         self._end()
