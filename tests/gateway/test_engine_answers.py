@@ -286,3 +286,20 @@ def test_what_an_engine_says_of_itself_never_ends_the_gateway(tmp_path: Path, na
                 time.sleep(0.1)
             assert process.poll() is None
             json.loads(ask(f"{url}/admin/state")[1])
+
+
+def test_usage_is_believed_up_to_what_can_be(tmp_path: Path) -> None:
+    """An engine that said 99 999 999 tokens used a tenant's limit up for its other requests."""
+    usage = b'"usage":{"prompt_tokens":99999999,"completion_tokens":99999999}'
+    lie = GOOD.replace(b'"usage":{"prompt_tokens":3,"completion_tokens":1}', usage)
+    assert usage in lie
+    with raw_engine({"lie": whole(lie)}) as engine:
+        path = tmp_path / "headgate.yaml"
+        path.write_text(json.dumps({"replicas": [{"url": engine.url, "slots": 2}], "listen": {"port": 0}}))
+        with headgate("serve", "--config", str(path)) as (_, url):
+            eventually(lambda: ask(f"{url}/health/ready")[0] == 200)
+            assert ask(url + CHAT, chat("say=lie", max_tokens=20), {"x-request-id": "lie"})[0] == 200
+            eventually(lambda: ask(f"{url}/admin/requests/lie")[0] == 200)
+            record = json.loads(ask(f"{url}/admin/requests/lie")[1])["record"]
+    assert record["output_tokens"] == 20
+    assert record["prompt_tokens"] < 5000

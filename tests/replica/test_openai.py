@@ -1,9 +1,11 @@
+import msgspec
 import pytest
 
 from headgate.model.record import EngineTimings
 from headgate.replica.openai import (
     MOST_QUOTED,
     MOST_S,
+    decode_event,
     flaw_in,
     quoted,
     read_answer,
@@ -133,3 +135,10 @@ def test_a_whole_answer_is_judged_and_counted(
     assert found == flaw
     assert found == flaw_in(body, wanted)
     assert (None if usage is None else (usage.prompt, usage.output)) == told
+
+
+def test_a_number_without_end_is_json_and_nan_is_not() -> None:
+    assert decode_event(b'{"choices":[],"timings":1e999}')["choices"] == []
+    for flawed in (b'{"timings":NaN}', b'{"timings":', b"\xff"):
+        with pytest.raises(msgspec.DecodeError):
+            decode_event(flawed)
