@@ -55,6 +55,8 @@ def test_a_quiet_tenant_is_served_beside_one_that_keeps_thirty_long_streams_comi
             for _ in range(20):
                 firsts.append(await spoken(quiet, "itl=5 n=10"))
                 await asyncio.sleep(0.15)
+            # Not after they leave: an engine may get the next request before it notices that one has gone.
+            assert seen(engine)["most"] == 8
             for one in flood:
                 one.cancel()
             await asyncio.gather(*flood, return_exceptions=True)
@@ -62,7 +64,6 @@ def test_a_quiet_tenant_is_served_beside_one_that_keeps_thirty_long_streams_comi
 
     with double() as (_, engine), gateway(tmp_path, config, engine) as url:
         firsts = asyncio.run(both(url, engine))  # a refusal would raise
-        assert seen(engine)["most"] == 8
         assert sorted(firsts)[-2] < 0.3
         eventually(lambda: seen(engine)["running"] == 0)
 
