@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOT = {
     "model": "lane pace quantile replica request sampling sequence step tier",
     "policy": "admit affinity allowance batch blocks chunks commitment dispatcher estimate fair fleet full gradient"
-    " health hedge holders lanes limits members move_time neighbours outlier output output_length passage"
+    " grown health hedge holders lanes limits members move_time neighbours outlier output output_length passage"
     " prefills promise prompt_size retry route runaway shape shared_limits speculate standing turns urgency",
     "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
     "replica": "call connection dialects http openai sse",

@@ -12,9 +12,10 @@ from random import Random
 from tests.ordinary.art import ART
 from tests.ordinary.code import CODE
 from tests.ordinary.lists import LISTS
+from tests.ordinary.templates import TEMPLATES
 from tests.ordinary.verse import VERSE
 
-KINDS: tuple[Callable[[Random], str], ...] = (*LISTS, *VERSE, *CODE, *ART)
+KINDS: tuple[Callable[[Random], str], ...] = (*LISTS, *VERSE, *CODE, *ART, *TEMPLATES)
 EACH = 24
 SHIPPED = 400
 LONGEST = 16_000

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.engine.bound import COLLAPSED
 from headgate.model.output_config import Runaway
-from headgate.policy.runaway import LEAST, PATTERNS, PHRASES, SENTENCES, WINDOW, Detector, kind_of
+from headgate.policy.runaway import LEAST, LINES, MEMBERS, PATTERNS, PHRASES, SENTENCES, WINDOW, Detector, kind_of
+from tests.ordinary.answers import ANSWERS
 from tests.ordinary.corpus import made, mixed
+from tests.ordinary.loops import LATE, LOOPS, SEA
 from tests.ordinary.words import paragraph, sentence
 
 
@@ -34,6 +37,20 @@ def test_thousands_of_ordinary_texts_are_left_alone() -> None:
     ended = [(text.kind, text.number) for text in texts if stopped_at(text.text) is not None]
     assert len(texts) >= 2000
     assert ended == []
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("size", [1, 4, 23])
+def test_equal_lines_that_were_asked_for_are_left_alone(name: str, size: int) -> None:
+    assert stopped_at(ANSWERS[name], size) is None
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_same_where_the_model_is_sure_of_itself(name: str) -> None:
+    """Our engine needs less then: whoever copies a line is sure of the next word."""
+    detector, data = Detector(), ANSWERS[name].encode()
+    detector.share = COLLAPSED
+    assert not any(detector.hear(data[at : at + 4]) for at in range(0, len(data), 4))
 
 
 def test_a_loop_in_which_numbers_counted_on_at_first_is_ended() -> None:
@@ -65,11 +82,57 @@ def test_sentences_that_repeat_are_ended_within_three_repetitions(count: int) ->
 
 def test_one_that_says_two_things_in_turn_is_noticed_by_both_together() -> None:
     """The likeness of the halves must not hide the likeness of the wholes."""
-    said = sentences(3, 1)
+    said, start = sentences(3, 1), sentences(4, 3) + " "
     unit = f"{said} {said}\n\n"
-    at = stopped_at(unit * 12)
+    at = stopped_at(start + unit * 12)
     assert at is not None
-    assert at <= 4 * len(unit) + 4
+    assert at <= len(start) + 4 * len(unit) + 4
+
+
+def test_one_that_says_each_of_two_things_twice_is_noticed() -> None:
+    """Where what repeats goes on otherwise, a few bytes are found in many places: more of them say where it was so."""
+    down, up = (f"but if you have a list of numbers you may want to sort it in {how} order, " for how in ["down", "up"])
+    unit = down + down + up + up
+    at = stopped_at(sentences(5, 2) + " " + unit * 8)
+    assert at is not None
+    assert at <= len(sentences(5, 2)) + 5 * len(unit)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_what_has_grown_out_of_the_text_is_ended_within_three_repetitions(name: str, size: int) -> None:
+    before, unit = (text.encode() for text in LOOPS[name])
+    at = stopped_at(before + unit * 20, size)
+    assert at is not None
+    assert at <= len(before) + max(4 * len(unit), len(unit) + LEAST) + size
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_may_have_been_asked_for_is_ended_too_only_later(name: str) -> None:
+    before, unit = (text.encode() for text in LATE[name][:2])
+    at = stopped_at(before + unit * 1000)
+    assert at is not None
+    assert len(before) + 6 * len(unit) < at <= len(before) + LATE[name][2] * len(unit)
+
+
+def test_a_list_is_ended_where_items_that_differ_came_first() -> None:
+    """The numbers of the items count on; those within them are the same each time."""
+    some = [sentences(seed, 1) for seed in range(20, 26)]
+    items = [*some, *["The Roman Empire was divided into 12 tiers, each with its own capital city."] * 30]
+    text = "".join(f"{at}. {item}\n" for at, item in enumerate(items, 1))
+    at = stopped_at(text)
+    assert at is not None
+    assert text[:at].count("12 tiers") <= 7  # the tenth number is longer, and what was before it is no evidence
+
+
+def test_lines_in_a_fence_are_code_however_long_ago_it_was_opened() -> None:
+    code = "".join(f"{sentence(random.Random(at))}\n\n" for at in range(300)) + f"{SEA}\n\n"
+    assert len(code) > 2 * WINDOW
+    fenced, unit = f"```\n{code}", f"{sentences(1, 4)} {SEA}\n\n"
+    late, soon = stopped_at(fenced + unit * 40), stopped_at(code + unit * 40)
+    assert late is not None
+    assert soon is not None
+    assert soon - len(code) < 5 * len(unit) < 10 * len(unit) < late - len(fenced)
 
 
 def test_short_phrases_need_more_and_patterns_most() -> None:
@@ -135,6 +198,15 @@ def test_nothing_said_is_nothing_learned() -> None:
     ("unit", "kind"),
     [
         ("The sea is a vast and mysterious realm beyond us. ", SENTENCES),
+        ("The sea is a vast and mysterious realm beyond us.\n", SENTENCES),
+        ("1. The sea is a vast and mysterious realm beyond us.\n", SENTENCES),
+        ("- The sea is a vast and mysterious realm beyond us.\n", LINES),
+        ("The sea is a vast and mysterious realm beyond us\n", LINES),
+        ("Child: The sea is a vast and mysterious realm beyond us.\n", LINES),
+        ("<p>The sea is a vast and mysterious realm beyond us.</p>", LINES),
+        ("come back home\n", LINES),
+        ('ead",\n  "origin": "east",\n  "name": "Br', MEMBERS),
+        ('ead"},\n  {"origin": "east", "name": "Br', PATTERNS),
         ("terious realm beyond us. The sea is a vast and mys", SENTENCES),
         ("we will rock ", PHRASES),
         ("| pending | pending ", PATTERNS),
