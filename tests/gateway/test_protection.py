@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from headgate.gateway.output import plain
 from headgate.gateway.repeats import FIRST, MOST, Repeats
 from headgate.policy.runaway import Detector
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
 from tests.gateway.test_websocket import answer, opened, say
+from tests.ordinary.answers import ANSWERS
 from tests.ordinary.corpus import ordinary
+from tests.ordinary.loops import LOOPS
 
 pytestmark = pytest.mark.timeout(60)
 LINE = "The sea is vast and blue, and nobody has seen the end of it. "
@@ -85,14 +88,14 @@ def test_an_answer_in_one_piece_that_is_short_anyway_is_the_engines_own(url: str
 # -- as seldom as the answer allows --------------------------------------------------------------------------
 
 
-def event(text: str) -> bytes:
-    return b'{"choices":[{"index":0,"delta":{"content":%b}}]}' % json.dumps(text).encode()
+def event(text: str, ascii_only: bool = True) -> bytes:
+    return b'{"choices":[{"index":0,"delta":{"content":%b}}]}' % json.dumps(text, ensure_ascii=ascii_only).encode()
 
 
-def ended_after(pieces: list[str], at_once: int = 1) -> int | None:
+def ended_after(pieces: list[str], at_once: int = 1, ascii_only: bool = True) -> int | None:
     """Events until it has run away."""
     repeats = Repeats(Detector())
-    events = [event(piece) for piece in pieces]
+    events = [event(piece, ascii_only) for piece in pieces]
     for at in range(0, len(events), at_once):
         if repeats.hear(events[at : at + at_once]):
             return at + repeats.heard
@@ -110,6 +113,29 @@ def test_it_is_told_as_soon_as_if_every_event_were_looked_at(size: int, at_once:
     assert found is not None
     assert found <= max(exact + 2, FIRST)
     assert found * size <= 60 + 5 * len(LINE) + FIRST * size
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("name", LOOPS)
+def test_it_is_the_text_that_counts_however_the_engine_writes_it(name: str, ascii_only: bool) -> None:
+    """Engines may write `\\u0939` for a letter, and must write `\\n` for the end of a line."""
+    before, unit = LOOPS[name]
+    text = before + unit * 20
+    ended = ended_after([text[at : at + 4] for at in range(0, len(text), 4)], 1, ascii_only)
+    assert ended is not None
+    assert ended * 4 <= len(before) + max(4 * len(unit), len(unit) + 96) + 8
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_equal_lines_that_were_asked_for_are_left_alone(name: str, ascii_only: bool) -> None:
+    text = ANSWERS[name]
+    assert ended_after([text[at : at + 4] for at in range(0, len(text), 4)], 1, ascii_only) is None
+
+
+def test_half_of_a_character_is_taken_as_it_is_written() -> None:
+    assert plain(rb"\ud83d") == rb"\ud83d"
+    assert plain(rb"\ud83d\ude00\n") == "\U0001f600\n".encode()
 
 
 def test_ordinary_text_is_left_alone() -> None:

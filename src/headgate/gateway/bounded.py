@@ -12,7 +12,7 @@ import msgspec
 from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.accept import Accepted
 from headgate.gateway.gather import MOST_CHOICES, Gather
-from headgate.gateway.output import DONE, REPETITION, text_of
+from headgate.gateway.output import DONE, REPETITION, plain, text_of
 from headgate.gateway.relay import NONE_ENDED, Relay
 from headgate.gateway.repeats import Repeats
 from headgate.gateway.response_reader import ResponseReader
@@ -62,7 +62,7 @@ def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
         return relay
     detector = Detector(allowance.runaway)
     for piece in bytes(relay.said or b"").split(b"\n"):
-        detector.hear(piece)
+        detector.hear(plain(piece))
     return Bounded(relay, detector)
 
 

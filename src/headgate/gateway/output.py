@@ -58,6 +58,20 @@ def text_of(event: bytes) -> bytes:
     return event[start:end] if end > 0 else b""
 
 
+_READ_TEXT: Final = msgspec.json.Decoder(str)
+
+
+def plain(text: bytes) -> bytes:
+    """The text that is written so in JSON."""
+    ended = text.replace(b"\\n", b"\n")
+    if b"\\" not in ended:
+        return ended  # the ends of lines are by far the most of what is written otherwise
+    try:
+        return _READ_TEXT.decode(b'"' + text + b'"').encode()
+    except (msgspec.DecodeError, UnicodeError):
+        return text  # half of a character, the other half may come in the next event
+
+
 def _escaped(event: bytes, start: int, at: int) -> bool:
     """Whether the character at `at` has an odd number of backslashes before it."""
     first = at

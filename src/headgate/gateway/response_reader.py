@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.output import REPETITION
+from headgate.gateway.output import REPETITION, plain
 from headgate.gateway.relay import Relay
 from headgate.gateway.response_voice import DONE, Said, read_said
 from headgate.model.errors import ReplicaFailed
@@ -99,7 +99,7 @@ class ResponseReader:
 
     def _repeats(self, said: Said) -> bool:
         assert self._detector is not None
-        return self._detector.hear(bytes(said.delta)[1:-1])  # without its quotes
+        return self._detector.hear(plain(bytes(said.delta)[1:-1]))  # without its quotes
 
     def on_body(self, body: bytes) -> None:
         self._relay.on_body(body)
