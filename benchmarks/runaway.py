@@ -5,6 +5,9 @@ bundled model itself: greedy, and not allowed to end, a small model soon repeats
 its end is one unit said four times or more (the numbers of a list may count on); it is caught in time if it is ended
 before the unit has been said a fifth time, that is within three repetitions.
 
+The rules were chosen by the answers to every second prompt; what they do with those to the others is told apart. The
+first 200 prompts are chats, which are watched by default; `--prompts 250` adds completions, which are not.
+
 That can only be asked of units that say something. Of `| | |`, `0, ` or `retrying...` four in a row are nothing: the
 ordinary texts have tables of 29 equal rows, and 11 equal lines in a log. Such loops are counted all the same, by kind,
 and a further figure says how many are ended within three repetitions or 512 bytes of repetition, whichever is later.
@@ -30,7 +33,18 @@ from tests.ordinary.corpus import ordinary  # noqa: E402
 
 from headgate.gateway.output import text_of  # noqa: E402
 from headgate.gateway.repeats import Repeats  # noqa: E402
-from headgate.policy.runaway import LEAST, PATTERNS, PHRASES, SENTENCES, STAMMER, Detector, Kind, kind_of  # noqa: E402
+from headgate.policy.runaway import (  # noqa: E402
+    LEAST,
+    LINES,
+    MEMBERS,
+    PATTERNS,
+    PHRASES,
+    SENTENCES,
+    STAMMER,
+    Detector,
+    Kind,
+    kind_of,
+)
 
 TITLE = "The runaway detector: what it ends, what it leaves alone, what it costs"
 RESULTS = ROOT / "benchmarks" / "results" / "runaway.json"
@@ -54,7 +68,11 @@ ASKED = (
     "Write a table in Markdown about {}.|Write an essay about {} in five paragraphs.|Make a JSON list about {}."
 )
 BEGUN = ("The {} is", "Once upon a time there was {},", "1. {}\n2.", "def make():\n    # {}\n", "Chapter 1: {}\n\n")
-KINDS: dict[str, Kind] = {"sentences": SENTENCES, "phrases": PHRASES, "stammer": STAMMER, "patterns": PATTERNS}
+CHATS = len(TOPICS.split("|")) * len(ASKED.split("|"))
+KINDS: dict[str, Kind] = {
+    "sentences": SENTENCES, "members": MEMBERS, "lines": LINES, "phrases": PHRASES, "stammer": STAMMER,
+    "patterns": PATTERNS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +198,10 @@ def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
         period, start = looped
         kind = next(name for name, kind in KINDS.items() if kind is kind_of(text[-period:]))
         repeated = None if ended is None else (ended - start - period) / period
-        samples.setdefault(f"{kind}.in_time", []).append(float(repeated is not None and repeated <= IN_TIME))
+        in_time = float(repeated is not None and repeated <= IN_TIME)
+        samples.setdefault(f"{kind}.in_time", []).append(in_time)
+        if answer.number % 2:
+            samples.setdefault(f"odd.{kind}.in_time", []).append(in_time)
         soon = ended is not None and ended - start - period <= max(IN_TIME * period, OR_BYTES)
         samples.setdefault(f"{kind}.soon", []).append(float(soon))
         samples.setdefault(f"{kind}.caught", []).append(float(ended is not None))
@@ -188,7 +209,14 @@ def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
         if ended is not None:
             samples.setdefault(f"{kind}.repetitions", []).append(max(0.0, repeated or 0.0))
         unit = text[start : start + min(period, 120)]
-        facts = {"prompt": answer.prompt, "kind": kind, "period": period, "start": start, "ended": ended}
+        facts = {
+            "number": answer.number,
+            "prompt": answer.prompt,
+            "kind": kind,
+            "period": period,
+            "start": start,
+            "ended": ended,
+        }
         found.append({**facts, "said": len(text), "unit": unit})
     return found
 
@@ -250,9 +278,7 @@ def main() -> int:
     parser.add_argument(
         "--said", type=Path, help="keep there what the model says, and take from there what it has said"
     )
-    parser.add_argument(
-        "--prompts", type=int, default=len(prompts()), help="ask the first so many; 0: only what --said has"
-    )
+    parser.add_argument("--prompts", type=int, default=CHATS, help="ask the first so many; 0: only what --said has")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="where to keep the result; else results/runaway.json")
     args = parser.parse_args()
@@ -265,6 +291,8 @@ def main() -> int:
     loops = judge_loops(answers, samples)
     in_time = samples.get("sentences.in_time", [])
     samples["sentences.in_time_share"] = [sum(in_time) / max(1, len(in_time))]
+    odd = samples.get("odd.sentences.in_time", [])
+    samples["odd.in_time_share"] = [sum(odd) / max(1, len(odd))]
     every = [value for name in KINDS for value in samples.get(f"{name}.in_time", [])]
     samples["all.loops"] = [float(len(every))]
     samples["all.in_time_share"] = [sum(every) / max(1, len(every))]
@@ -278,6 +306,7 @@ def main() -> int:
         Row(f"would be, if that took {OR_BYTES} bytes at least", "ordinary.if_alike_long", None, "≤", None),
         Row("loops of sentences", "sentences.loops", None, "≥", 100),
         Row("of them ended within three repetitions, share", "sentences.in_time_share", None, "≥", 0.95),
+        Row("of those that the rules were not chosen by, share", "odd.in_time_share", None, "≥", None),
         Row("loops of any kind", "all.loops", None, "≥", 100),
         Row("of them ended within three repetitions, share", "all.in_time_share", None, "≥", 0.75),
         Row(f"of them ended within three repetitions or {OR_BYTES} bytes, share", "all.soon_share", None, "≥", None),
@@ -311,7 +340,7 @@ def main() -> int:
         "tokens each": str(MOST_TOKENS),
         "others' share of the CPU time spent": f"{before.others_of_busy(CpuTime.now()):.0%}",
     }
-    out: Path | None = args.out or (RESULTS if args.prompts == len(prompts()) else None)
+    out: Path | None = args.out or (RESULTS if args.prompts == CHATS else None)
     if out is not None:
         Report(TITLE, "benchmarks/runaway.py", facts, verdicts, samples, (grid, costs)).keep(out)
         out.with_suffix(".loops.json").write_text(json.dumps(loops, indent=1) + "\n")
