@@ -137,8 +137,9 @@ def test_a_whole_answer_is_judged_and_counted(
     assert (None if usage is None else (usage.prompt, usage.output)) == told
 
 
-def test_a_number_without_end_is_json_and_nan_is_not() -> None:
+def test_what_is_no_number_is_null_and_what_is_cut_off_is_nothing() -> None:
     assert decode_event(b'{"choices":[],"timings":1e999}')["choices"] == []
-    for flawed in (b'{"timings":NaN}', b'{"timings":', b"\xff"):
+    assert decode_event(b'{"choices":[],"timings":NaN}') == {"choices": [], "timings": None}
+    for flawed in (b'{"timings":', b"\xff", b"[" * 5000):
         with pytest.raises(msgspec.DecodeError):
             decode_event(flawed)

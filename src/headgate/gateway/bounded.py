@@ -22,6 +22,7 @@ from headgate.model.lane import Lane
 from headgate.policy.output import Allowance
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
+from headgate.replica.openai import decode_event
 
 TOLD_WHOLE: Final = (
     "tools", "functions", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "audio",
@@ -140,7 +141,7 @@ def _says_end(event: bytes) -> bool:
 def ended_in(event: bytes) -> frozenset[int]:
     """The choices that an event says the end of."""
     try:
-        choices = msgspec.json.decode(event)["choices"]
+        choices = decode_event(event)["choices"]
         ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
         return frozenset([index for index in ended if isinstance(index, int) and 0 <= index < MOST_CHOICES])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):

@@ -8,11 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from headgate.replica.dialects import continued
+from headgate.replica.openai import decode_event, encode_told
 
 _HEAD: Final = ("id", "object", "created", "model", "system_fingerprint")
 """What is the same in all events of a stream."""
-_decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
 
 
 def can_go_on(path: str, body: dict[str, Any]) -> bool:
@@ -46,7 +45,7 @@ def rest_of(kind: str | None, path: str, body: dict[str, Any], said: bytearray, 
 def has_ended(last: bytes) -> bool:
     """Whether a stream's last event says why it ends, or what it took: nothing is missing but the end itself."""
     try:
-        said = _decode(last)
+        said = decode_event(last)
         if not said["choices"]:
             return isinstance(said.get("usage"), dict)
         return any(one.get("finish_reason") is not None for one in said["choices"])
@@ -60,7 +59,7 @@ class Continuation:
     def __init__(self, first: bytes, before: int) -> None:
         """`first` is the stream's first event, `before` how many tokens have been passed on so far."""
         try:
-            began = _decode(first)
+            began = decode_event(first)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             began = {}
         self._head = {name: began[name] for name in _HEAD if name in began} if isinstance(began, dict) else {}
@@ -69,7 +68,7 @@ class Continuation:
     def told(self, event: bytes) -> bytes | None:
         """As the first replica would have said it. None: nothing the client has not heard."""
         try:
-            said = _decode(event)
+            said = decode_event(event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return event  # [DONE], or whatever it is
         if not isinstance(said, dict) or "error" in said:
@@ -87,7 +86,7 @@ class Continuation:
                 delta.pop("role", None)
                 speaks = speaks or any(delta.values())
             speaks = speaks or bool(choice.get("text")) or choice.get("finish_reason") is not None
-        return _encode({**said, **self._head}) if speaks else None
+        return encode_told({**said, **self._head}) if speaks else None
 
     def _add_up(self, usage: dict[str, Any], timings: object) -> None:
         """The second replica took what was said for a part of its prompt."""

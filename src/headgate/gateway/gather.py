@@ -15,7 +15,7 @@ from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
-from headgate.replica.openai import decode_event, read_error
+from headgate.replica.openai import decode_event, encode_told, read_error
 
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of events for one answer; no lane's ceiling comes near."""
@@ -73,7 +73,7 @@ class Whole:
             output = self.events
             counts = {"prompt_tokens": prompt_tokens, "completion_tokens": output}
             head |= {"usage": {**counts, "total_tokens": prompt_tokens + output}, "headgate_usage": "estimated"}
-        return msgspec.json.encode({**head, "choices": choices})
+        return encode_told({**head, "choices": choices})
 
 
 def _index(entry: dict[str, Any]) -> int:

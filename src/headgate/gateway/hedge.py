@@ -28,6 +28,7 @@ from headgate.model.record import Attempt, Hedged, Seen
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
 from headgate.replica.http import Call
+from headgate.replica.mend import mended
 from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s
 
 MOST_KEPT: Final = 1024 * 1024
@@ -220,7 +221,7 @@ class Rival:
             if events[0].startswith(_ERROR):
                 self._fail(ReplicaFailed("the replica sent an error"), False)
                 return
-            if not is_event(events[0]):
+            if not is_event(events[0]) and not is_event(mended(events[0])):
                 self._fail(ReplicaFailed("the replica sent an event that is no JSON object"), False)
                 return
             if not self._streams or not any(speaks(event) for event in events):
@@ -233,7 +234,7 @@ class Rival:
 
     def on_body(self, body: bytes) -> None:
         if not self._leads:
-            flaw = flaw_in(body, "")
+            flaw = flaw_in(body, "") and flaw_in(mended(body), "")
             if flaw:
                 self._fail(ReplicaAnswered(f"the replica {flaw}"), False)
                 return

@@ -12,6 +12,7 @@ import msgspec
 
 from headgate.model.lane import Lane
 from headgate.policy.output import Allowance
+from headgate.replica.openai import decode_event, encode_told
 from headgate.wire.errors import Headers
 
 TIMINGS: Final = "x-headgate-timings"
@@ -85,11 +86,11 @@ def _decoded_text(event: bytes) -> bytes:
     if b'": "' not in event:
         return b""
     try:
-        choices = msgspec.json.decode(event)["choices"]
+        choices = decode_event(event)["choices"]
         delta = choices[0].get("delta") or choices[0]
         text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
         # Of anything but a text there may be nothing within its first and last byte.
-        return msgspec.json.encode(text)[1:-1] if isinstance(text, str) else b""
+        return encode_told(text)[1:-1] if isinstance(text, str) else b""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return b""
 
@@ -100,7 +101,7 @@ def speaks(event: bytes) -> bool:
     if text_of(event):
         return True
     try:
-        choices = msgspec.json.decode(event)["choices"]
+        choices = decode_event(event)["choices"]
         for choice in choices:
             delta = choice.get("delta") or {}
             if choice.get("finish_reason") is not None or choice.get("text"):
@@ -126,12 +127,12 @@ def content_of(event: bytes) -> bytes:
     if event.find(REASONING) < 0:
         return text_of(event)
     content = _delta(event).get("content")
-    return msgspec.json.encode(content)[1:-1] if isinstance(content, str) else b""
+    return encode_told(content)[1:-1] if isinstance(content, str) else b""
 
 
 def _delta(event: bytes) -> dict[str, Any]:
     try:
-        delta: dict[str, Any] = dict(msgspec.json.decode(event)["choices"][0]["delta"])
+        delta: dict[str, Any] = dict(decode_event(event)["choices"][0]["delta"])
         return delta
     except (
         msgspec.DecodeError,
@@ -149,7 +150,7 @@ def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still:
     """The events that end a stream in the replica's place. `first` is any of its own: who it is, is the same in all.
     `usage` is what the gateway knows, since the replica is not asked any more. `still`: the choices that go on."""
     try:
-        began: dict[str, Any] = msgspec.json.decode(first)
+        began: dict[str, Any] = decode_event(first)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         began = {}
     head = {name: began[name] for name in ("id", "object", "created", "model") if name in began}
@@ -160,8 +161,8 @@ def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still:
     prompt, output = usage
     counts = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
     return [
-        *[msgspec.json.encode({**head, "choices": [choice]}) for choice in ends],
-        msgspec.json.encode({**head, "choices": [], "usage": counts, "headgate_usage": "estimated"}),
+        *[encode_told({**head, "choices": [choice]}) for choice in ends],
+        encode_told({**head, "choices": [], "usage": counts, "headgate_usage": "estimated"}),
         DONE,
     ]
 

@@ -36,10 +36,12 @@ from headgate.replica.openai import (
     error_body,
     has_finish,
     is_event,
+    mended_event,
     named,
     quoted,
     read_answer,
     read_error,
+    read_mended,
     read_usage,
     room_in_s,
 )
@@ -392,6 +394,7 @@ class Relay:
         self._heard_at = self.last_at = now
         tokens: list[bytes] = []
         call = self._call
+        chunk: Chunk | None
         for data in events:
             # As cheap as to look for the words `usage` and `error` in it, and nothing that is no JSON gets past it.
             try:
@@ -399,7 +402,7 @@ class Relay:
                     data.decode()
                 chunk = decode_chunk(data)
             except (ValueError, RecursionError):
-                chunk = None
+                data, chunk = _mended(data, self._wanted)
             if chunk is not None and chunk.usage is chunk.error:  # NOTHING, both of them
                 tokens.append(data)
                 continue
@@ -435,6 +438,8 @@ class Relay:
             self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
         else:
             flaw, self._usage = read_answer(self._body, self._wanted)
+            if flaw:
+                self._body, flaw, self._usage = read_mended(self._body, self._wanted)
             if flaw:
                 self._break_off(ReplicaAnswered(f"the replica {flaw}"))
                 return
@@ -762,3 +767,12 @@ class Relay:
                 stop=stop,
             )
         )
+
+
+def _mended(data: bytes, wanted: str) -> tuple[bytes, Chunk | None]:
+    """An event that is no JSON, or more than is read of it: [DONE], nothing, half a character, or, with null for what
+    can't be passed on, an event after all."""
+    if data == DONE or not data or is_event(data):
+        return data, None
+    told = mended_event(data, wanted if wanted == "choices" else "")
+    return told, None if told is data else decode_chunk(told)

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.replica.mend import mended
+from headgate.replica.openai import decode_event, encode_told
+
 DONE: Final = b"[DONE]"
 MOST_KEPT: Final = 1024 * 1024
 """Characters of an answer that are kept, to be told once more at its end. Beyond, the end tells none."""
 NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
 """What reading something else as a chat may raise."""
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 class Said(msgspec.Struct):
@@ -31,7 +32,15 @@ class Said(msgspec.Struct):
     code: str | int | None = None
 
 
-read_said = msgspec.json.Decoder(Said).decode
+_decode_said = msgspec.json.Decoder(Said).decode
+
+
+def read_said(data: bytes) -> Said:
+    """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError."""
+    try:
+        return _decode_said(data)
+    except (msgspec.DecodeError, RecursionError):
+        return _decode_said(mended(data))  # as with half a character, which is passed on as it is
 
 
 def sse(name: str, data: bytes) -> bytes:
@@ -125,7 +134,7 @@ class Native:
         if data.startswith(b'{"choices"'):
             self._ending = self._ending or Ending()
             with suppress(*NO_CHAT):
-                self._ending.take(_decode(data))
+                self._ending.take(decode_event(data))
             return b""
         if data.startswith(b'{"error"'):
             return failure(data, self._events)
@@ -144,14 +153,14 @@ class Native:
     def _end(self, ending: Ending) -> bytes:
         """The gateway ends it in the replica's place, with what there is."""
         try:
-            text = "".join(_decode(piece) for piece in self._said) if self._kept < MOST_KEPT else ""
-            began = _decode(self._began)
+            text = "".join(decode_event(piece) for piece in self._said) if self._kept < MOST_KEPT else ""
+            began = decode_event(self._began)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
             text, began = "", {}
         output = [message("msg_0", text, "completed" if ending.reason is None else "incomplete")]
         response = ending.finished(began if isinstance(began, dict) else {}, output)
         name = f"response.{response['status']}"
-        return sse(name, _encode({"type": name, "sequence_number": self._events, "response": response}))
+        return sse(name, encode_told({"type": name, "sequence_number": self._events, "response": response}))
 
 
 class Translated:
@@ -170,14 +179,14 @@ class Translated:
 
     def body(self, body: bytes) -> bytes:
         try:
-            said: dict[str, Any] = _decode(body)
+            said: dict[str, Any] = decode_event(body)
             self._ending.take(said)
             choices = said.get("choices") or [{}]
             text = (choices[0].get("message") or {}).get("content") or ""
         except NO_CHAT:
             return body
         began = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
-        return _encode(self._ending.finished(began, [self._message(text, self._status())]))
+        return encode_told(self._ending.finished(began, [self._message(text, self._status())]))
 
     def event(self, data: bytes) -> bytes:
         if data == DONE:
@@ -185,7 +194,7 @@ class Translated:
         if data.startswith(b'{"error"'):
             return failure(data, self._number)
         try:
-            said: dict[str, Any] = _decode(data)
+            said: dict[str, Any] = decode_event(data)
             self._ending.take(said)
             deltas = [(choice.get("delta") or {}).get("content") for choice in said.get("choices") or ()]
         except NO_CHAT:
@@ -235,7 +244,7 @@ class Translated:
         return {"item_id": self._item, "output_index": 0, "content_index": 0}
 
     def _tell(self, name: str, **fields: Any) -> bytes:
-        data = _encode({"type": name, "sequence_number": self._number, **fields})
+        data = encode_told({"type": name, "sequence_number": self._number, **fields})
         self._number += 1
         return sse(name, data)
 
@@ -247,9 +256,9 @@ def message(name: str, text: str | None, status: str) -> dict[str, Any]:
 
 def failure(data: bytes, number: int) -> bytes:
     """An error after the stream has begun: in the words of /v1/responses, and of everybody else."""
-    error: dict[str, Any] = _decode(data)["error"]
+    error: dict[str, Any] = decode_event(data)["error"]
     fields = {name: error.get(name) for name in ("code", "message", "param")}
-    return sse("error", _encode({"type": "error", "sequence_number": number, **fields, "error": error}))
+    return sse("error", encode_told({"type": "error", "sequence_number": number, **fields, "error": error}))
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from typing import Any, Final
 import msgspec
 
 from headgate.model.record import EngineTimings
+from headgate.replica.mend import mended
 from headgate.replica.shape import (
     NOTHING,
     AnswerUsage,
     Parts,
     Usage,
     decode_answer,
+    decode_chunk,
     decode_foreign,
     decode_parts,
     decode_timings,
@@ -32,6 +34,8 @@ MOST_S: Final = 86_400.0
 """Of a time that a replica names; more is taken for nonsense."""
 MOST_TOKENS: Final = 100_000_000
 """Of a prompt or an answer. More is nonsense, and would use up a tenant's limit for years; so is less than none."""
+INT_DIGITS: Final = 300
+"""Of a number; one with more is none."""
 FULL: Final = (429, 503)
 """How engines say that they have no room now: TGI and proxies the one, vLLM, SGLang and llama.cpp the other."""
 
@@ -59,6 +63,34 @@ def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
         return flaw_in(body, wanted), None  # what it says of its usage may be all that is wrong with it
     flaw = _flaw(whole, body, wanted)
     return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings, whole.metrics)
+
+
+def read_mended(body: bytes, wanted: str) -> tuple[bytes, str, Usage | None]:
+    """The same of a body with a flaw, with what is no JSON beside the answer taken out; and that body."""
+    told = mended(body)
+    flaw, usage = read_answer(told, wanted)
+    if told is not body and not flaw and wanted and not _has_objects(told, wanted):
+        flaw = f"answered without {wanted}"  # it was the answer that was no JSON
+    return told, flaw, usage
+
+
+def mended_event(data: bytes, wanted: str) -> bytes:
+    """The same of an event; as it is where that makes no event of it either. `wanted`: empty if it need have none."""
+    told = mended(data)
+    if told is data:
+        return data
+    try:
+        told.decode()
+        decode_chunk(told)
+        return told if not wanted or _has_objects(told, wanted) else data
+    except (ValueError, RecursionError):
+        return data
+
+
+def _has_objects(body: bytes, wanted: str) -> bool:
+    """Whether the answer in it is one."""
+    found = decode_event(body).get(wanted)
+    return isinstance(found, list) and all(isinstance(one, dict) for one in found)
 
 
 def flaw_in(body: bytes, wanted: str) -> str:
@@ -101,7 +133,7 @@ def is_event(data: bytes) -> bool:
     """Whether it is a JSON object, as each event of a stream is. Half of a character beyond 16 bits, as some engines
     write it, is allowed, although msgspec does not take it."""
     try:
-        found = json.loads(data.decode(), parse_constant=_no_number)
+        found = _lenient(data.decode())
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict)
@@ -109,14 +141,34 @@ def is_event(data: bytes) -> bool:
 
 def decode_event(data: bytes) -> Any:
     """What an event says. Numbers without end, as 1e999, are JSON, although msgspec does not take them: they are null
-    to the client. Raises msgspec.DecodeError or RecursionError."""
+    to the client, as all that `mended` takes out. Raises msgspec.DecodeError or UnicodeDecodeError."""
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         try:
-            return json.loads(data.decode(), parse_constant=_no_number)
-        except ValueError as error:
+            return _lenient(data.decode())
+        except (ValueError, RecursionError):
+            pass
+        try:
+            return _lenient(mended(data).decode())
+        except (ValueError, RecursionError) as error:
             raise msgspec.DecodeError(str(error)) from None
+
+
+def encode_told(value: Any) -> bytes:
+    """What `decode_event` gave, as JSON again. Halves of a character that came apart are one again."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return mended(json.dumps(value, separators=(",", ":")).encode())
+
+
+def _lenient(text: str) -> Any:
+    return json.loads(text, parse_constant=_no_number, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | None:
+    return int(digits) if len(digits) <= INT_DIGITS else None
 
 
 def _no_number(word: str) -> None:
@@ -126,9 +178,9 @@ def _no_number(word: str) -> None:
 def has_finish(event: bytes) -> bool:
     """Whether it says why one of its choices ends."""
     try:
-        choices = json.loads(event)["choices"]
+        choices = decode_event(event)["choices"]
         return any(isinstance(choice.get("finish_reason"), str) for choice in choices)
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return False
 
 
