@@ -40,7 +40,7 @@ AHEAD = Ahead(45, 9000, "acme", 40, 8000)
 
 
 class Alarms:
-    def state(self) -> dict[str, Any]:
+    def state(self, now: float | None = None, /) -> dict[str, Any]:
         promise = {"lane": "fast", "figure": "ttft", "percentile": 99, "within_s": 2.0, "state": "critical"}
         alert = {"name": "queue_per_replica", "lane": "", "severity": "warning", "message": "9 wait", "since_s": 4.0}
         return {"worst": "critical", "promises": [promise], "alerts": [alert]}

@@ -67,7 +67,7 @@ def test_an_outage_is_said_at_once_and_over_when_one_has_been_back_for_a_while()
     assert down is None
     assert outage.severity is CRITICAL
     assert outage.message.startswith(
-        "no replica is usable, nothing can be answered (2 down, 1 starting, 1 parked): connection refused. Start"
+        "no replica is usable, nothing can be answered (2 down, 1 starting, 1 parked): connection refused. Wait"
     )
     back = FleetReading(up=1, down=("b",))
     watch.on(back, 2.0)
@@ -106,6 +106,18 @@ def test_a_fleet_that_sleeps_is_no_outage() -> None:
     assert about_outage(FleetReading(up=0, outage=True)).startswith(
         "no replica is usable, nothing can be answered (none is known). Start"
     )
+
+
+@pytest.mark.parametrize(
+    ("down", "starting", "does"),
+    [
+        (("a",), 0, "Start them again, or look at their logs;"),
+        ((), 1, "Wait for those that start; if they are not ready soon, look at their logs;"),
+        (("a",), 1, "Wait for those that start; start the others again, or look at their logs;"),
+    ],
+)
+def test_who_starts_already_is_not_to_be_started(down: tuple[str, ...], starting: int, does: str) -> None:
+    assert f". {does} /admin" in about_outage(FleetReading(up=0, down=down, starting=starting, outage=True))
 
 
 def test_refused_ones_have_a_figure_as_often_as_the_answered_do() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.promise import FleetReading
 from headgate.policy.slo import (
     COLD_LEAST,
     ColdWatch,
@@ -688,3 +689,10 @@ def test_every_alert_says_when_it_is_only_cooling_down() -> None:
         for value in (0.1 * bound, None):
             alert.see(value, bound, 100, (None if value is None else 0.1,), 1.0)
             assert "still warning" in alert.tell(alert)
+
+
+def test_who_is_there_may_be_seen_between_two_looks() -> None:
+    slo = Slo({"fast": FAST}, ObserveConfig())
+    assert slo.see_fleet(FleetReading(up=1), 0.0) == []
+    assert slo.see_fleet(FleetReading(up=0, down=("a",), outage=True), 0.1)[0].severity is CRITICAL
+    assert (slo.state(0.1).fleet.outage, slo.state(0.1).worst) == (True, CRITICAL)

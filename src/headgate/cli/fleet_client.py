@@ -66,8 +66,8 @@ class Changer(Gateway):
 def show(url: str, key: str | None = None, console: Console | None = None) -> None:
     state = Gateway(url, key).ask("/admin/fleet")
     console = console or Console(highlight=False)
-    if outage(state["known"]):
-        console.print(Text.assemble(("OUTAGE ", "bold red"), "no replica is usable: nothing can be answered"))
+    if state["outage"]:
+        console.print(Text.assemble(("OUTAGE ", "bold red"), state["outage"]))
     console.print(replicas_table(state))
     for replica in state["known"]:
         if replica.get("why") and not replica["usable"]:
@@ -93,12 +93,6 @@ def show(url: str, key: str | None = None, console: Console | None = None) -> No
         console.print(Text(f"Start from zero, as measured: {told}", "dim"))
     for note in state["notes"][:NOTES]:
         console.print(Text.assemble((f"· {note['text']}", "bold"), "  ", (" ".join(note["reasons"]), "dim")))
-
-
-def outage(known: list[dict[str, Any]]) -> bool:
-    """None takes requests, and not because all are parked or on their way."""
-    down = [replica for replica in known if replica["state"] not in ("parked", "starting", "warming")]
-    return bool(down) and not any(replica["usable"] > 0 for replica in known)
 
 
 def replicas_table(state: dict[str, Any]) -> Table:

@@ -115,7 +115,7 @@ class Admin:
     # -- what is at hand -----------------------------------------------------------------------------------
 
     def _slo(self, exchange: Exchange) -> None:
-        exchange.respond(200, _encode(self._sources.alarms.state()))
+        exchange.respond(200, _encode(self._sources.alarms.state(self._sources.clock())))
 
     def _state(self, exchange: Exchange) -> None:
         exchange.respond(200, _encode(self.snapshot(self._sources.clock())))

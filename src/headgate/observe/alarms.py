@@ -218,8 +218,12 @@ class Alarms:
             text = f"{severity.upper()}: {change.alert}{where}: {change.message}"
             self._webhook.post(_encode({**news, "text": text}))
 
-    def state(self) -> dict[str, Any]:
-        """As of the last look, for /admin/slo and the page: JSON when encoded."""
+    def state(self, now: float | None = None, /) -> dict[str, Any]:
+        """For /admin/slo and the page: JSON when encoded. Who is there is as of `now`, so that it is the same wherever
+        it is asked for; all else, or without it, as of the last look."""
+        if now is not None:
+            for change in self.slo.see_fleet(self._conditions.read(now), now):
+                self._tell(change)
         state, webhook = self.slo.state(self._now), self._webhook
         lanes = self._lanes(state)
         calm = "idle" if all(lane["state"] == "idle" for lane in lanes.values()) else "ok"

@@ -14,6 +14,7 @@ from headgate.model.replica import Load, ReplicaId
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import State
 from headgate.policy.promise import FleetReading
+from headgate.policy.slo_words import about_outage
 
 Condition = Literal["up", "starting", "parked", "down"]
 CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
@@ -90,6 +91,11 @@ class Conditions:
             unserved=self._unserved(down) if counts["up"] else (),
         )
 
+    def outage(self, now: float) -> str:
+        """What to say where nothing can be answered; empty: something can."""
+        fleet = self.read(now)
+        return about_outage(fleet) if fleet.outage else ""
+
     def why(self, replica_id: ReplicaId) -> str:
         """What is known of why a replica is not in use."""
         watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
@@ -97,6 +103,17 @@ class Conditions:
             return watch.why
         # One that health has not put out yet has a standing that says why it is in use.
         return standing.why if standing is not None and standing.state in (State.EJECTED, State.PROBATION) else ""
+
+    def state(self, replica_id: ReplicaId, condition: Condition) -> str:
+        """One word for people: its condition, or how far it has come in it. Never one that contradicts it."""
+        if condition == "parked":
+            return "parked"
+        watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
+        if condition != "up" and watch is not None and watch.phase != "ready":
+            return watch.phase
+        state = "ejected" if standing is None else standing.state.name.lower()
+        # One that can't be reached is out before its probes say so.
+        return condition if (condition == "up") != (state in ("up", "ramping")) else state
 
     # -- one replica ---------------------------------------------------------------------------------------------
 

@@ -64,13 +64,16 @@ class FleetAdmin:
         access: Access,
         changes: Changes,
         known: Callable[[], list[dict[str, Any]]],
+        outage: Callable[[], str],
         fleet: Fleet | None,
         baseline: Callable[[dict[str, Any] | None], dict[str, Any] | None],
     ) -> None:
-        """`known`: every replica the gateway has, for people. `baseline`: keeps one if given, gives what is kept."""
+        """`known`: every replica the gateway has, for people. `outage`: why nothing can be answered. `baseline`: keeps
+        one if given, gives what is kept."""
         self._guard = access.guard
         self._changes = changes
         self._known = known
+        self._outage = outage
         self._fleet = fleet
         self._baseline = baseline
         self.more: dict[str, Callable[[Exchange, ReplicaId], None]] = {}
@@ -102,7 +105,8 @@ class FleetAdmin:
 
     def _show(self, exchange: Exchange) -> None:
         state = self._fleet.state() if self._fleet is not None else {"kind": "fixed"}
-        exchange.respond(200, _encode({**state, "known": self._known(), "baseline": self._baseline(None)}))
+        told = {"known": self._known(), "outage": self._outage(), "baseline": self._baseline(None)}
+        exchange.respond(200, _encode({**state, **told}))
 
     def _zero(self, exchange: Exchange) -> None:
         if self._fleet is None:

@@ -79,7 +79,7 @@ class Instruments:
         self.pulse = Pulse(clock)
         gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
         webhook = Webhook(observe.webhook, clock) if observe.webhook else None
-        conditions = Conditions(gateway.dispatcher, roster.watches, lambda: roster.fleet)
+        self.conditions = conditions = Conditions(gateway.dispatcher, roster.watches, lambda: roster.fleet)
         tenants = TenantAvailability(observe.labels, 1 - observe.availability, gateway.dispatcher.lanes)
         self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook, conditions, tenants)
         self.metrics = Metrics(

@@ -17,7 +17,7 @@ Each event is one JSON object with one key:
                          little    l, lambda, w, residual
               replicas   id, kind or null, condition (up | starting | parked | down),
                          state (starting | warming | failed: its warm-up; then up | ramping |
-                         probation | ejected; or parked), usable (share of its room), requests, limit, tokens,
+                         probation | ejected | down; or parked), usable (share of its room), requests, limit, tokens,
                          kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why,
                          lifecycle (see policy/lifecycle.py, in lower case) or null where nobody starts and stops them
               fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,

@@ -23,22 +23,21 @@ from headgate.observe.view import view
 from headgate.observe.windows import Counts
 from headgate.policy.diagnose import Finding, View, findings
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Standing
+from headgate.policy.promise import FleetReading
 from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.slo import promises
-from headgate.policy.slo_words import about_outage
 
 WINDOW_S = 60
 SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
 SLOWEST = 12
 SLOWEST_S = 300.0
 FINDINGS_EVERY_S = 2.0
-"""The tree is not walked again for everybody who looks."""
+"""The tree is not walked again for everybody who looks, unless a replica came or went."""
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
 class Alarms(Protocol):
-    def state(self) -> dict[str, Any]: ...
+    def state(self, now: float | None = None, /) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,13 @@ class Snapshot:
         self._evidence = evidence
         self._conditions = sources.conditions or Conditions(sources.gateway.dispatcher, sources.watches, sources.fleet)
         self._found: tuple[float, View, list[Finding]] | None = None
+        self._fleet: FleetReading | None = None
+        """That it was found with."""
 
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
         dispatcher = sources.gateway.dispatcher
-        state, fleet = sources.alarms.state(), sources.fleet()
+        state, fleet = sources.alarms.state(now), sources.fleet()
         conditions = self._conditions.of(now)
         return {
             "now": sources.wall(),
@@ -83,7 +84,7 @@ class Snapshot:
             "keyed": sources.gateway.acceptor.keyed,
             "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
             "replicas": [self._replica(load, conditions[load.id]) for load in dispatcher.fleet.loads.values()],
-            "outage": self._outage(now),
+            "outage": self._conditions.outage(now),
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
             "shared": _shared(dispatcher),
@@ -104,10 +105,10 @@ class Snapshot:
 
     def diagnosis(self, now: float) -> tuple[View, list[Finding]]:
         """The findings, and what they came from."""
-        if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S:
-            sources = self._sources
+        fleet = self._conditions.read(now)
+        if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S or fleet != self._fleet:
+            sources, self._fleet = self._sources, fleet
             lag_s = sources.pulse.lag.quantile(0.99) or 0.0
-            fleet = self._conditions.read(now)
             dispatcher, observe = sources.gateway.dispatcher, sources.observe
             seen = view(dispatcher, sources.figures, self._evidence, observe, fleet, lag_s, now)
             self._found = (now, seen, findings(seen))
@@ -158,11 +159,6 @@ class Snapshot:
             }
         return told
 
-    def _outage(self, now: float) -> str:
-        """What to say where nothing can be answered; empty: something can."""
-        fleet = self._conditions.read(now)
-        return about_outage(fleet) if fleet.outage else ""
-
     def _replica(self, load: Load, condition: Condition) -> dict[str, Any]:
         replica, watch = load.replica, self._sources.watches.get(load.id)
         said = watch.load if watch is not None else {}
@@ -171,7 +167,7 @@ class Snapshot:
         lifecycle = None if fleet is None else fleet.lifecycle(load.id)
         return {
             "id": load.id,
-            "state": "parked" if condition == "parked" else _state(standing, watch),
+            "state": self._conditions.state(load.id, condition),
             "condition": condition,
             "kind": replica.kind if watch is None else watch.replica.kind,
             "lifecycle": lifecycle,
@@ -209,13 +205,6 @@ class Snapshot:
 def _answered(counts: Counts) -> dict[str, Any]:
     """`availability` is None where nobody asked."""
     return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
-
-
-def _state(standing: Standing | None, watch: Watch | None) -> str:
-    """As the dispatcher sees it; before that, how far it has come with starting and warming up."""
-    if watch is not None and watch.phase != "ready":
-        return watch.phase
-    return "ejected" if standing is None else standing.state.name.lower()
 
 
 def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:

@@ -216,6 +216,10 @@ class Slo:
         changes.append(self._utilised(reading.utilisation, now))
         return [change for change in changes if change is not None]
 
+    def see_fleet(self, fleet: FleetReading, now: float) -> list[Change]:
+        """Between two looks: somebody asks who is there now."""
+        return [change for change in self._fleet.on(fleet, now) if change is not None]
+
     def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[Change]:
         """Other promises than before, if they are. What was counted of a lane stays; what is no longer promised is no
         longer the matter."""

@@ -116,9 +116,13 @@ def about_outage(fleet: FleetReading) -> str:
     )
     if fleet.outage:
         why = f": {fleet.why}" if fleet.why else ""
+        does = "Start them again, or look at their logs"
+        if fleet.starting:
+            others = "start the others again, or" if fleet.down else "if they are not ready soon,"
+            does = f"Wait for those that start; {others} look at their logs"
         return (
             f"no replica is usable, nothing can be answered ({there or 'none is known'}){why}. "
-            "Start them again, or look at their logs; /admin/fleet says what is known of each."
+            f"{does}; /admin/fleet says what is known of each."
         )
     if fleet.unserved:
         return f"no replica is usable for {_few(fleet.unserved)}. Start theirs again, or look at their logs."

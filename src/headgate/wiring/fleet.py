@@ -25,6 +25,7 @@ from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.scale_config import ScaleConfig
 from headgate.observe.access import Access
+from headgate.observe.conditions import Conditions
 from headgate.observe.figures import Figures
 from headgate.observe.fleet_admin import FleetAdmin
 from headgate.policy.scale import FULL, Scaler
@@ -187,9 +188,20 @@ class FleetWiring:
             raise StartupError(f"fleet: {error}") from error
 
 
-def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiring | None, clock: Clock) -> FleetAdmin:
+def fleet_admin(
+    access: Access, change: Change, roster: Roster, fleet: FleetWiring | None, conditions: Conditions, clock: Clock
+) -> FleetAdmin:
     def known() -> list[dict[str, Any]]:
-        return roster.known(clock())
+        now = clock()
+        found = conditions.of(now)
+        return [
+            {**one, "condition": found[one["id"]], "state": conditions.state(one["id"], found[one["id"]])}
+            for one in roster.known(now)
+            if one["id"] in found
+        ]
+
+    def outage() -> str:
+        return conditions.outage(clock())
 
     def baseline(figures: dict[str, Any] | None) -> dict[str, Any] | None:
         if fleet is None:
@@ -199,7 +211,7 @@ def fleet_admin(access: Access, change: Change, roster: Roster, fleet: FleetWiri
             fleet.history.save()
         return fleet.history.baseline
 
-    admin = FleetAdmin(access, change, known, None if fleet is None else fleet.controller, baseline)
+    admin = FleetAdmin(access, change, known, outage, None if fleet is None else fleet.controller, baseline)
     admin.more["warmup"] = WarmNow(roster.watches).act
     return admin
 

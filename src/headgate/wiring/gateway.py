@@ -116,7 +116,7 @@ async def _serve_gateway(
         change = Change(
             config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
         )
-        admin = fleet_admin(access, change, roster, fleet, clock)
+        admin = fleet_admin(access, change, roster, fleet, instruments.conditions, clock)
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
         change.versions = versions.reconfigure
         change.sockets = sockets = Sockets(gateway)
