@@ -1,4 +1,6 @@
-from headgate.observe.exposition import Family, Page, number
+import pytest
+
+from headgate.observe.exposition import Family, Page, number, wants_open
 
 
 def test_numbers_are_written_as_prometheus_reads_them() -> None:
@@ -20,3 +22,33 @@ def test_what_is_remembered_of_label_sets_has_an_end() -> None:
         page.render()
     (section,) = page._sections.values()
     assert len(section.starts) < 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
+        ("application/openmetrics-text, text/plain", True),
+        ("Application/OpenMetrics-Text ; q=1", True),
+        ("text/plain;q=1, application/openmetrics-text;q=0.5", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0.0, text/html", False),
+        ("application/openmetrics-text;q=0.4, */*;q=0.9", False),
+        ("application/openmetrics-text;q=0.4, text/*;q=0.9", False),
+        ("application/openmetrics-text;q=0.5, text/plain;q=0.2, */*", True),
+        ("application/openmetrics-text;q=high, text/plain;q=0.1", False),
+        ("application/openmetrics-text;q=nan, text/plain;q=0.1", False),
+        ("application/openmetrics-textual", False),
+        ("text/plain;x=application/openmetrics-text", False),
+        (
+            "application/openmetrics-text;q=0.2, application/openmetrics-text;version=1.0.0;q=0.8, text/plain;q=0.5",
+            True,
+        ),
+        ("*/*", False),
+        (",;,q=1", False),
+        ("", False),
+    ],
+)
+def test_open_metrics_is_for_those_who_want_it_more(accept: str, wanted: bool) -> None:
+    assert wants_open(accept) is wanted

@@ -14,6 +14,8 @@ from headgate.observe.histogram import Histogram
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_CONTENT_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
+LEAST_RANK = 0.001
+"""The smallest that HTTP has above none."""
 SPARE = 64
 """Label sets that are remembered beyond those in use: replicas come and go."""
 
@@ -130,6 +132,29 @@ class Page:
         if self.open:
             parts.append("# EOF\n")
         return "".join(parts).encode(errors="replace")
+
+
+def wants_open(accept: str) -> bool:
+    """Whether a header that says what is taken, and how gladly, has OpenMetrics by its name, and not text before it."""
+    ranks: dict[str, float] = {}
+    for taken in accept.lower().split(","):
+        kind, *options = [part.strip() for part in taken.split(";")]
+        rank = 1.0
+        for option in options:
+            if option.startswith("q="):
+                rank = _rank(option[2:])
+        ranks[kind] = max(rank, ranks.get(kind, 0.0))
+    text = ranks.get("text/plain", ranks.get("text/*", ranks.get("*/*", 0.0)))
+    return ranks.get(OPEN_METRICS, 0.0) >= max(text, LEAST_RANK)
+
+
+def _rank(said: str) -> float:
+    """0, which is not at all, where it is no number from 0 to 1."""
+    try:
+        rank = float(said)
+    except ValueError:
+        return 0.0
+    return rank if 0.0 <= rank <= 1.0 else 0.0
 
 
 def number(value: float) -> str:

@@ -21,7 +21,7 @@ from headgate.observe.access import Access
 from headgate.observe.admin import Admin
 from headgate.observe.alarms import Alarms
 from headgate.observe.conditions import Conditions
-from headgate.observe.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, OPEN_METRICS
+from headgate.observe.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, wants_open
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import find_gpus
 from headgate.observe.journal import Journal
@@ -232,6 +232,6 @@ class Instruments:
         return self.metrics.text(open_metrics)
 
     def _serve_metrics(self, exchange: Exchange) -> None:
-        """As OpenMetrics for whoever names that among what it takes: only there exemplars have a place."""
-        wanted = OPEN_METRICS in exchange.headers.get("accept", "")
+        """As OpenMetrics for those that want it more than text: only there exemplars have a place."""
+        wanted = wants_open(exchange.headers.get("accept", ""))
         exchange.respond(200, self._text(wanted), OPEN_CONTENT_TYPE if wanted else CONTENT_TYPE)

@@ -133,7 +133,7 @@ PUBLIC: Operations = {
     ("GET", "/metrics"): Operation(
         tag=HEALTH,
         name="metrics",
-        summary="Figures for Prometheus",
+        summary="Figures for Prometheus; as OpenMetrics where `Accept` prefers that, with exemplars if traces are sent",
         who="anybody",
         content_type="text/plain; version=0.0.4; charset=utf-8",
     ),
