@@ -599,7 +599,24 @@ def test_a_prompt_is_text_or_token_ids_or_a_list_of_either(path: str, asked: lis
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-@pytest.mark.parametrize(("asked", "tokens"), [("a", 0), (["a"], 0), (["a", "b"], 0), ([1, 2], 2), ([[1, 2], [3]], 3)])
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ([-1], "-1"), ([1, -5, 2], "-5"), ([[-1]], "-1"), ([[1], [2, -3]], "-3"), ([2**31], "2147483648"),
+        ([[1], [10**18]], "10{18}"),
+    ],
+)  # fmt: skip
+def test_token_ids_no_engine_has_are_refused_by_name(path: str, asked: list[Any], told: str) -> None:
+    name = "input" if path.endswith("embeddings") else "prompt"
+    with pytest.raises(InvalidRequest, match=f"{name} must hold token ids from 0 to 2147483647, got {told}") as refused:
+        accept({"model": "m", name: asked}, path=path)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("asked", "tokens"), [("a", 0), (["a"], 0), (["a", "b"], 0), ([1, 2], 2), ([[1, 2], [3]], 3), ([0, 2**31 - 1], 2)]
+)
 def test_what_openai_documents_is_taken(path: str, asked: Any, tokens: int) -> None:
     name = "input" if path.endswith("embeddings") else "prompt"
     found = accept({"model": "m", name: asked}, path=path)

@@ -200,7 +200,7 @@ class Intake:
         if len(ids) > MOST_IDS:
             raise ContextOverflow(f"a prompt of {len(ids)} tokens is longer than any context here", param="prompt")
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < self.tokenizer.n_vocab:
+            if type(token) is not int or not 0 <= token < self.tokenizer.n_vocab:
                 raise InvalidRequest(f"{token!r} is no token id of this model", param="prompt")
         return ids
 

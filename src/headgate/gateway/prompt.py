@@ -17,6 +17,8 @@ from headgate.model.errors import InvalidRequest
 MOST_MESSAGES_HASHED: Final = 128
 """Later messages of a longer conversation do not decide where it goes."""
 LINK_BYTES: Final = 16
+MOST_ID: Final = 2**31 - 1
+"""Of a token id: engines keep them in 32 bits."""
 MEDIA_TOKENS: Final = 85
 """What a picture, a sound or a file counts for: what OpenAI charges for a small picture."""
 MEDIA: Final = frozenset((
@@ -93,11 +95,20 @@ def _listed(whole: list[Any], name: str) -> tuple[int, int]:
     if kinds == {str}:
         return len(whole), 0
     if kinds == {int}:
+        _in_range(min(whole), max(whole), name)
         return 1, len(whole)
     if kinds == {list} and all(set(map(type, ids)) == {int} for ids in whole):
+        _in_range(min(map(min, whole)), max(map(max, whole)), name)
         return len(whole), sum(map(len, whole))
     wanted = "text, a list of texts, token ids, or a list of lists of token ids, none of them empty"
     raise InvalidRequest(f"{name} must be {wanted}", param=name)
+
+
+def _in_range(least: Any, most: Any, name: str) -> None:
+    """Of token ids. Which of them a model has, its engine knows."""
+    if least < 0 or most > MOST_ID:
+        wrong = least if least < 0 else most  # of at most 19 digits: no longer ones are read
+        raise InvalidRequest(f"{name} must hold token ids from 0 to {MOST_ID}, got {wrong}", param=name)
 
 
 # -- what is not text -----------------------------------------------------------------------------------------
