@@ -104,6 +104,10 @@ LOOK_FAILED = (
     "Look at headgate_refusals_total by reason and at headgate_errors_total by type: add replicas, or bring back those "
     "that are out."
 )
+LOOK_TENANT = (
+    "Look at /admin/slo's tenants and at headgate_refusals_total by reason: its weight, tier and models, and which "
+    "replicas serve those."
+)
 LOOK_E2E = "Look for answers that grow (caps, stop sequences, time limit) and for requests that were evicted."
 
 
@@ -169,6 +173,7 @@ def test_these_are_all_alerts_and_each_fires_below() -> None:
         "HeadgateRefusedShareHigh",
         "HeadgateFailedShare",
         "HeadgateFailedShareHigh",
+        "HeadgateTenantMissed",
         "HeadgatePromiseMissed",
         "HeadgateNoUsableReplica",
         "HeadgateReplicaDown",
@@ -327,6 +332,25 @@ def test_own_limits_clients_faults_and_a_single_failure_burn_nothing(promtool: s
     story.check(promtool, tmp_path)
 
 
+def test_a_tenant_that_gets_no_answers_is_said_where_its_lane_is_well(promtool: str, tmp_path: Path) -> None:
+    """Its own limits are its own matter."""
+    story = Story()
+    story.ended("completed", 10_000, steps(30 * MINUTE))
+    story.ended("lane_full", 2, steps(30 * MINUTE))
+    for tenant, result, each in (
+        ("big", "answered", 10_000), ("small", "refused", 2), ("small", "answered", 0), ("greedy", "over_limit", 50),
+        ("greedy", "answered", 5), ("half", "failed", 1), ("half", "answered", 2),
+    ):  # fmt: skip
+        series = f'headgate_tenant_requests_total{{lane="fast", tenant="{tenant}", result="{result}"}}'
+        story.count(series, each, steps(30 * MINUTE))
+    story.silent("HeadgateRefusedShare", 20 * MINUTE)
+    said = "Tenant small in lane fast: 100% of its requests of 5m were refused or failed."
+    story.fires(
+        "HeadgateTenantMissed", 20 * MINUTE, "critical", LOOK_TENANT, (said, {"lane": "fast", "tenant": "small"})
+    )
+    story.check(promtool, tmp_path)
+
+
 def test_refusals_burn_the_budget_and_are_said_by_their_share(promtool: str, tmp_path: Path) -> None:
     """520 of 859, as a lane under a flood has it."""
     story = Story()
@@ -335,7 +359,10 @@ def test_refusals_burn_the_budget_and_are_said_by_their_share(promtool: str, tmp
     story.ended("lane_full", 52, steps(30 * MINUTE))
     story.silent("HeadgateRefusedShare", *range(0, 30 * MINUTE, MINUTE))
     look = "Look at headgate_refusals_total by reason: add replicas; lanes.*.wait_bound_s and .queue_limit say when a "
-    look += "request is refused."
+    look += (
+        "request is refused. Lane other is of requests refused before they were read: headgate_wire_refusals_total, "
+    )
+    look += "limits.connections and .bodies_bytes."
     said = ("Lane fast: 60.47% of the requests of 5m were refused.", {"lane": "fast"})
     for alert, severity in (("HeadgateRefusedShare", "warning"), ("HeadgateRefusedShareHigh", "critical")):
         story.fires(alert, 40 * MINUTE, severity, look, said)

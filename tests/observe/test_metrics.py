@@ -473,7 +473,7 @@ def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
         "replica_preemptions", "replica_evictions", "cold_starts", "cold_start_seconds", "cold_requests",
         "retries", "utilisation", "utilisation_by", "little_l", "little_lambda", "little_w",
         "little_residual", "loop_lag_seconds", "gc_pause_seconds", "gc_pauses", "sla_compliance",
-        "arrivals_latency_seconds", "answers", "unserved", "replicas", "replica_down", "outage",
+        "arrivals_latency_seconds", "answers", "wire_refusals", "unserved", "replicas", "replica_down", "outage",
         "slo_state", "error_budget_burn", "cost_per_1000_tokens", "replica_seconds",
         "requests_per_second", "tokens_per_second",
     }  # fmt: skip

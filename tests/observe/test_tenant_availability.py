@@ -5,6 +5,7 @@ import pytest
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.observe.tenant_availability import LOOK_S, MOST_TOLD, UNUSED_S, TenantAvailability
+from headgate.policy.promise import TenantReading
 from tests.observe.records import T0, record
 
 
@@ -43,3 +44,22 @@ def test_tenants_are_told_apart_up_to_a_bound_and_forgotten_when_they_are_gone()
     assert tenants.of == {}
     tenants.take([record(tenant="new")], later)
     assert list(tenants.of) == [("fast", "new")]
+
+
+def test_the_one_that_gets_fewest_answers_is_found_among_those_that_asked_lately() -> None:
+    tenants = TenantAvailability(1000, 0.001, LANES)
+    assert tenants.worst(T0) is None
+    tenants.take([record(tenant="big") for _ in range(500)], T0)
+    tenants.take([record(tenant="greedy", outcome=Outcome.OVER_LIMIT) for _ in range(50)], T0)
+    tenants.take([record(tenant="few", outcome=Outcome.LANE_FULL) for _ in range(4)], T0)
+    assert tenants.worst(T0) is None
+    tenants.take([record(tenant="half", outcome=Outcome.NO_REPLICA) for _ in range(6)], T0)
+    tenants.take([record(tenant="half") for _ in range(6)], T0)
+    assert tenants.worst(T0) == TenantReading("fast", "half", 12, 6)
+    tenants.take([record(tenant="small", outcome=Outcome.LANE_FULL) for _ in range(7)], T0)
+    assert tenants.worst(T0) == TenantReading("fast", "small", 7, 7, others=1)
+    assert tenants.worst(T0 + 400) is None
+    tenants.take([record(tenant=f"t{n}", outcome=Outcome.LANE_FULL) for n in range(900) for _ in range(5)], T0 + 401)
+    found = tenants.worst(T0 + 401)
+    assert found is not None
+    assert found.others == MOST_TOLD - 1  # no more are looked at

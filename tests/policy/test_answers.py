@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from headgate.policy.alert import Severity
-from headgate.policy.answers import BACK_S, DOWN_S, FleetWatch, ShareWatch, bounds
+from headgate.policy.answers import BACK_S, DOWN_S, FleetWatch, ShareWatch, TenantWatch, bounds
 from headgate.policy.burn import Availability, Burn
-from headgate.policy.promise import FleetReading, Tail, beyond
-from headgate.policy.slo_words import about_outage, about_promise, about_share
+from headgate.policy.promise import FleetReading, Tail, TenantReading, beyond
+from headgate.policy.slo_words import about_outage, about_promise, about_share, about_tenant
 
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 
@@ -118,6 +118,25 @@ def test_a_fleet_that_sleeps_is_no_outage() -> None:
 )
 def test_who_starts_already_is_not_to_be_started(down: tuple[str, ...], starting: int, does: str) -> None:
     assert f". {does} /admin" in about_outage(FleetReading(up=0, down=down, starting=starting, outage=True))
+
+
+def test_a_tenant_without_answers_is_said_and_its_own_limits_are_not_ours() -> None:
+    watch = TenantWatch(0.001)
+    assert watch.on(None, 0.0) is None
+    assert about_tenant(watch.alert, watch.seen) == "tenants: none asked in vain in the last 5 min"
+    assert watch.on(TenantReading("fast", "small", 4, 4), 1.0) is None  # too few
+    assert watch.on(TenantReading("fast", "small", 100, 40), 2.0) is None  # it gets most of its answers
+    change = watch.on(TenantReading("fast", "small", 9, 9), 3.0)
+    assert change is not None
+    assert change.severity is Severity.CRITICAL
+    assert change.message.startswith(
+        "tenant small in lane fast: 100 % of its 9 requests of the last 5 min were refused or failed"
+    )
+    watch.on(TenantReading("fast", "small", 9, 8, others=2), 4.0)
+    assert ", and so with 2 more" in about_tenant(watch.alert, watch.seen)
+    changes = [watch.on(None, 5.0 + second) for second in range(60)]
+    assert [one.severity for one in changes if one is not None] == [Severity.OK]
+    assert TenantWatch(1.0).on(TenantReading("fast", "small", 9, 9), 0.0) is None  # nothing is promised
 
 
 def test_refused_ones_have_a_figure_as_often_as_the_answered_do() -> None:

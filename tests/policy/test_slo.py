@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.burn import Availability
 from headgate.policy.promise import FleetReading
 from headgate.policy.slo import (
     COLD_LEAST,
@@ -537,7 +538,7 @@ def test_state_says_everything_and_the_worst_first() -> None:
     assert [promise for promise, _ in calm.promises] == list(promises(FAST))
     assert {known.alert for known in calm.alerts} == {
         "ttft_p99_over_60s", "gap_p99_over_60s", "e2e_p99_over_60s", "ttft_over_usual", "error_budget",
-        "queue_per_replica", "cold_starts", "utilisation", "refused_share", "failed_share", "no_usable_replica",
+        "tenant_missed", "queue_per_replica", "cold_starts", "utilisation", "refused_share", "failed_share", "no_usable_replica",
         "replica_down",
     }  # fmt: skip
     assert all(known.message and known.since is None for known in calm.alerts)
@@ -696,3 +697,25 @@ def test_who_is_there_may_be_seen_between_two_looks() -> None:
     assert slo.see_fleet(FleetReading(up=1), 0.0) == []
     assert slo.see_fleet(FleetReading(up=0, down=("a",), outage=True), 0.1)[0].severity is CRITICAL
     assert (slo.state(0.1).fleet.outage, slo.state(0.1).worst) == (True, CRITICAL)
+
+
+def test_what_was_refused_before_its_lane_was_known_is_told_too() -> None:
+    slo = Slo({"fast": FAST}, ObserveConfig())
+
+    def reading(refused: int) -> Reading:
+        unknown = Availability(refused, refused, 0)
+        return Reading(
+            lanes={},
+            waiting_per_replica=0,
+            utilisation=None,
+            cold=0,
+            cold_of=0,
+            fleet=FleetReading(up=1),
+            unknown=unknown,
+        )
+
+    assert slo.on(reading(0), 0.0) == []
+    assert "other" not in slo.state(0.0).availability
+    (change,) = slo.on(reading(9), 1.0)
+    assert (change.alert, change.lane, change.severity) == ("refused_share", "other", CRITICAL)
+    assert slo.state(1.0).availability["other"][300].share == 0.0

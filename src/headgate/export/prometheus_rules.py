@@ -13,7 +13,7 @@ import yaml
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.plain import plain
-from headgate.policy.answers import DOWN_S, FEW, MOST, bounds
+from headgate.policy.answers import DOWN_S, FEW, MOST, bounds, hardly_any
 from headgate.policy.baseline import LEAST as USUAL_POINTS
 from headgate.policy.baseline import POINT_S
 from headgate.policy.burn import FAST, LEAST_FAILED, SLOW, reachable
@@ -30,7 +30,7 @@ from headgate.policy.slo import (
     USE_S,
     USUAL_LEAST,
 )
-from headgate.policy.slo_words import LOOK, LOOK_REFUSED, LOOK_SHARE
+from headgate.policy.slo_words import LOOK, LOOK_REFUSED, LOOK_SHARE, LOOK_TENANT
 
 HISTOGRAMS = {
     "ttft": "headgate_time_to_first_token_seconds",
@@ -45,6 +45,7 @@ COUNTED = {**HISTOGRAMS, "gap": HISTOGRAMS["tpot"]}
 LONG = "headgate_long_answer_duration_seconds"
 """Answers for which no time is promised: they are part of the others' histogram, and taken out of it."""
 ANSWERS = "headgate_answers_total"
+TENANTS = "headgate_tenant_requests_total"
 ASKED = "answered|refused|failed"
 """Results that availability is a share of: without clients' own errors and tenants over their own limits."""
 MISSED = "refused|failed"
@@ -238,7 +239,22 @@ def _answers(config: GatewayConfig, budget: float) -> list[Rule]:
                     LOOK_SHARE[result],
                 )
             )
-    return [*made, _missed(config)]
+    return [*made, _tenants(budget), _missed(config)]
+
+
+def _tenants(budget: float) -> Rule:
+    """One that gets hardly any answers, however well its lane is. As many as observe.labels are told apart."""
+    by = "sum by (lane, tenant)"
+    missed, asked = (f'{TENANTS}{{result=~"{results}"}}[5m]' for results in (MISSED, ASKED))
+    return _alert(
+        "HeadgateTenantMissed",
+        "critical",
+        f"{by} (rate({missed})) / ({by} (rate({asked})) > 0) >= {hardly_any(budget):.9g}\n"
+        f"and on (lane, tenant) {by} (increase({missed})) >= {LEAST_FAILED}",
+        "Tenant {{ $labels.tenant }} in lane {{ $labels.lane }}: {{ $value | humanizePercentage }} of its requests of "
+        "5m were refused or failed.",
+        LOOK_TENANT,
+    )
 
 
 def _missed(config: GatewayConfig) -> Rule:

@@ -15,7 +15,7 @@ import msgspec
 
 from headgate.gateway.abilities import RESPONSES, Abilities
 from headgate.gateway.accept import Accepted, Acceptor
-from headgate.gateway.account import Account
+from headgate.gateway.account import NO_LANE, Account
 from headgate.gateway.aside import Aside, too_many_waiting
 from headgate.gateway.bounded import bounded, still_bounded
 from headgate.gateway.continuation import rest_of
@@ -51,8 +51,6 @@ ASIDE_BYTES: Final = LONG_BYTES
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 WANTED: Final = {"/v1/embeddings": "data", RESPONSES: "output"}
 """What an answer has to have, other than choices."""
-NO_LANE: Final = "none"
-"""Of a request that was not understood, so that it never had one."""
 CANCELLED: Final = Outcome.CANCELLED
 UNHEARD: Final = (CANCELLED, Outcome.OUT_OF_TIME)
 """Ends of an answer in one piece before anything of it came: what its replica has made by then is guessed."""

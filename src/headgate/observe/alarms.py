@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.gateway.account import Account
+from headgate.gateway.account import NO_LANE, Account
 from headgate.model.clock import Clock
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.outcome import ASIDE
@@ -135,6 +135,8 @@ class Alarms:
             cold=self._last_minutes.cold,
             cold_of=self._last_minutes.requests,
             fleet=self._conditions.read(now),
+            unknown=self._unknown(ended),
+            tenant=None if self._tenants is None else self._tenants.worst(now),
             joined=tuple(self._joined(loads, now)),
         )
 
@@ -156,6 +158,12 @@ class Alarms:
                     known.failed + count * (kind == "failed"),
                 )
         return ended
+
+    def _unknown(self, ended: dict[str, Availability]) -> Availability:
+        """Since the last look, of requests whose lane nobody knows."""
+        known, before = ended.get(NO_LANE, NOBODY), self._counted.get(NO_LANE, NOBODY)
+        self._counted[NO_LANE] = known
+        return Availability(known.asked - before.asked, known.refused - before.refused, known.failed - before.failed)
 
     def _read_lane(self, name: str, ended: Availability, now: float) -> LaneReading:
         sketches: dict[tuple[str, int], Sketch] = {}

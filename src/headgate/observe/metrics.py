@@ -182,6 +182,12 @@ TENANT_REQUESTS: Final = Family(
     "headgate_tenant_requests_total", "counter", "Requests by tenant, and whether they were answered", "lane", "tenant",
     "result",
 )  # fmt: skip
+UNSEEN: Final = Family(
+    "headgate_wire_refusals_total", "counter", "Requests refused before they were understood: 503 places or memory "
+    "taken, 408 late, others malformed", "status",
+)  # fmt: skip
+UNSEEN_STATUSES: Final = (400, 408, 413, 431, 503)
+"""Counted from the start; others from their first on."""
 TENANT_AVAILABILITY: Final = Family(
     "headgate_tenant_availability", "gauge", "Answered of those of a tenant that asked in 5 min", "lane", "tenant"
 )
@@ -391,6 +397,8 @@ class Metrics:
             counts[key] = counts.get(key, 0) + number
         for key, number in counts.items():
             page.sample(ANSWERS, key, number)
+        for status, number in (dict.fromkeys(UNSEEN_STATUSES, 0) | self._gateway.account.unseen).items():
+            page.sample(UNSEEN, (str(status),), number)
 
     def _queues(self, page: Page) -> None:
         dispatcher = self._gateway.dispatcher

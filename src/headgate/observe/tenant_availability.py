@@ -12,7 +12,9 @@ from headgate.model.labels import OTHER, Cap
 from headgate.model.lane import Lane
 from headgate.model.outcome import ASIDE, Outcome
 from headgate.model.record import Record
-from headgate.policy.burn import FIVE_MIN_S, HOUR_S, Availability, Burn, Meter
+from headgate.policy.answers import MOST
+from headgate.policy.burn import FIVE_MIN_S, HOUR_S, LEAST_FAILED, Availability, Burn, Meter
+from headgate.policy.promise import TenantReading
 
 RESULTS = ("answered", "refused", "failed", "over_limit", "client")
 UNUSED_S = 2.0 * HOUR_S
@@ -45,6 +47,8 @@ class TenantAvailability:
         self._budget = budget
         self._lanes = lanes
         self._look_at = 0.0
+        self._missed: dict[tuple[str, str], float] = {}
+        """When each last got no answer, of those of the last five minutes, the latest last."""
 
     def take(self, records: Sequence[Record], now: float) -> None:
         # Records come some hundreds at a time, most of them alike: what is looked up is looked up once for those.
@@ -69,6 +73,9 @@ class TenantAvailability:
         found.results[result] += number
         if outcome not in ASIDE:
             found.burn.add(number, number * (result == "failed"), now, number * (result == "refused"))
+            if result != "answered":
+                self._missed.pop(key, None)
+                self._missed[key] = now
 
     def told(self, now: float) -> list[dict[str, Any]]:
         """For /admin/slo: JSON when encoded."""
@@ -90,6 +97,22 @@ class TenantAvailability:
             share = found.burn.counts(FIVE_MIN_S, now).share
             if share is not None:
                 yield lane, tenant, share
+
+    def worst(self, now: float) -> TenantReading | None:
+        """Who gets fewest answers, over five minutes. Asked once a second: only those are looked at that got none
+        lately, and of them as many as a look has time for, the latest first."""
+        for key in [key for key, at in self._missed.items() if now - at > FIVE_MIN_S or key not in self.of]:
+            del self._missed[key]
+        found: list[tuple[float, str, str, Availability]] = []
+        for lane, tenant in list(self._missed)[-MOST_TOLD:]:
+            counts = self.of[lane, tenant].burn.counts(FIVE_MIN_S, now)
+            if counts.missed >= LEAST_FAILED:
+                found.append((counts.missed / counts.asked, lane, tenant, counts))
+        if not found:
+            return None
+        share, lane, tenant, counts = max(found, key=lambda one: one[0])
+        others = sum(one[0] >= MOST for one in found) - (share >= MOST)
+        return TenantReading(lane, tenant, counts.asked, counts.missed, others)
 
     def _of_the_hour(self, now: float) -> list[tuple[tuple[str, str], TenantAnswers, Availability]]:
         hours = [(key, found, found.burn.counts(HOUR_S, now)) for key, found in self.of.items()]

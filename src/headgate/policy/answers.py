@@ -7,8 +7,8 @@ used up; and that no replica can be used is said at once.
 
 from headgate.policy.alert import Alert, Change, Severity, Step
 from headgate.policy.burn import FIVE_MIN_S, LEAST_FAILED, Burn
-from headgate.policy.promise import FleetReading
-from headgate.policy.slo_words import about_down, about_outage, about_share
+from headgate.policy.promise import FleetReading, TenantReading
+from headgate.policy.slo_words import about_down, about_outage, about_share, about_tenant
 
 OUTAGE = "no_usable_replica"
 WORTH, GRAVE = 0.01, 0.05
@@ -27,6 +27,11 @@ DOWN_S = 15.0
 def bounds(budget: float) -> tuple[float, float]:
     """Shares from which it is worth a warning, and critical: never less than may go without an answer."""
     return max(WORTH, budget), min(max(GRAVE, 5 * budget), (1 + budget) / 2)
+
+
+def hardly_any(budget: float) -> float:
+    """The share from which on it is a tenant's own matter that it gets no answers."""
+    return (1 + budget) / 2
 
 
 class ShareWatch:
@@ -55,6 +60,26 @@ class ShareWatch:
         enough = share is not None and missed >= (FEW if share >= MOST else LEAST_FAILED)
         scores = (None, None) if share is None or not enough or self._budget >= 1 else (share / grave, share / worth)
         return alert.see(share, worth, missed, scores, now)
+
+
+class TenantWatch:
+    """Whether one tenant gets no answers where its lane as a whole may be well."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.seen: TenantReading | None = None
+        none = Step(Severity.CRITICAL, 1.0, CLEARED, clear_after_s=CLEAR_S)
+        self.alert = Alert("tenant_missed", "", (none,), lambda alert: about_tenant(alert, self.seen))
+
+    def on(self, worst: TenantReading | None, now: float) -> Change | None:
+        """`worst`: None where no tenant asked in vain."""
+        self.seen = self.seen if worst is None else worst
+        bound = hardly_any(self._budget)
+        if worst is None or self._budget >= 1:
+            return self.alert.see(None, bound, 0, (None,), now)
+        share = worst.missed / worst.asked
+        enough = worst.missed >= LEAST_FAILED
+        return self.alert.see(share, bound, worst.missed, (share / bound if enough else None,), now)
 
 
 class FleetWatch:

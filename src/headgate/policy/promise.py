@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headgate.model.lane import Lane
-from headgate.policy.burn import FIVE_MIN_S
+from headgate.policy.burn import FIVE_MIN_S, Availability
 
 MINUTE_S = 60
 LEAST, LEAST_IN_TAIL = 20, 1
@@ -13,6 +13,18 @@ USUAL_PERCENTILE = 50
 """Of TTFT, for what is usual. The median, because it moves only if most requests do: of 50 requests that differ as
 prompts do (σ of the logarithm 1), p95 is twice its usual by chance once or twice a day, the median every few months.
 The tail has promises of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantReading:
+    """The tenant that gets fewest answers, of those that miss as many as count."""
+
+    lane: str
+    tenant: str
+    asked: int
+    missed: int
+    others: int = 0
+    """Tenants that get hardly any either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,5 +167,9 @@ class Reading:
     binding: str = ""
     """Which resource that is; see policy/utilisation.py."""
     fleet: FleetReading = FleetReading()
+    unknown: Availability | None = None
+    """Since the last reading: of requests that were refused before anybody knew their lane; None: not read."""
+    tenant: TenantReading | None = None
+    """None: no tenant asked in vain."""
     joined: tuple[str, ...] = ()
     """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""

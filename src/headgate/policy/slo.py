@@ -15,9 +15,10 @@ from functools import partial
 from math import inf, nextafter
 
 from headgate.model.gateway_config import ObserveConfig
+from headgate.model.labels import OTHER
 from headgate.model.lane import Lane
 from headgate.policy.alert import Alert, Change, Severity, Step
-from headgate.policy.answers import OUTAGE, FleetWatch, ShareWatch
+from headgate.policy.answers import OUTAGE, FleetWatch, ShareWatch, TenantWatch
 from headgate.policy.baseline import Baseline
 from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Availability, Burn, Meter
 from headgate.policy.promise import (
@@ -203,6 +204,11 @@ class Slo:
         self._used = Meter(2, reach_s=FIVE_MIN_S)
         self._cold = ColdWatch()
         self._fleet = FleetWatch()
+        budget = 1 - observe.availability
+        self._unknown = Burn(budget)
+        """Of requests whose lane nobody knows."""
+        self._unknown_shares = ShareWatch(OTHER, budget)
+        self._tenants = TenantWatch(budget)
 
     def on(self, reading: Reading, now: float) -> list[Change]:
         changes: list[Change | None] = []
@@ -211,6 +217,10 @@ class Slo:
         waiting, target = reading.waiting_per_replica, self._observe.queue_per_replica
         changes.append(self._queue.see(waiting, target, 0, (waiting / target,), now))
         changes += self._fleet.on(reading.fleet, now)
+        if reading.unknown is not None:
+            self._unknown.add(reading.unknown.asked, reading.unknown.failed, now, reading.unknown.refused)
+            changes += self._unknown_shares.on(self._unknown, now)
+        changes.append(self._tenants.on(reading.tenant, now))
         changes.append(self._cold.on(reading, now))
         self._binding = reading.binding or self._binding
         changes.append(self._utilised(reading.utilisation, now))
@@ -251,15 +261,26 @@ class Slo:
         lanes = self._lanes.values()
         kept = tuple((promise, _known(alert, watch.tail(promise))) for watch in lanes for promise, alert in watch.kept)
         others = [alert for watch in lanes for alert in watch.others]
-        others += [*self._fleet.alerts, self._queue, self._cold.alert, self._use]
+        others += [
+            *self._fleet.alerts,
+            *self._unknown_shares.alerts,
+            self._tenants.alert,
+            self._queue,
+            self._cold.alert,
+            self._use,
+        ]
         alerts = tuple(_known(alert) for alert in others)
         everything = [known.severity for known in (*(known for _, known in kept), *alerts)]
         windows = (FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S)
+        availability = {name: {w: watch.burn.counts(w, now) for w in windows} for name, watch in self._lanes.items()}
+        unknown = {w: self._unknown.counts(w, now) for w in windows}
+        if unknown[SIX_HOURS_S].asked:
+            availability[OTHER] = unknown
         return State(
             worst=max(everything, key=lambda severity: severity.rank),
             promises=kept,
             alerts=alerts,
-            availability={name: {w: watch.burn.counts(w, now) for w in windows} for name, watch in self._lanes.items()},
+            availability=availability,
             fleet=self._fleet.seen,
             burns={name: {w: watch.burn.rate(w, now) for w in windows} for name, watch in self._lanes.items()},
             usual_ttft_s={name: watch.usual.value for name, watch in self._lanes.items()},

@@ -5,7 +5,7 @@ from math import inf
 
 from headgate.model.plain import plain
 from headgate.policy.alert import Alert, Severity
-from headgate.policy.promise import NOTHING, FleetReading, Tail
+from headgate.policy.promise import NOTHING, FleetReading, Tail, TenantReading
 from headgate.policy.utilisation import words
 
 FIGURES = {
@@ -27,9 +27,14 @@ LOOK_REFUSED = (
     "Look at headgate_refusals_total by reason and at headgate_errors_total by type: add replicas, or bring back those "
     "that are out."
 )
+LOOK_TENANT = (
+    "Look at /admin/slo's tenants and at headgate_refusals_total by reason: its weight, tier and models, and which "
+    "replicas serve those."
+)
 LOOK_SHARE = {
     "refused": "Look at headgate_refusals_total by reason: add replicas; lanes.*.wait_bound_s and .queue_limit say "
-    "when a request is refused.",
+    "when a request is refused. Lane other is of requests refused before they were read: headgate_wire_refusals_total, "
+    "limits.connections and .bodies_bytes.",
     "failed": "Look at headgate_errors_total by type and at the replicas that are out.",
 }
 
@@ -106,6 +111,16 @@ def about_share(alert: Alert, what: str) -> str:
     if what == "failed":
         now = f"{share(alert.value)} of the requests of the last 5 min failed ({alert.count})"
     return _with_advice(alert, now, LOOK_SHARE[what])
+
+
+def about_tenant(alert: Alert, seen: TenantReading | None) -> str:
+    if alert.value is None or seen is None:
+        return "tenants: none asked in vain in the last 5 min"
+    now = (
+        f"tenant {seen.tenant} in lane {seen.lane}: {share(alert.value)} of its {seen.asked} requests of the last "
+        "5 min were refused or failed" + (f", and so with {seen.others} more" if seen.others else "")
+    )
+    return _with_advice(alert, now, LOOK_TENANT)
 
 
 def about_outage(fleet: FleetReading) -> str:

@@ -394,6 +394,7 @@ class ServerProtocol(asyncio.Protocol):
             return True
         self._unread = True
         self._server.greet(exchange)
+        self._server.refused(503, exchange.path)
         exchange.respond(503, refusal_body(503, self._full()), headers=_TOLD[503])
         return False
 
@@ -418,6 +419,7 @@ class ServerProtocol(asyncio.Protocol):
         if reader.phase is BODY:  # its headers are known, and whose page may read what is said here
             exchange.path, exchange.headers = reader.exchange.path, reader.exchange.headers
             self._server.greet(exchange)
+        self._server.refused(status, exchange.path)
         exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))
 
     def _close(self) -> None:

@@ -50,9 +50,10 @@ class HttpServer:
         limits: Limits | None = None,
         judge: Handler | None = None,
         greet: Handler | None = None,
+        refused: Callable[[int, str], None] | None = None,
         always: frozenset[str] = frozenset(),
     ) -> None:
-        """`judge`, `greet`, `always`: see ServerState; None: every body is read."""
+        """`judge`, `greet`, `refused`, `always`: see ServerState; None: every body is read."""
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
         limits = limits or Limits()
@@ -70,6 +71,8 @@ class HttpServer:
             self._state.judge = judge
         if greet is not None:
             self._state.greet = greet
+        if refused is not None:
+            self._state.refused = refused
         self._listeners: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self._tls = False

@@ -11,6 +11,10 @@ from headgate.wire.outbox import Outbox
 from headgate.wire.places import Inbox, Occupant, Places
 
 
+def _not_counted(status: int, path: str) -> None:
+    """Of a server whose refusals nobody counts."""
+
+
 def _let_pass(exchange: object) -> None:
     """The judge of a server that asks for no key."""
 
@@ -30,6 +34,8 @@ class ServerState:
     greet: Handler = _let_pass
     """Sees a request whose headers are complete and which is refused unseen. It answers nothing: what it adds to the
     answer's headers is for the browser."""
+    refused: Callable[[int, str], None] = _not_counted
+    """Hears the status of each refusal that no handler sees, and the path, empty where that is not known."""
     always: frozenset[str] = frozenset()
     """Paths that are answered where every place is taken: health checks."""
     connections: set[Occupant] = field(default_factory=set)

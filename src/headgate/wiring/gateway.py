@@ -131,7 +131,13 @@ async def _serve_gateway(
         if config.limits.connections > _most_connections():
             progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
         ledger.server = http = HttpServer(
-            door, clock=clock, limits=_wire_limits(config), judge=judge, greet=door.greet, always=HEALTH
+            door,
+            clock=clock,
+            limits=_wire_limits(config),
+            judge=judge,
+            greet=door.greet,
+            refused=gateway.account.refuse,
+            always=HEALTH,
         )
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = []
