@@ -159,6 +159,7 @@ class Scene:
             "utilisation": 0.0 if self._empty else sum(r["requests"] for r in replicas) / room,
             "loop_lag_p99_s": 0.0012 + chance.random() * 0.0004,
             "cost_per_1000_tokens": None if self._empty else 0.00412,
+            "ended_early": {} if self._empty else {"repetition": {"answers": 3, "saved_tokens": 1234}},
             "refusals_per_s": sum(lane["refused_per_s"] for lane in lanes),
         }
         return {

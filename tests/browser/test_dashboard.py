@@ -37,6 +37,8 @@ def test_it_loads_without_a_complaint_and_its_figures_move(browser: Browser, fle
         seen.until("document.querySelectorAll('article.lane').length === 4")
         for selector in ("#vitals", "[data-lane=fast] .facts", "[data-lane=fast] .figures", "#queue-rows"):
             seen.changes(selector)
+        saved = seen.page.locator("#vitals > div", has_text="Decode saved")
+        assert saved.locator("dd").inner_text() == "1,234 tokens"
 
 
 def test_each_lane_shows_its_percentiles_against_their_promises_and_its_heat(browser: Browser, fleet: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headgate.cli.client import ended_line
 from headgate.gateway.gateway import Gateway
 from headgate.model.clock import monotonic
 from headgate.model.errors import Unauthorized
@@ -361,6 +362,25 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         assert abs(history["lanes"]["fast"][-1]["at"] - state["now"]) < 20
         assert len(history["lanes"]["fast"][-1]["heat"]) == len(history["bands"]) + 1
         pool.close()
+
+
+@live
+async def test_what_was_ended_early_is_shown_with_what_that_saved() -> None:
+    async with scene() as it:
+        assert (await it.json("/admin/state"))["totals"]["ended_early"] == {}
+        it.close(id="loops", stop="repetition", unsaid=400)
+        it.close(id="loops-too", stop="repetition", unsaid=100, task="summarize")
+        it.close(id="capped", cap=50, output_tokens=50)
+        told = {
+            "repetition": {"answers": 2, "saved_tokens": 500},
+            "cap": {"answers": 1, "saved_tokens": 0},
+        }
+        assert (await it.json("/admin/state"))["totals"]["ended_early"] == told
+        assert (await it.json("/admin/doctor"))["ended_early"] == told
+    assert ended_line(told).plain == (
+        "· answers ended early since the start: 1 by cap, 2 by repetition; 500 tokens not decoded"
+    )
+    assert ended_line({"cap": told["cap"]}).plain.endswith(": 1 by cap")
 
 
 @live

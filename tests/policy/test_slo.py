@@ -538,8 +538,8 @@ def test_state_says_everything_and_the_worst_first() -> None:
     assert [promise for promise, _ in calm.promises] == list(promises(FAST))
     assert {known.alert for known in calm.alerts} == {
         "ttft_p99_over_60s", "gap_p99_over_60s", "e2e_p99_over_60s", "ttft_over_usual", "error_budget",
-        "tenant_missed", "queue_per_replica", "cold_starts", "utilisation", "refused_share", "failed_share", "no_usable_replica",
-        "replica_down",
+        "tenant_missed", "queue_per_replica", "cold_starts", "utilisation", "refused_share", "failed_share",
+        "no_usable_replica", "replica_down",
     }  # fmt: skip
     assert all(known.message and known.since is None for known in calm.alerts)
     world.seconds = {("ttft", 95): 0.45, ("e2e_short", 99): 31.0}

@@ -87,6 +87,8 @@ def doctor(
         raise StartupError(f"{gateway.url} answers, but not as Headgate does: is this the gateway's own address?")
     for line in answered_lines(report["figures"]):
         console.print(line)
+    if report.get("ended_early"):
+        console.print(ended_line(report["ended_early"]))
     minutes = seconds(report.get("window_s", 300))
     if not found:
         console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
@@ -116,6 +118,14 @@ def answered_lines(figures: dict[str, Any]) -> list[Text]:
         mark = ("✓ ", "green") if well else ("✗ ", "bold red")
         lines.append(Text.assemble(mark, f"{name}: {told} % of {many(asked, 'request')} answered{lost}"))
     return lines
+
+
+def ended_line(ended: dict[str, dict[str, int]]) -> Text:
+    """Which answers were ended early since the start, and what that saved."""
+    by = ", ".join(f"{one['answers']} by {name}" for name, one in sorted(ended.items()))
+    saved = sum(one["saved_tokens"] for one in ended.values())
+    told = f"; {many(saved, 'token')} not decoded" if saved else ""
+    return Text.assemble(("· ", "cyan"), f"answers ended early since the start: {by}{told}")
 
 
 def _probed(told: Probed, console: Console) -> list[dict[str, Any]]:

@@ -122,7 +122,8 @@ class Admin:
 
     def _doctor(self, exchange: Exchange) -> None:
         view, found = self._snapshot.diagnosis(self._sources.clock())
-        exchange.respond(200, _encode({"findings": found, "figures": view, "window_s": WINDOW_S}))
+        told = {"ended_early": self._sources.figures.ended.told()}
+        exchange.respond(200, _encode({**told, "findings": found, "figures": view, "window_s": WINDOW_S}))
 
     # -- what has to be looked for --------------------------------------------------------------------------
 

@@ -17,6 +17,15 @@ class EndedEarly:
         self.tokens: dict[tuple[str, str], int] = {}
         """That they were allowed and did not say; nothing for `cap`."""
 
+    def told(self) -> dict[str, dict[str, int]]:
+        """Of all tasks together, by what ended them: how many answers, and the tokens that were not decoded."""
+        told: dict[str, dict[str, int]] = {}
+        for (task, by), answers in self.answers.items():
+            one = told.setdefault(by, {"answers": 0, "saved_tokens": 0})
+            one["answers"] += answers
+            one["saved_tokens"] += self.tokens.get((task, by), 0)
+        return told
+
     def take(self, record: Record) -> None:
         by = record.stop
         if not by:

@@ -27,7 +27,8 @@ Each event is one JSON object with one key:
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
               totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
-                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability
+                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability,
+                         ended_early (since the start, by cap, repetition or time: answers, saved_tokens)
     History   lanes      name → Slices, oldest first
               bands      where the heat's bands end, in seconds; what took longer is in one more
     Slice     at (wall seconds at which it began), requests, failed, refused,

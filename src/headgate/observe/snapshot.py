@@ -198,6 +198,7 @@ class Snapshot:
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
             "cost_per_1000_tokens": cost_per_1000_tokens(sources.observe, sources.figures),
             "refusals_per_s": rates.refused,
+            "ended_early": sources.figures.ended.told(),
             **_answered(sources.figures.counts(WINDOW_S, now)),
         }
 

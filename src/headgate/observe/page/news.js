@@ -17,15 +17,21 @@ const VITALS = [
   ["Utilisation", (s) => share(s.totals.utilisation), (s) => strain(s.totals.utilisation, 0.65, 0.8)],
   ["Loop lag p99", (s) => duration(s.totals.loop_lag_p99_s), (s) => strain(s.totals.loop_lag_p99_s, 0.02, 0.1)],
   ["Cost / 1k tokens", (s) => money(s.totals.cost_per_1000_tokens)],
+  ["Decode saved", (s) => `${count(saved(s))} tokens`],
   ["Requests so far", (s) => count(s.totals.requests)],
 ];
 
+// What caps, time limits and the end of repetition left undecoded since the start; of caps nobody knows.
+const saved = (s) => Object.values(s.totals.ended_early ?? {}).reduce((total, by) => total + by.saved_tokens, 0);
 const missed = (ratio) => (ratio < 0.95 ? "critical" : ratio < 0.999 ? "warning" : "ok");
 const strain = (value, warning, critical) => (value >= critical ? "critical" : value >= warning ? "warning" : "ok");
 const money = (value) => (value === null || value === undefined ? NONE : Number(value.toPrecision(3)).toString());
 
 export function takeVitals(snapshot) {
-  const shown = VITALS.filter(([name]) => name !== "Cost / 1k tokens" || snapshot.totals.cost_per_1000_tokens !== null);
+  const absent = new Set();
+  if (snapshot.totals.cost_per_1000_tokens === null) absent.add("Cost / 1k tokens");
+  if (!saved(snapshot)) absent.add("Decode saved");
+  const shown = VITALS.filter(([name]) => !absent.has(name));
   keyed(byId("vitals"), shown, ([name]) => name, ([name]) => {
     return el("div", {}, el("dt", {}, name), el("dd"));
   }, (node, [, text, state]) => {
