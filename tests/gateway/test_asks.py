@@ -598,6 +598,22 @@ def test_a_prompt_is_text_or_token_ids_or_a_list_of_either(path: str, asked: lis
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "entries"),
+    [
+        ("bad_words_ids", [[1] * 2000], 2000),
+        ("bad_words", [["a"] * 600, ["b"] * 600], 1200),
+        ("guided_choice", {"a": {"b": ["c"] * 1025}}, 1025),
+        ("stop_token_ids", [[]] * 1025, 1025),
+        ("stop_token_ids", [1] * 1025, 1025),
+    ],
+)
+def test_entries_are_counted_however_deep_they_are(name: str, value: Any, entries: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name}: {entries} entries, and lane 'slow' allows 1024") as refused:
+        accept({name: value})
+    assert refused.value.param == name
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
 @pytest.mark.parametrize(
     ("asked", "told"),

@@ -51,6 +51,9 @@ def test_a_page_can_read_why_its_body_was_refused_unread(tmp_path: Path, engine:
             (413, sent(url, APP, "content-length: 1001", *more)),
             (413, sent(url, APP, "transfer-encoding: chunked", *more, body=chunk)),
             (415, sent(url, APP, "content-length: 10", "content-encoding: gzip", *more)),
+            (431, sent(url, APP, *more, f"x-long: {'y' * 20_000}")),
+            (431, sent(url, APP, *more, *[f"x-{number}: y" for number in range(200)])),
+            (400, sent(url, APP, *more, "host: another")),
         ):
             assert answer.status == status
             assert answer.headers["access-control-allow-origin"] == APP

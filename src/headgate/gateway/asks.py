@@ -92,13 +92,23 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
             extra.changed = True
             if extra.logprobs is None or number > extra.logprobs[1]:
                 extra.logprobs = (name, number)
-        elif (
-            kind == ENTRIES
-            and isinstance(value, list | dict)
-            and (extra.entries is None or len(value) > extra.entries[1])
-        ):
-            extra.entries = (name, len(value))
+        elif kind == ENTRIES and isinstance(value, list | dict):
+            entries = _entries(value)
+            if extra.entries is None or entries > extra.entries[1]:
+                extra.entries = (name, entries)
     return extra
+
+
+def _entries(value: Any) -> int:
+    """However deep they are; what is empty is one."""
+    found = 0
+    waiting: list[Any] = [value]
+    while waiting:
+        node = waiting.pop()
+        within = [one for one in (node.values() if isinstance(node, dict) else node) if isinstance(one, list | dict)]
+        found += (len(node) - len(within)) or not within
+        waiting += within
+    return found
 
 
 def _refuse_guarded(name: str) -> None:

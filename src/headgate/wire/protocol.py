@@ -416,8 +416,8 @@ class ServerProtocol(asyncio.Protocol):
         exchange = Exchange(self, self._server.clock())
         exchange.request_id = self._server.new_id()
         reader = self._reader
-        if reader.phase is BODY:  # its headers are known, and whose page may read what is said here
-            exchange.path, exchange.headers = reader.exchange.path, reader.exchange.headers
+        if reader.phase is not IDLE:  # whose page may read what is said here, as far as its headers have come
+            exchange.path, exchange.headers = reader.path, reader.exchange.headers
             self._server.greet(exchange)
         self._server.refused(status, exchange.path)
         exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))

@@ -110,6 +110,11 @@ class RequestReader:
             if self._unaccounted > self._limits.header_bytes and not self.exhausted:
                 self.refusal = Refusal(431, f"headers exceed {self._limits.header_bytes} bytes")
 
+    @property
+    def path(self) -> str:
+        """That the request under way asks for, as far as it has come."""
+        return self.exchange.path or _split(self._url)[0]
+
     def let_go(self) -> None:
         """Nothing more is read: what is here of a body need not be kept."""
         self._piece = b""
