@@ -24,6 +24,7 @@ MOST_CHOICES: Final = 4096
 _AFTER_DONE_S: Final = 1.0
 _GROWING: Final = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"})
 """Fields of which each event brings a part. Of the rest the last one counts."""
+_BACKSLASH: Final = 92
 _STREAMED: Final = {"chat.completion.chunk": "chat.completion"}
 
 
@@ -35,9 +36,34 @@ class Whole:
         """That said something."""
         self._head: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
+        self._before = b""
+        self._behind = b""
+        """What is around the text of an event that brings nothing but text: in most events of a stream it is the same.
+        Empty: not known."""
+        self._pieces: list[bytes] = []
+        """Texts that came so, as JSON spells them, for the choice in which they belong."""
 
     def add(self, event: bytes) -> None:
         """Raises msgspec.DecodeError, TypeError or LookupError for what is no event of a completion."""
+        before, behind = self._before, self._behind
+        around = len(before) + len(behind)
+        if around and len(event) >= around and event.startswith(before) and event.endswith(behind):
+            text = event[len(before) : -len(behind)]
+            if text.find(b'"') < 0 and not text.endswith(b"\\"):
+                self._pieces.append(text)
+                self.events += 1
+                return
+        self._join()
+        self._read(event)
+
+    def _join(self) -> None:
+        """Add the texts that were set aside to what they are of."""
+        if self._pieces:
+            text, self._pieces = b"".join(self._pieces), []
+            self._read(b"%b%b%b" % (self._before, text, self._behind))
+            self.events -= 1  # they have been counted one by one
+
+    def _read(self, event: bytes) -> None:
         said = decode_event(event)
         choices = said.pop("choices")
         if not isinstance(choices, list) or not isinstance(said.get("object"), str | None):
@@ -50,6 +76,8 @@ class Whole:
                 raise TypeError("a delta that is no object")
             _grow(self._choices.setdefault(_index(choice), {}), choice)
             self.events += 1
+        if not self._before and len(choices) == 1 and _only_text(choices[0]):
+            self._before, self._behind = _around(event)
 
     @property
     def has_finished(self) -> bool:
@@ -58,6 +86,7 @@ class Whole:
 
     def body(self, stop: str, finish: str, prompt_tokens: int) -> bytes:
         """`stop` and `finish`: for choices that the replica has not ended; empty if it has ended all."""
+        self._join()
         head = dict(self._head)
         head["object"] = kind = _STREAMED.get(head.get("object", ""), head.get("object", "chat.completion"))
         choices = []
@@ -74,6 +103,29 @@ class Whole:
             counts = {"prompt_tokens": prompt_tokens, "completion_tokens": output}
             head |= {"usage": {**counts, "total_tokens": prompt_tokens + output}, "headgate_usage": "estimated"}
         return encode_told({**head, "choices": choices})
+
+
+def _only_text(choice: dict[str, Any]) -> bool:
+    """Whether a choice's part brings text and nothing else: the next one like it may be told by its bytes."""
+    delta = choice.get("delta")
+    if delta is None:
+        told, text = "text", choice.get("text")
+    else:
+        told, text = "delta", delta.get("content") if len(delta) == 1 else None
+    others = [value for name, value in choice.items() if name != "index" and name != told]
+    return isinstance(text, str) and all(value is None for value in others)
+
+
+def _around(event: bytes) -> tuple[bytes, bytes]:
+    """What is before and behind its text, empty where that is not told by a look: the field is there twice, or its
+    text has quotes in it."""
+    for name in (b'"content":"', b'"text":"'):
+        if event.count(name) == 1:
+            start = event.index(name) + len(name)
+            end = event.find(b'"', start)
+            if event[end - 1] != _BACKSLASH:
+                return event[:start], event[end:]
+    return b"", b""
 
 
 def _index(entry: dict[str, Any]) -> int:
