@@ -2,6 +2,7 @@
 
 import random
 from itertools import count
+from statistics import fmean
 
 import pytest
 
@@ -216,6 +217,25 @@ def test_a_queue_in_a_replica_is_found_whatever_is_streamed(share: float) -> Non
         else:
             limit.observe(waits_s + 0.05, 100, token_s, in_flight, now)
     assert 8 <= limit.limit <= 24
+
+
+def test_chance_does_not_cut_the_limit_further_where_some_are_streamed_and_some_not() -> None:
+    """Nothing queues, and single requests scatter widely. Over many runs the limits are the same."""
+
+    def mean_limit(share: float, seed: int) -> float:
+        limit, rng, total = GradientLimit(64, 8), random.Random(seed), 0.0
+        for number in range(10_000):
+            in_flight, now = int(min(0.9 * limit.limit, 70)), 0.02 * number
+            if rng.random() < share:
+                limit.observe(None, 400, None, in_flight, now, 0.02 * rng.lognormvariate(0, 1.0))
+            else:
+                limit.observe(0.1 * rng.lognormvariate(0, 1.0), 400, 0.02 * rng.lognormvariate(0, 0.1), in_flight, now)
+            total += limit.limit
+        return total / 10_000
+
+    usual = fmean(mean_limit(0.0, seed) for seed in range(10))
+    for share in (0.3, 0.5):
+        assert fmean(mean_limit(share, seed) for seed in range(10)) > 0.9 * usual
 
 
 @pytest.mark.parametrize("returns", [True, False])

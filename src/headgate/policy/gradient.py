@@ -23,6 +23,8 @@ GROWTH = 0.05
 FASTEST = 0.5
 WINDOW = 32
 """Fewest samples that are judged together. Their mid-mean is known to 6 % where single ones scatter by 30 %."""
+PATIENT = 6
+"""Windows after which half as many do, of a kind of which there are few."""
 STALE_S = 60.0
 """A window not full after this is begun again: its samples tell of different times."""
 PROBE = 40
@@ -48,19 +50,23 @@ SHORTEST_S = 1e-6
 class _Signal:
     """One kind of latency: the samples of this window, and what is normal."""
 
-    __slots__ = ("normal", "now", "samples")
+    __slots__ = ("normal", "now", "samples", "unheard")
 
     def __init__(self) -> None:
         self.samples: list[float] = []
+        self.unheard = 0
+        """Windows that had too few of them."""
         self.now: float | None = None
         self.normal: float | None = None
 
-    def close(self) -> None:
-        """The window's mid-mean. None where there are too few samples for one: they are kept until there are enough,
-        so that the few that are streamed are heard, too."""
-        if len(self.samples) < WINDOW // 2:
+    def close(self, enough: int) -> None:
+        """The window's mid-mean. None where there are too few samples for one: they are kept until there are enough, or
+        for PATIENT windows and there are some, so that the few that are streamed are heard, too."""
+        if len(self.samples) < (enough if self.unheard < PATIENT else WINDOW // 2):
             self.now = None
+            self.unheard += 1
             return
+        self.unheard = 0
         ordered = sorted(self.samples)
         middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
         self.now = sum(middle) / len(middle)
@@ -149,14 +155,17 @@ class GradientLimit:
             whole.samples.append(max(token_s, SHORTEST_S))
         self._count += 1
         self._use += max(1, in_flight)
-        if self._count >= min(max(WINDOW, self.limit), 4 * WINDOW):
-            self._end_window(in_flight)
+        # Of one kind, not of all together: of half as many of each less is known than where all are streamed, and what
+        # is chance would more often pass for a cut that has helped. Some may have been kept from the window before.
+        enough = int(min(max(WINDOW, self.limit), 4 * WINDOW))
+        if self._count >= WINDOW and max(len(first.samples), len(whole.samples)) >= enough:
+            self._end_window(enough, in_flight)
 
-    def _end_window(self, in_flight: int) -> None:
+    def _end_window(self, enough: int, in_flight: int) -> None:
         before, use = self.limit, self._use / self._count
         for signal in self._signals:
-            signal.close()
-        self._adjust(use)  # each sample is of a first token or of an answer: one of the two kinds has enough
+            signal.close(enough)
+        self._adjust(use)
         self._use = self._count = 0
         if self.limit != before:
             self._skip = in_flight
@@ -167,6 +176,7 @@ class GradientLimit:
         self._use = self._count = 0
         for signal in self._signals:
             signal.samples.clear()
+            signal.unheard = 0
 
     def _adjust(self, use: float) -> None:
         if self._cut is not None and self._waited < WAITS and self._unheard(self._cut):
