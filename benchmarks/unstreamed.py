@@ -4,7 +4,8 @@ Of an answer in one piece nobody hears the first token, and most engines do not 
 made of first tokens (health, found limits, promises) may take that for slowness: with any share of such requests no
 replica is put out, no alert is raised, and the found limits are those of the same requests streamed.
 
-    python benchmarks/unstreamed.py            an hour of virtual time for each share: some minutes
+    python benchmarks/unstreamed.py            an hour of virtual time of each case and share: half an hour
+    python benchmarks/unstreamed.py --resume   the same from where it was broken off: each simulation is kept
     python benchmarks/unstreamed.py --quick    five minutes of each, and keeps no results
 
 The same live, over sockets: benchmarks/unstreamed_live.py.
@@ -13,15 +14,18 @@ The same live, over sockets: benchmarks/unstreamed_live.py.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+from benchmarks.unstreamed_cases import CASES, Case
+
 from headgate.gateway.account import Account
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
@@ -30,43 +34,31 @@ from headgate.observe.alarms import Alarms
 from headgate.observe.figures import Figures
 from headgate.policy.alert import Severity
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.profile import PROFILES, Profile
+from headgate.policy.profile import Profile
 from headgate.report.results import KINDS
-from headgate.sim.fleet import Fleet, Member
+from headgate.sim.fleet import Fleet
 from headgate.sim.gateway import Ticket
 from headgate.sim.run import Level, run
 from headgate.sim.world import World
-from headgate.workload.arrival import Arrival
-from headgate.workload.load import load
 
-SHARES = (0.0, 0.3, 0.6, 0.9, 0.95, 1.0)
-HOUR_S = 3600.0
+QUICK_S = 300.0
 WITHIN = 0.1
 """How far found limits may be from those of the same requests, all of them streamed."""
 START = 64.0
 """What a found limit starts at."""
-RESULTS = Path(__file__).resolve().parent / "results" / "unstreamed.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    name: str
-    workload: str
-    """Without the share."""
-    replicas: int = 4
-    profile: str = "h100-llama3-8b"
-    tells: bool = False
-    seed: int = 1
-
-
-CASES = (
-    Case(name="answers of 300 tokens", workload="poisson:rate=20,prompt=50-800,output=300"),
-    Case(name="answers of 1 to 400 tokens", workload="poisson:rate=20,prompt=20-2000,output=1-400", seed=2),
-    Case(name="two replicas, sessions", workload="poisson:rate=8,prompt=100-3000,output=20-300,sessions=8", replicas=2),
-    Case(name="short answers", workload="poisson:rate=30,prompt=100-1500,output=1-12", seed=3),
-    Case(name="busy", workload="poisson:rate=45,prompt=50-800,output=300", seed=4),
-    Case(name="the engine tells", workload="poisson:rate=20,prompt=50-800,output=300", tells=True, seed=5),
+TOP = (
+    "# Unstreamed requests in a healthy fleet",
+    "",
+    "Written by `benchmarks/unstreamed.py`. Limits: the median over seeds of the mean over time and replicas, and of",
+    "the mean over replicas at the end, each within 10 % of the same requests all streamed; then the lowest and the",
+    "highest at the end. A limit that is in use is cut now and then to see whether that helps, so the end of one run",
+    "says little.",
+    "",
+    "| case | minutes | unstreamed | seeds | requests | refused | ejections | alerts | limit | at the end | range | |",
+    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
 )
+TUPLES = ("alerts", "limits", "prefill_token_ms")
+RESULTS = Path(__file__).resolve().parent / "results" / "unstreamed.json"
 
 
 @dataclass
@@ -77,6 +69,9 @@ class Watching:
     raised: list[str] = field(default_factory=list)
     lowest: float = START
     """Limit that any replica had at any time."""
+    limits_s: float = 0.0
+    """Limits over time, added up; of all replicas."""
+    looks: int = 0
     prefill_token_s: tuple[float, ...] = ()
     """By replica, as measured for routing, at the end."""
     _account: Account = field(default_factory=Account)
@@ -94,6 +89,8 @@ class Watching:
             if change.severity is not Severity.OK:
                 self.raised.append(f"{now:.0f} s: {change.lane} {change.alert}: {change.message}")
         loads = self._dispatcher.fleet.loads.values()
+        self.limits_s += fmean(load.limit for load in loads)
+        self.looks += 1
         self.lowest = min([self.lowest, *(load.limit for load in loads)])
         self.prefill_token_s = tuple(load.prefill_token_s for load in loads)
         self._world.at(now + 1.0, self._look)
@@ -142,56 +139,117 @@ def record_of(ticket: Ticket, outcome: Outcome, now: float) -> Record:
 class Found:
     case: str
     share: float
+    seed: int
     requests: int
     refused: int
     ejections: int
     alerts: tuple[str, ...]
     limits: tuple[float, ...]
     """By replica, at the end."""
+    mean_limit: float
+    """Over time and replicas."""
     lowest: float
     prefill_token_ms: tuple[float, ...]
 
 
-def arrivals(case: Case, share: float, for_s: float) -> Iterator[Arrival]:
-    return load(f"{case.workload},unstreamed={share:g}", seed=case.seed, duration_s=for_s)
-
-
-def simulated(case: Case, share: float, for_s: float, level: Level = "gateway", slowed: Profile | None = None) -> Found:
-    """`slowed`: the first replica is this one instead."""
-    config = GatewayConfig()
-    usual = Member(profile=PROFILES[case.profile], count=case.replicas, find_slots=True, tells=case.tells)
-    members: tuple[Member, ...] = (usual,)
+def simulated(
+    case: Case,
+    share: float,
+    level: Level = "gateway",
+    slowed: Profile | None = None,
+    seed: int | None = None,
+) -> Found:
+    """`slowed`: the first replica is this one instead. `seed` None: the case's first."""
+    config, seed = GatewayConfig(), case.seeds[0] if seed is None else seed
+    members = tuple(kind.member for kind in case.fleet)
     if slowed is not None:
-        members = (replace(usual, profile=slowed, count=1), replace(usual, count=case.replicas - 1))
+        first = members[0]
+        members = (replace(first, profile=slowed, count=1), replace(first, count=first.count - 1), *members[1:])
     watching = Watching(config)
-    made = run(config, arrivals(case, share, for_s), Fleet(members=members), case.seed, level, onlooker=watching)
+    made = run(config, case.arrivals(share, seed), Fleet(members=members), seed, level, onlooker=watching)
     refused = int((made.results.kind == KINDS.index("refused")).sum())
     return Found(
         case=case.name,
         share=share,
+        seed=seed,
         requests=len(made.results.kind),
         refused=refused,
         ejections=made.ejections,
         alerts=tuple(watching.raised),
         limits=tuple(round(limit, 1) for limit in made.limits),
+        mean_limit=round(watching.limits_s / watching.looks, 2),
         lowest=round(watching.lowest, 1),
         prefill_token_ms=tuple(round(1e3 * each, 4) for each in watching.prefill_token_s),
     )
 
 
-def flaws(found: Found, streamed: Found) -> list[str]:
-    """Where it is not as if all had been streamed. Alerts that those raise too are about the load."""
+def median_limits(found: Sequence[Found]) -> tuple[float, float]:
+    """Over seeds: of the mean over time and replicas, and of that over replicas at the end."""
+    return median(one.mean_limit for one in found), median(fmean(one.limits) for one in found)
+
+
+def flaws(found: Sequence[Found], streamed: Sequence[Found]) -> list[str]:
+    """Of the same requests with each seed: what is wrong, or not as if all had been streamed."""
     said = []
-    if found.ejections:
-        said.append(f"{found.ejections} ejections")
-    if found.alerts and not streamed.alerts:
-        said.append(f"{len(found.alerts)} alerts, the first: {found.alerts[0]}")
-    limit, usual = fmean(found.limits), fmean(streamed.limits)
-    if abs(limit / usual - 1) > WITHIN and not (found.share == 1.0 and limit >= START):
-        said.append(f"limits of {limit:.0f}, and {usual:.0f} where all is streamed")
-    if found.refused > streamed.refused + 0.01 * found.requests:
-        said.append(f"{found.refused} refused, and {streamed.refused} where all is streamed")
+    ejections, alerts = sum(one.ejections for one in found), [alert for one in found for alert in one.alerts]
+    if ejections:
+        said.append(f"{ejections} ejections")
+    if alerts:
+        said.append(f"{len(alerts)} alerts, the first: {alerts[0]}")
+    for limit, usual, when in zip(median_limits(found), median_limits(streamed), ("", " at the end"), strict=True):
+        if abs(limit / usual - 1) > WITHIN and not (found[0].share == 1.0 and limit >= START):
+            said.append(f"limits of {limit:.0f}{when}, and {usual:.0f} where all is streamed")
+    refused, usual_refused = sum(one.refused for one in found), sum(one.refused for one in streamed)
+    if refused > usual_refused + 0.01 * sum(one.requests for one in found):
+        said.append(f"{refused} refused, and {usual_refused} where all is streamed")
     return said
+
+
+Done = dict[tuple[str, float, int], Found]
+
+
+def kept(path: Path, cases: Sequence[Case]) -> Done:
+    """What a run that was broken off has found of these very cases."""
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    same = {case.name for case in cases if data.get("cases", {}).get(case.name) == repr(case)}
+    runs = [Found(**{**one, **{name: tuple(one[name]) for name in TUPLES}}) for one in data.get("runs", ())]
+    return {(one.case, one.share, one.seed): one for one in runs if one.case in same}
+
+
+def line(case: Case, share: float, found: Sequence[Found], wrong: Sequence[str]) -> str:
+    limits, (average, end) = [limit for one in found for limit in one.limits], median_limits(found)
+    return (
+        f"| {case.name} | {case.for_s / 60:g} | {share:.0%} | {len(found)} | {sum(one.requests for one in found)} "
+        f"| {sum(one.refused for one in found)} | {sum(one.ejections for one in found)} "
+        f"| {sum(len(one.alerts) for one in found)} | {average:.0f} | {end:.0f} | {min(limits):g} – {max(limits):g} "
+        f"| {'; '.join(wrong) or 'pass'} |"
+    )
+
+
+def write(out: Path, cases: Sequence[Case], done: Done) -> int:
+    """What there is so far. How many shares of cases are not as they should be."""
+    lines, missed, verdicts = list(TOP), 0, []
+    for case in cases:
+        for share in case.shares:
+            found = [done[key] for seed in case.seeds if (key := (case.name, share, seed)) in done]
+            streamed = [done[key] for seed in case.seeds if (key := (case.name, 0.0, seed)) in done]
+            if len(found) == len(streamed) == len(case.seeds):
+                wrong = flaws(found, streamed)
+                missed += bool(wrong)
+                verdicts.append({"case": case.name, "share": share, "limits": median_limits(found), "flaws": wrong})
+                lines.append(line(case, share, found, wrong))
+    lines += ["", *(f"- {case.name}: `{case.workload}`; {case.about}" for case in cases)]
+    data = {
+        "cases": {case.name: repr(case) for case in cases},
+        "verdicts": verdicts,
+        "runs": [asdict(one) for one in done.values()],
+    }
+    out.write_text(json.dumps(data, indent=1) + "\n")
+    out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    return missed
 
 
 def main() -> int:
@@ -199,34 +257,28 @@ def main() -> int:
     options.add_argument("--quick", action="store_true", help="five minutes of each; keeps no results")
     options.add_argument("--only", default="", help="cases whose name has this in it")
     options.add_argument("--jobs", type=int, default=2, help="simulations at the same time")
+    options.add_argument("--resume", action="store_true", help="go on where a run was broken off")
     options.add_argument("--out", type=Path, help="a JSON file instead of results/unstreamed.json")
     args = options.parse_args()
-    for_s = 300.0 if args.quick else HOUR_S
-    cases = [case for case in CASES if args.only in case.name]
-    lines = [
-        "| case | unstreamed | requests | refused | ejections | alerts | limits | |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
-    ]
-    all_found, missed = [], 0
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        runs = {(case, share): pool.submit(simulated, case, share, for_s) for case in cases for share in SHARES}
-        for (case, share), made in runs.items():
-            found, streamed = made.result(), runs[case, 0.0].result()
-            wrong = flaws(found, streamed)
-            missed += bool(wrong)
-            all_found.append(asdict(found) | {"flaws": wrong})
-            limits = f"{min(found.limits):g} – {max(found.limits):g}"
-            lines.append(
-                f"| {case.name} | {share:.0%} | {found.requests} | {found.refused} | {found.ejections} "
-                f"| {len(found.alerts)} | {limits} | {'; '.join(wrong) or 'pass'} |"
-            )
-            print(lines[-1], flush=True)
-    kept: dict[str, object] = {"for_s": for_s, "simulated": all_found}
-    out = args.out or (None if args.quick else RESULTS)
-    if out is not None:
-        out.write_text(json.dumps(kept, indent=1) + "\n")
-        top = ["# Unstreamed requests in a healthy fleet", "", "Written by `benchmarks/unstreamed.py`.", ""]
-        out.with_suffix(".md").write_text("\n".join(top + lines) + "\n")
+    known = [replace(case, for_s=QUICK_S, idle=None) for case in CASES] if args.quick else list(CASES)
+    cases = [case for case in known if args.only in case.name]
+    with tempfile.TemporaryDirectory() as folder:
+        out = args.out or (Path(folder) / "quick.json" if args.quick else RESULTS)
+        done = kept(out, known)
+        if not args.resume:
+            done = {key: one for key, one in done.items() if key[0] not in {case.name for case in cases}}
+        wanted = [(case, share, seed) for case in cases for share in case.shares for seed in case.seeds]
+        missing = [each for each in wanted if (each[0].name, *each[1:]) not in done]
+        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+            runs = [pool.submit(simulated, case, share, seed=seed) for case, share, seed in missing]
+            for made in as_completed(runs):
+                found = made.result()
+                done[found.case, found.share, found.seed] = found
+                said = f"{found.ejections} ejections, {len(found.alerts)} alerts, limits {found.limits}"
+                print(f"{found.case}, {found.share:.0%}, seed {found.seed}: {said}", flush=True)
+                write(out, known, done)
+        missed = write(out, known, done)
+        print(out.with_suffix(".md").read_text())
     return 1 if missed else 0
 
 

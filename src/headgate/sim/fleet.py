@@ -28,9 +28,9 @@ class Member:
     """From its start until it answers."""
     starts_s: float | None = None
     """When it is started; None: it was there before anybody came."""
-    tells: bool = True
-    """Its engine says of an answer in one piece when its first token was there, as ours does; most others say
-    nothing."""
+    tells: float = 1.0
+    """Share of the answers in one piece of which its engine says when the first token was there: ours says it of all,
+    most others of none."""
     step_overhead_s: float = 0.0
     """What an engine takes between two steps for choosing and telling, which is not in the profile."""
 
@@ -126,7 +126,7 @@ def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failu
             slots=replica.slots,
             find_slots=replica.slots is None,
             lanes=replica.lanes,
-            tells=replica.kind == "headgate",
+            tells=float(replica.kind == "headgate"),
         )
         for replica in config.replicas
     ]

@@ -6,7 +6,7 @@ arrivals come from a workload, replicas are models of some, and the timer is the
 
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from headgate.model.event import (
     Arrived,
@@ -28,6 +28,9 @@ from headgate.sim.fleet import Delays
 from headgate.sim.intake import Intake
 from headgate.sim.world import World
 from headgate.workload.arrival import Arrival
+
+SPREAD: Final = 0.6180339887
+"""The golden section: multiples of it, without their whole part, are spread evenly over 0 to 1, and without chance."""
 
 
 class Ticket:
@@ -96,8 +99,8 @@ class SimulatedReplica(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
-    def tells(self) -> bool:
-        """Whether it says of an answer in one piece when its first token was there."""
+    def tells(self) -> float:
+        """Share of the answers in one piece of which it says when the first token was there."""
 
     @property
     def gauges(self) -> dict[str, float]: ...
@@ -227,7 +230,11 @@ class Gateway:
         """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
         is heard until all of it is; then its engine may tell."""
         if not ticket.request.stream:
-            if ticket.replica is not None and ticket.replica.tells and ticket.told_s is None:
+            if (
+                ticket.replica is not None
+                and ticket.told_s is None
+                and ticket.number * SPREAD % 1.0 < ticket.replica.tells
+            ):
                 ticket.told_s = self.world.now + way_s - ticket.since
         elif not ticket.gone:
             if ticket.rival is not None and ticket.replica is not None:
