@@ -28,19 +28,21 @@ def modules(compiled: bool | None = None) -> Path:
     return COMPILED if (there if compiled is None else compiled) else SOURCES
 
 
+STRETCHED = (
+    "ttft_target_s", "gap_target_s", "wait_bound_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "e2e_p95_s", "e2e_p99_s",
+)  # fmt: skip
+
+
 def stretched_lanes(times: float) -> dict[str, dict[str, float]]:
     """The default lanes for the config of a gateway whose replicas are so many times as slow as those they are made
     for."""
     from headgate.model.lane import LANES
 
-    return {
-        lane.name: {
-            "ttft_target_s": lane.ttft_target_s * times,
-            "gap_target_s": lane.gap_target_s * times,
-            "wait_bound_s": lane.wait_bound_s * times,
-        }
-        for lane in LANES.values()
-    }
+    stretched: dict[str, dict[str, float]] = {}
+    for lane in LANES.values():
+        promised = {name: getattr(lane, name) for name in STRETCHED}
+        stretched[lane.name] = {name: value * times for name, value in promised.items() if value is not None}
+    return stretched
 
 
 class Program:
