@@ -275,7 +275,7 @@ def test_and_how_long_that_is_is_learned_from_those_that_are_streamed() -> None:
         made.on(Ended(one.id, Outcome.COMPLETED, (1000, 1)), turn + 2.0)
     whole = [request("batch", at=100.0, tokens=500, stream=False) for _ in range(3)]
     assert placed(send(made, *whole)) == [one.id for one in whole[:2]]
-    assert made.wake_at == pytest.approx(101.0, abs=0.02)
+    assert made.wake_at == pytest.approx(101.0, abs=0.1)
 
 
 def test_a_lane_that_was_away_or_had_little_to_do_has_saved_nothing_up() -> None:

@@ -229,6 +229,10 @@ def test_a_pace_is_that_of_further_tokens_not_of_the_first() -> None:
         prompt, before = rng.randrange(50, 200), rng.randrange(0, 2000)
         pace.see(prompt, before, 0.02 + 0.00002 * (prompt + before / 2))
     assert pace.token_s == pytest.approx(0.00002, rel=0.05)
+    # What a long prompt behind others takes is by far not its share of what short ones took.
+    assert pace.first_s(10_000, 4_000) == pytest.approx(0.02 + 0.00002 * 12_000, rel=0.05)
+    assert pace.first_s(1, 0) == pytest.approx(0.02, rel=0.05)
+    assert PrefillPace().first_s(100, 0) is None
 
 
 def test_where_all_prompts_are_alike_it_goes_by_the_mean_and_is_never_negative() -> None:

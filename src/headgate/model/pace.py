@@ -41,6 +41,14 @@ class PrefillPace:
         self._tokens_squared = KEEP * self._tokens_squared + tokens * tokens
         self._tokens_took = KEEP * self._tokens_took + tokens * took_s
 
+    def first_s(self, prompt: int, before: int) -> float | None:
+        """How long after its sending the first token of such a prompt comes; None: too few first tokens were seen."""
+        token_s = self.token_s
+        if token_s is None:
+            return None
+        mean, mean_s = self._tokens / self._count, self._took_s / self._count
+        return max(0.0, mean_s + token_s * (prompt + 0.5 * before - mean))
+
     @property
     def token_s(self) -> float | None:
         """Seconds that each further prompt token takes; None: too few first tokens were seen."""

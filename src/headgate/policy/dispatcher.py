@@ -308,7 +308,7 @@ class Dispatcher:
         if load.silent_tokens:
             self._heard_of(load)
         self._decodes(passage, True)
-        if self._prefills.heard(passage, now):
+        if self._prefills.over(passage):
             self._pump_all(now, commands)
 
     def _end(self, event: Ended, now: float, commands: list[Command]) -> None:
@@ -604,7 +604,7 @@ class Dispatcher:
             self.hedger.sent(passage, now)
             passage.since = now
         if self._turns.prefilled_in_turn(state, request):
-            self._prefills.sent(passage, now)
+            self._prefills.sent(passage, load, now)
         if passage.attempts == 1:
             state.pool.turn = max(state.pool.turn, state.tally.served)
             state.tally.served += request.tokens / state.tally.weight

@@ -5,16 +5,18 @@ from math import inf
 from typing import Final
 
 from headgate.model.replica import Load
-from headgate.policy.passage import LONG_PROMPT, Passage
+from headgate.policy.passage import Passage
 
 TOKEN_S: Final = 0.0001
-"""From a long prompt's sending to its first token, for each of its tokens, before any is measured: as on many a GPU."""
-LEARN: Final = 0.1
+"""From a prompt's sending to its first token, for each of its tokens, while no first token was heard from its replica:
+as on many a GPU."""
 
 
 class Prefills:
     """The dispatcher tells it what is sent and heard; each lane has the sums. Of an answer in one piece nothing is
-    heard before its end: its prompt counts for as long as one that is streamed usually does."""
+    heard before its end: its prompt counts for as long as its replica's first tokens usually take (model/pace.py), with
+    what it had to do before. A mean of seconds for each token would not do: a short prompt behind a long one would say
+    that a long one takes minutes, and every lane that is prefilled in turn would wait for those."""
 
     def __init__(self) -> None:
         self.wake_at = inf
@@ -22,14 +24,15 @@ class Prefills:
         self._unheard: list[tuple[float, int, float, Passage]] = []
         """A heap: until when each counts, and which sending of it that is about. Those over by now are in it, too."""
         self._number = 0
-        self._token_s = TOKEN_S
 
-    def sent(self, passage: Passage, now: float) -> None:
-        """Its prompt is one of those, and it is at a replica now."""
+    def sent(self, passage: Passage, load: Load, now: float) -> None:
+        """Its prompt is one of those, and it is at this replica now."""
         self._count(passage, 1)
         if not passage.request.stream:
             self._number += 1
-            due = now + self._token_s * passage.request.prompt_tokens
+            tokens = passage.request.prompt_tokens
+            first_s = load.pace.first_s(tokens, passage.before)
+            due = now + (TOKEN_S * tokens if first_s is None else first_s)
             heappush(self._unheard, (due, self._number, passage.sent_at, passage))
             self.wake_at = self._unheard[0][0]
 
@@ -43,15 +46,8 @@ class Prefills:
         if passage.prefilling:
             self._count(passage, -1)
 
-    def heard(self, passage: Passage, now: float) -> bool:
-        """Its first token is there. Whether it had been counted."""
-        tokens = passage.request.prompt_tokens
-        if passage.prefilling and passage.request.stream and tokens > LONG_PROMPT:
-            self._token_s += LEARN * ((now - passage.sent_at) / tokens - self._token_s)
-        return self.over(passage)
-
     def over(self, passage: Passage) -> bool:
-        """It is at no replica any more. Whether it had been counted."""
+        """Its first token is there, or it is at no replica any more. Whether it had been counted."""
         counted = passage.prefilling
         if counted:
             self._count(passage, -counted)
@@ -88,7 +84,8 @@ class Unheard:
     def sent(self, passage: Passage, load: Load, now: float) -> None:
         """It is at this replica now, and counted there."""
         self._number += 1
-        due = now + load.prefill_token_s * load.prefill_tokens
+        first_s = load.pace.first_s(passage.request.prompt_tokens, passage.before)
+        due = now + (load.prefill_token_s * load.prefill_tokens if first_s is None else first_s)
         heappush(self._due, (due, self._number, passage.sent_at, passage))
         self.wake_at = self._due[0][0]
 
