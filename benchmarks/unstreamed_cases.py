@@ -88,6 +88,12 @@ CASES = (
         shares=(0.0, 0.3, 0.6, 0.95),
     ),
     Case(
+        name="busy, for an hour",
+        workload="poisson:rate=45,prompt=50-800,output=300",
+        seeds=(9,),
+        shares=(0.0, 0.3, 0.6, 0.95),
+    ),
+    Case(
         name="busy, two replicas, sessions",
         workload="poisson:rate=20,prompt=100-2500,output=100-250,sessions=12,shared=1024",
         fleet=TWO,
