@@ -38,11 +38,11 @@ from headgate.report import svg
 from headgate.report.results import Target
 from headgate.sim import autoscale_report as report
 from headgate.sim.autoscale import MONDAY, learn
-from headgate.sim.autoscale_compare import BOTH, ORACLE, VARIANTS, Case, Setting, one, with_foresight
+from headgate.sim.autoscale_compare import BOTH, ORACLE, VARIANTS, ScaledDay, Setting, one, with_foresight
 from headgate.sim.fleet import dilated
 from headgate.workload import servegen
 from headgate.workload.arrival import Arrival
-from headgate.workload.finish import Finish
+from headgate.workload.finish import WorkloadFinish
 from headgate.workload.spec import parse
 
 HERE = Path(__file__).resolve().parent
@@ -91,7 +91,7 @@ def arrivals(day: int, seed: int) -> Iterator[Arrival]:
                 scale = factor * rate / own[number]
                 yield from servegen.day(MODEL, f"{seed}/{day}/{number}", scale, begin, begin + WINDOW_S)
 
-    return map(Finish(parse(LENGTHS)[0], "", random.Random(f"{seed}/{day}")), windows())
+    return map(WorkloadFinish(parse(LENGTHS)[0], "", random.Random(f"{seed}/{day}")), windows())
 
 
 def history() -> dict[str, object]:
@@ -117,7 +117,7 @@ def setting(known: dict[str, object], seed: int) -> Setting:
     )
 
 
-def measured(name: str, known: dict[str, object], seed: int) -> Case | None:
+def measured(name: str, known: dict[str, object], seed: int) -> ScaledDay | None:
     """In a process of its own."""
     with rarely_collected():
         made = setting(known, seed)
@@ -133,7 +133,7 @@ def dearer(known: dict[str, object], seed: int) -> tuple[float, bool]:
     return (inf if best is None else both.replica_hours / best.replica_hours - 1), both.kept
 
 
-def before_the_peak(case: Case) -> tuple[float, float]:
+def before_the_peak(case: ScaledDay) -> tuple[float, float]:
     """How far, at the busiest hour of the days before, replicas that serve were towards what that hour took; and when,
     in hours, that hour began."""
     known = rates()
@@ -145,7 +145,7 @@ def before_the_peak(case: Case) -> tuple[float, float]:
     return at_begin[0] / (sum(within) / len(within)), float(hour)
 
 
-def plots(cases: list[Case]) -> str:
+def plots(cases: list[ScaledDay]) -> str:
     """One file, light, that needs no page around it."""
     parts = [report.replicas_plot(cases), report.p99_plot(cases, WITHIN_S)]
     height = svg.HEIGHT
@@ -163,7 +163,7 @@ def plots(cases: list[Case]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{CSS}</style>{names}{inner}</svg>\n'
 
 
-def keep(out: Path, cases: list[Case], facts: dict[str, object], verdicts: dict[str, bool]) -> None:
+def keep(out: Path, cases: list[ScaledDay], facts: dict[str, object], verdicts: dict[str, bool]) -> None:
     data = {"facts": facts, "verdicts": verdicts, "cases": [report.as_dict(case) for case in cases]}
     out.with_suffix(".json").write_text(json.dumps(msgspec.to_builtins(data), indent=1, ensure_ascii=False) + "\n")
     out.with_suffix(".svg").write_text(plots(cases))

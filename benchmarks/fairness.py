@@ -20,7 +20,7 @@ import numpy as np
 from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.lane import LANES, Lane
 from headgate.policy.profile import PROFILES
-from headgate.sim.fleet import Fleet, Member
+from headgate.sim.fleet import SimFleet, SimGroup
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival
 
@@ -94,7 +94,7 @@ def arrivals(case: Case, slots: int, seed: int, *, quiet: bool = True) -> list[A
 
 def measure(config: GatewayConfig, comes: list[Arrival], slots: int, seed: int) -> Measured:
     simulated = run(
-        config, comes, Fleet(members=(Member(profile=PROFILE, slots=slots),)), seed, "gateway", by_stream=True
+        config, comes, SimFleet(members=(SimGroup(profile=PROFILE, slots=slots),)), seed, "gateway", by_stream=True
     )
     results = simulated.results
     of_quiet = results.of_lane("quiet")

@@ -24,7 +24,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import PROFILES
 from headgate.report import json_file
 from headgate.report.results import Results
-from headgate.sim.fleet import Fleet, Member, dilated
+from headgate.sim.fleet import SimFleet, SimGroup, dilated
 from headgate.sim.run import Simulated, run
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import Workload
@@ -112,7 +112,7 @@ class Bench:
     def step_log(self, number: int) -> Path:
         return self.folder / f"{self.case.name}-steps-{number}.jsonl"
 
-    def member(self, level: float | None = None) -> Member:
+    def member(self, level: float | None = None) -> SimGroup:
         """For that load its profile is of the steps at all others: nothing is explained by itself."""
         case = self.case
         if case.profile is not None:
@@ -120,7 +120,7 @@ class Bench:
         else:
             own = () if level is None else self.folder.glob(f"{self._stem(level)}-*")
             first, *more = sorted({*self.folder.glob(f"{case.name}-*steps*")} - {*own})
-            made = Member(profile=fitted(first, case.name, *more))
+            made = SimGroup(profile=fitted(first, case.name, *more))
         return replace(made, count=case.replicas, slots=case.slots)
 
     def _stem(self, level: float) -> str:
@@ -134,7 +134,7 @@ class Bench:
             config = self.config([1 + number for number in range(self.case.replicas)])
             lanes = tuple(replace(lane, wait_bound_s=FOR_EVER_S, queue_limit=10 * CROWD) for lane in config.lanes)
             crowd = Workload(self.case.mix, rate=CROWD, requests=CROWD).arrivals(CALIBRATION_SEED)
-            found = run(replace(config, lanes=lanes), crowd, Fleet(members=(self.member(),)), SEED)
+            found = run(replace(config, lanes=lanes), crowd, SimFleet(members=(self.member(),)), SEED)
             known.write_text(json.dumps(len(found.results) / found.span_s))
         return float(json.loads(known.read_text()))
 
@@ -148,7 +148,7 @@ class Bench:
 
     def simulated(self, level: float) -> list[Simulated]:
         config = self.config([1 + number for number in range(self.case.replicas)])
-        fleet = Fleet(members=(self.member(level),))
+        fleet = SimFleet(members=(self.member(level),))
         return [
             run(config, self.arrivals(level), fleet, seed, by_stream=True) for seed in range(1, self.case.draws + 1)
         ]

@@ -1,7 +1,7 @@
 """How are the two servers started, reached and stopped?
 
 Run as a script it is one of the child processes: `peers.py llama …` is llama.cpp's own server, as
-the xllamacpp wheel carries it; `peers.py swap …` times the runner's Save and Load without a server.
+the xllamacpp wheel carries it; `peers.py swap …` times the runner's Save and Restore without a server.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import httptools
 
 from headgate.engine.weights import make, place
 from headgate.model.sequence import Sequence
-from headgate.model.step import Load, Row, Save, Step, Trim
+from headgate.model.step import Restore, Row, Save, Step, Trim
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parent.parent
@@ -360,7 +360,7 @@ def time_swap(setup: Setup, length: int = 1000) -> dict[str, float]:
         times["recompute_ms"].append(sum(_timed(runner.run, Step((), (chunk,))) for chunk in chunks))
         times["save_ms"].append(_timed(runner.run, Step((Save(0, number, length),), ())))
         runner.run(Step((Trim(0, 0),), ()))
-        times["load_ms"].append(_timed(runner.run, Step((Load(number, 0, length),), ())))
+        times["load_ms"].append(_timed(runner.run, Step((Restore(number, 0, length),), ())))
         times["swap_ms"].append(times["save_ms"][-1] + times["load_ms"][-1])
     runner.shutdown()
     return {figure: statistics.median(values) for figure, values in times.items()}

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from headgate.model.models_config import CanaryConfig, ModelConfig, VersionConfig
-from headgate.policy.rollout import Rollout, Stage, Step
-from headgate.policy.verdict import Sample
+from headgate.policy.rollout import Rollout, RolloutStep, Stage
+from headgate.policy.verdict import VersionSample
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PER_S = 0.25
@@ -146,11 +146,11 @@ class Traffic:
         whole = ttft + tpot * (output - 1)
         return ttft.tolist(), tpot.tolist(), whole.tolist(), output.tolist(), failed.tolist()
 
-    def sample(self, index: int, canary: bool) -> Sample:
+    def sample(self, index: int, canary: bool) -> VersionSample:
         ttft, tpot, whole, output, failed = self.sides[canary]
         if failed[index]:
-            return Sample(canary, failed=True)
-        return Sample(canary, ttft[index], tpot[index], whole[index], 0.0, output[index], False)
+            return VersionSample(canary, failed=True)
+        return VersionSample(canary, ttft[index], tpot[index], whole[index], 0.0, output[index], False)
 
 
 def hash_of(scenario: Scenario) -> int:
@@ -174,7 +174,7 @@ def roll_out(scenario: Scenario, seed: int) -> Run:
         canary=CanaryConfig(),
     )
     rollout, traffic = Rollout(config), Traffic(scenario, seed)
-    assert isinstance(rollout.start("new", "canary", None, 1.0), Step)
+    assert isinstance(rollout.start("new", "canary", None, 1.0), RolloutStep)
     decided = had = had_then = 0
     for index in range(MOST):
         canary = traffic.draw[index] < rollout.share

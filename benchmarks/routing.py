@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.policy.affinity import Affinity
-from headgate.policy.fleet import Fleet
-from headgate.policy.route import ALGORITHMS, Algorithm, Choice, RouteConfig, route
+from headgate.policy.fleet import RouteIndex
+from headgate.policy.route import ALGORITHMS, Algorithm, RouteChoice, RouteConfig, route
 
 SLOTS = 16
 SIZES = (10, 100, 1000)
@@ -64,7 +64,7 @@ class Traffic:
 
     def __init__(self, size: int, algorithm: Algorithm, rng: random.Random) -> None:
         self.config = RouteConfig(algorithm=algorithm)
-        self.fleet = Fleet(ALGORITHMS[algorithm].order)
+        self.fleet = RouteIndex(ALGORITHMS[algorithm].order)
         self.affinity = Affinity()
         self.rng = rng
         self.running: deque[tuple[Load, Request]] = deque()
@@ -78,7 +78,7 @@ class Traffic:
         start = time.perf_counter()
         choice = route(request, self.fleet, self.affinity, self.config, 0.0, self.rng)
         chosen = time.perf_counter()
-        if isinstance(choice, Choice):
+        if isinstance(choice, RouteChoice):
             self.take(self.fleet.loads[choice.replica_id], request)
         self.move_on()
         costs.changes.append((time.perf_counter() - chosen) * 1e6)

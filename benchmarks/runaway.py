@@ -42,7 +42,7 @@ from headgate.policy.runaway import (  # noqa: E402
     SENTENCES,
     STAMMER,
     Detector,
-    Kind,
+    RepeatKind,
     kind_of,
 )
 
@@ -69,7 +69,7 @@ ASKED = (
 )
 BEGUN = ("The {} is", "Once upon a time there was {},", "1. {}\n2.", "def make():\n    # {}\n", "Chapter 1: {}\n\n")
 CHATS = len(TOPICS.split("|")) * len(ASKED.split("|"))
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, RepeatKind] = {
     "sentences": SENTENCES, "members": MEMBERS, "lines": LINES, "phrases": PHRASES, "stammer": STAMMER,
     "patterns": PATTERNS,
 }  # fmt: skip
@@ -108,7 +108,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
     pieces: dict[int, list[str]] = {number: [] for number in numbers}
     left, done = set(numbers), threading.Event()
 
-    def hear(said: list[engines.Said]) -> None:
+    def hear(said: list[engines.SequenceOutput]) -> None:
         for one in said:
             pieces[one.sequence_id] += [one.text] if one.text else []
             if one.finish is not None or one.error is not None:
@@ -128,7 +128,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
             priority=3, first_token_by=monotonic() + 300, gap_target_s=1.0,
             sampling=Sampling(temperature=0.0, ignore_eos=True),
         )  # fmt: skip
-        engine.submit(engines.Ask(sequence))
+        engine.submit(engines.EngineRequest(sequence))
     done.wait()
     engine.stop()
     yield from (Said(number, prompts()[number][1], pieces[number]) for number in numbers)

@@ -79,7 +79,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
     ended: dict[int, str] = {}
     done = threading.Event()
 
-    def hear(said: list[engines.Said]) -> None:
+    def hear(said: list[engines.SequenceOutput]) -> None:
         for one in said:
             pieces[one.sequence_id] += [one.text] if one.text else []
             if one.finish is not None or one.error is not None:
@@ -98,7 +98,7 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
             priority=3, first_token_by=monotonic() + 900, gap_target_s=1.0,
             sampling=Sampling(temperature=0.0 if greedy else 0.7, seed=number),
         )  # fmt: skip
-        engine.submit(engines.Ask(sequence))
+        engine.submit(engines.EngineRequest(sequence))
     done.wait()
     engine.stop()
     for number in numbers:

@@ -15,7 +15,7 @@ from benchmarks.tail_mix import SEED, Setup
 from benchmarks.tail_site import Alive, Work, alive
 
 from headgate.bench.asker import Asker, Asking
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.bench.shot import Shot
 from headgate.model.clock import monotonic
 from headgate.report.arrivals import CUT_OFF
@@ -121,7 +121,7 @@ async def _run(setup: Setup, load: float, gateway: str, seconds: float, site: Al
 
 async def _play(setup: Setup, load: float, seconds: float, asker: Asker, point: Point, site: Alive | None) -> None:
     arrivals = list(setup.workload(load, seconds).arrivals(SEED + (site is None)))
-    tally = Tally()
+    tally = RunTally()
     player = Watcher(iter(arrivals), asker, Rows(), tally, monotonic)
     player.point = point
     loop = asyncio.get_running_loop()

@@ -36,8 +36,8 @@ from headgate.policy.alert import Severity
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.profile import Profile
 from headgate.report.results import KINDS
-from headgate.sim.fleet import Fleet
-from headgate.sim.gateway import Ticket
+from headgate.sim.fleet import SimFleet
+from headgate.sim.gateway import SimTicket
 from headgate.sim.run import Level, run
 from headgate.sim.world import World
 
@@ -95,12 +95,12 @@ class Watching:
         self.prefill_token_s = tuple(load.prefill_token_s for load in loads)
         self._world.at(now + 1.0, self._look)
 
-    def closed(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def closed(self, ticket: SimTicket, outcome: Outcome, now: float) -> None:
         self._account.open()
         self._account.close(record_of(ticket, outcome, now))
 
 
-def record_of(ticket: Ticket, outcome: Outcome, now: float) -> Record:
+def record_of(ticket: SimTicket, outcome: Outcome, now: float) -> Record:
     """As gateway/gateway.py closes it."""
     request, at = ticket.request, ticket.arrival.at_s
     first_at = ticket.first_at if request.stream else None
@@ -166,7 +166,7 @@ def simulated(
         first = members[0]
         members = (replace(first, profile=slowed, count=1), replace(first, count=first.count - 1), *members[1:])
     watching = Watching(config)
-    made = run(config, case.arrivals(share, seed), Fleet(members=members), seed, level, onlooker=watching)
+    made = run(config, case.arrivals(share, seed), SimFleet(members=members), seed, level, onlooker=watching)
     refused = int((made.results.kind == KINDS.index("refused")).sum())
     return Found(
         case=case.name,

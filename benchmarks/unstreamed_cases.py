@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from headgate.policy.profile import PROFILES
-from headgate.sim.fleet import Member, dilated
+from headgate.sim.fleet import SimGroup, dilated
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import load
 
@@ -24,7 +24,7 @@ class Kind:
     """Times as slow as the profile."""
 
     @property
-    def member(self) -> Member:
+    def member(self) -> SimGroup:
         made = dilated(PROFILES[self.profile], self.slower)
         return replace(made, count=self.count, find_slots=True, tells=self.tells)
 

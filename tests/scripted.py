@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Sequence
-from headgate.model.step import Copy, Drop, Load, Move, Save, Step, Trim
+from headgate.model.step import Copy, Drop, Move, Restore, Save, Step, Trim
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
@@ -67,7 +67,7 @@ class ScriptedRunner:
                 assert blob not in self.blobs
                 assert len(self.held[slot]) >= length
                 self.blobs[blob] = self.held[slot][:length]
-            case Load(blob, slot, length):
+            case Restore(blob, slot, length):
                 assert len(self.blobs[blob]) >= length
                 self.held[slot] = self.blobs[blob][:length]
             case Drop(blob):

@@ -18,7 +18,7 @@ from headgate.model.clock import monotonic
 from headgate.model.errors import NotReady, StartupError
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Gap
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 from tests.observe.test_admin import Scene
@@ -29,7 +29,7 @@ Fill = Callable[[Scene], None]
 
 
 @contextmanager
-def gateway(fill: Fill, access: Access | None = None, ready: bool = True) -> Iterator[str]:
+def gateway(fill: Fill, access: AdminAccess | None = None, ready: bool = True) -> Iterator[str]:
     """A gateway's admin side in a thread of its own, with these records in it."""
     where: list[str] = []
     started, loop = threading.Event(), asyncio.new_event_loop()
@@ -41,7 +41,7 @@ def gateway(fill: Fill, access: Access | None = None, ready: bool = True) -> Ite
         exchange.respond(200, b'{"status":"live"}')
 
     async def run() -> None:
-        it = Scene(access or Access((), loopback_only=True), 1000)
+        it = Scene(access or AdminAccess((), loopback_only=True), 1000)
         fill(it)
         routes = {("GET", f"/health/{name}"): health for name in ("live", "ready")}
         async with serving(Router({**it.admin.routes(), **routes})) as served:
@@ -205,7 +205,7 @@ def test_a_gateway_that_is_not_ready_says_why() -> None:
 
 
 def test_a_key_is_asked_for_and_used() -> None:
-    access = Access((hashlib.sha256(b"k").hexdigest(),), loopback_only=True)
+    access = AdminAccess((hashlib.sha256(b"k").hexdigest(),), loopback_only=True)
     with gateway(some, access) as where:
         assert "give an admin key with --key" in refused(client.slow, where)
         assert "give an admin key with --key" in refused(client.why, where, "gappy", "wrong")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate import __version__
-from headgate.export.kubernetes import USER, Parts
+from headgate.export.kubernetes import USER, ManifestValues
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "Containerfile").read_text()
@@ -90,5 +90,5 @@ def test_what_it_runs_and_as_whom() -> None:
 
 
 def test_the_image_that_manifests_name_is_the_one_it_says_to_build() -> None:
-    assert f"-t {Parts().image} ." in TEXT
-    assert Parts().image.endswith(f":{__version__}")
+    assert f"-t {ManifestValues().image} ." in TEXT
+    assert ManifestValues().image.endswith(f":{__version__}")

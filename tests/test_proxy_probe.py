@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from headgate.cli import client
-from headgate.cli.proxy_probe import Look, Probed, Tries, probe
+from headgate.cli.proxy_probe import Look, ProbeReport, Tries, probe
 from headgate.config_file import hash_key
 from headgate.export.nginx import nginx
 from headgate.export.proxy import facing
@@ -61,7 +61,7 @@ def doctor(url: str, own: str | None = None, key: str | None = None, api_key: st
     """What it prints, and whether it is content."""
     out = io.StringIO()
 
-    def through(where: str, look: Look) -> Probed:
+    def through(where: str, look: Look) -> ProbeReport:
         return probe(where, api_key, look, TRIES)
 
     console = Console(file=out, width=200, highlight=False, color_system=None)

@@ -10,7 +10,7 @@ import msgspec
 import uvloop
 
 from headgate.bench.asker import Asker, Asking
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.model.clock import Clock, monotonic
 from headgate.report.results import Results, Rows
 from headgate.wire.exchange import Exchange, Handler
@@ -91,13 +91,13 @@ async def played(
     *,
     clock: Clock = monotonic,
     timeout_s: float = 10.0,
-    tally: Tally | None = None,
+    tally: RunTally | None = None,
 ) -> Results:
     asker = Asker((url,), asking or Asking(), clock)
     rows = Rows()
     try:
         await asker.probe()
-        await Player(iter(arrivals), asker, rows, tally or Tally(), clock, timeout_s).play()
+        await Player(iter(arrivals), asker, rows, tally or RunTally(), clock, timeout_s).play()
     finally:
         await asker.close()
     return rows.results("played", source="bench")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headgate.bench.asker import Asker, Asking, address
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.report.results import Rows
@@ -77,7 +77,7 @@ async def test_several_addresses_take_turns() -> None:
     async with serving(one) as first, serving(two) as second:
         asker = Asker((first, second), Asking(), monotonic)
         await asker.probe()
-        await Player(iter(every(0.001, 10)), asker, Rows(), Tally(), monotonic).play()
+        await Player(iter(every(0.001, 10)), asker, Rows(), RunTally(), monotonic).play()
         await asker.close()
     assert (len(one.asked), len(two.asked)) == (5, 5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.bench.alarm import _LoopAlarm, alarm
 from headgate.bench.asker import Asker, Asking
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed
 from headgate.replica.connection import Call, Listener
@@ -85,7 +85,7 @@ async def test_requests_are_sent_on_time_to_a_fraction_of_a_millisecond() -> Non
     """At least one time in three: others may use this machine."""
     lags = []
     for seed in range(3):
-        tally = Tally()
+        tally = RunTally()
         async with serving(Scripted(whole_stream)) as url:
             results = await played(url, load("poisson:rate=100", seed, duration_s=1), tally=tally)
         assert tally.sent == tally.completed == len(results)
@@ -97,7 +97,7 @@ async def test_requests_are_sent_on_time_to_a_fraction_of_a_millisecond() -> Non
 async def test_a_client_that_falls_behind_says_so() -> None:
     steps = itertools.count()
     slow = lambda: monotonic() + next(steps) * 5e-3  # noqa: E731  # looking at the clock takes a while
-    tally = Tally()
+    tally = RunTally()
     async with serving(Scripted(whole_stream)) as url:
         results = await played(url, every(0.001, 150), clock=slow, tally=tally)
     assert results.ok.all()
@@ -113,7 +113,7 @@ async def test_a_client_that_falls_behind_says_so() -> None:
     ("lags", "behind"), [([0.001] * 99 + [0.3], False), ([0.001] * 98 + [0.06] * 2, True), ([0.012] * 100, True)]
 )
 def test_when_a_client_is_behind(lags: list[float], behind: bool) -> None:
-    tally = Tally()
+    tally = RunTally()
     for lag in lags:
         tally.sent += 1
         tally.late += lag > 0.05
@@ -138,7 +138,7 @@ async def test_a_loop_without_kernel_alarms_does_too() -> None:
 
 @live
 async def test_a_client_without_room_for_another_connection_says_so() -> None:
-    tally = Tally()
+    tally = RunTally()
     async with serving(Scripted(whole_stream)) as url:
         asker, rows = Asker((url,), Asking(), monotonic), Rows()
         await asker.probe()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headgate.bench.asker import Asker, Asking
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.bench.shot import Shot
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
@@ -51,7 +51,7 @@ def failing(status: int, code: object) -> Scripted:
 def test_whose_doing_it_was(status: int, code: str | None, kind: str) -> None:
     @live
     async def run() -> None:
-        tally = Tally()
+        tally = RunTally()
         async with serving(failing(status, code)) as url:
             results = await played(url, every(0.0, 1), tally=tally)
         assert results.reasons[results.why[0]] == f"{status} {code or 't'}"
@@ -119,7 +119,7 @@ async def test_a_server_that_hangs_up() -> None:
     async with serving(server) as url:
         asker, rows = Asker((url,), Asking(), monotonic), Rows()
         await asker.probe()
-        player = Player(iter(every(0.0, 3)), asker, rows, Tally(), monotonic)
+        player = Player(iter(every(0.0, 3)), asker, rows, RunTally(), monotonic)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(player.play())
             await until(lambda: len(silent) == 3)
@@ -141,7 +141,7 @@ async def test_an_answer_that_never_comes_is_waited_for_only_so_long() -> None:
 @live
 async def test_stopping_cuts_off_what_is_under_way() -> None:
     async with doubling() as (double, url):
-        asker, rows, tally = Asker((url,), Asking(), monotonic), Rows(), Tally()
+        asker, rows, tally = Asker((url,), Asking(), monotonic), Rows(), RunTally()
         await asker.probe()
         player = Player(iter(every(0.01, 1000, "ttft=60000")), asker, rows, tally, monotonic)
         async with asyncio.TaskGroup() as tasks:

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from playwright.sync_api import expect
 
-from headgate.policy.rollout import Step
+from headgate.policy.rollout import RolloutStep
 from tests.browser.visit import chromium, clean_visit
 from tests.gateway.versions import Scene, scene
 
@@ -23,7 +23,7 @@ def running() -> Iterator[Scene]:
 
     async def run() -> None:
         async with scene() as it:
-            assert isinstance(it.rollouts.start("chat", "v2", "split", 0.25), Step)
+            assert isinstance(it.rollouts.start("chat", "v2", "split", 0.25), RolloutStep)
             it.instruments.start()
             found.append(it)
             ready.set()

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.engine import compiling as module
 from headgate.engine import trial
-from headgate.engine.aside import Aside
+from headgate.engine.aside import GrammarThread
 from headgate.engine.compiling import MOST_OF_ONE, MOST_SHARING, MOST_WAITING, Compiling
 from headgate.engine.grammar import Compiled, Grammars, response_grammar
 from headgate.engine.llama import Model, library
@@ -154,7 +154,7 @@ def test_no_thread_of_low_priority_does_more_than_call_the_library(
     own = Desk(grammars)
     for name in ("new", "free"):
         monkeypatch.setattr(guidance, name, noting(name, getattr(guidance, name)))
-    aside = Aside(guidance)
+    aside = GrammarThread(guidance)
     monkeypatch.setattr(own.compiling, "aside", aside)
     compiled = own.answer(grammar({"const": "as low as can be"}))
     assert isinstance(compiled, Compiled)

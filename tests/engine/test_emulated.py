@@ -20,14 +20,14 @@ from openai import AsyncOpenAI
 from headgate.engine.emulated_runner import MOST_BEHIND_S, EmulatedRunner
 from headgate.engine.emulated_tokenizer import VOCABULARY, EmulatedTokenizer
 from headgate.engine.emulation import emulated_config, emulated_engine
-from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
 from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
-from headgate.model.step import Drop, Load, Row, Step, Trim
+from headgate.model.step import Drop, Restore, Row, Step, Trim
 from headgate.policy.output_length import OutputLength
 from headgate.policy.profile import PROFILES, Profile, StepCost
 from headgate.policy.shape import shape
@@ -121,7 +121,7 @@ def test_a_step_of_moves_alone_takes_what_they_take() -> None:
     made = runner(hand)
     hand.now += 60.0
     before = hand.now
-    assert made.run(Step((Load(9, 4, 8192), Trim(3, 0), Drop(9)), ())) == []
+    assert made.run(Step((Restore(9, 4, 8192), Trim(3, 0), Drop(9)), ())) == []
     assert hand.now - before == pytest.approx(2**30 / 25e9)
     assert made.behind_s == 0.0
 
@@ -190,13 +190,13 @@ def test_logprobs_are_there_when_asked_for_and_a_grammar_is_refused() -> None:
 def test_a_wait_ends_when_the_engine_is_to_stop() -> None:
     """A step of an hour would hold up the end for an hour."""
     slow = replace(QUICK, cost=StepCost(fixed=600.0))
-    heard: list[Said] = []
+    heard: list[SequenceOutput] = []
     rng = random.Random(1)
     engine, _ = emulated_engine(
         slow, emulated_config(slow), clock=monotonic, sink=heard.extend, ids=itertools.count(1), rng=rng
     )
     engine.start()
-    engine.submit(Ask(sequence(1, range(20))))
+    engine.submit(EngineRequest(sequence(1, range(20))))
     runs = threading.Event()
     while not engine.batcher.running:
         runs.wait(0.001)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.model.clock import monotonic
 from headgate.model.config import BatchConfig
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull
@@ -59,11 +59,11 @@ class Harness:
 
     def __init__(self, batch: Batcher, runner: Runner) -> None:
         self.batch, self.runner = batch, runner
-        self.said: list[Said] = []
+        self.said: list[SequenceOutput] = []
         self._changed = threading.Condition()
         self.engine = Engine(runner, Letters(), batch, monotonic, self._hear)
 
-    def _hear(self, said: list[Said]) -> None:
+    def _hear(self, said: list[SequenceOutput]) -> None:
         with self._changed:
             self.said += said
             self._changed.notify_all()
@@ -72,7 +72,7 @@ class Harness:
         with self._changed:
             assert self._changed.wait_for(true, timeout=10)
 
-    def ended(self, *ids: int) -> dict[int, Said]:
+    def ended(self, *ids: int) -> dict[int, SequenceOutput]:
         self.until(lambda: set(ids) <= {s.sequence_id for s in self.said if s.finish or s.error})
         return {s.sequence_id: s for s in self.said if s.finish or s.error}
 
@@ -89,7 +89,7 @@ def harness() -> Iterator[Harness]:
 
 
 def test_what_is_said_is_the_text_of_the_tokens(harness: Harness) -> None:
-    harness.engine.submit(Ask(sequence(1, range(40), max_output=30)))
+    harness.engine.submit(EngineRequest(sequence(1, range(40), max_output=30)))
     last = harness.ended(1)[1]
     tokens = reply(range(40), 30)
     until_end = tokens[: tokens.index(13) + 1] if 13 in tokens else tokens
@@ -99,7 +99,7 @@ def test_what_is_said_is_the_text_of_the_tokens(harness: Harness) -> None:
 
 
 def test_the_last_word_carries_the_timings(harness: Harness) -> None:
-    harness.engine.submit(Ask(sequence(1, range(40), max_output=5, arrived=monotonic())))
+    harness.engine.submit(EngineRequest(sequence(1, range(40), max_output=5, arrived=monotonic())))
     last = harness.ended(1)[1]
     assert last.timings is not None
     assert last.timings.prefill_chunks == 1
@@ -112,7 +112,7 @@ def test_end_of_generation_is_ignored_where_asked() -> None:
     one = sequence(1, prompt_that_says_13(), max_output=30)
     one.sampling = Sampling(ignore_eos=True)
     made.engine.start()
-    made.engine.submit(Ask(one))
+    made.engine.submit(EngineRequest(one))
     assert made.ended(1)[1].finish is Finish.LENGTH
     made.engine.stop()
 
@@ -125,7 +125,7 @@ def test_a_stop_string_ends_it_before_the_stop_even_across_tokens(harness: Harne
     prompt = next([n] * 5 for n in range(50) if 13 not in reply([n] * 5, 30))
     whole = spoken(reply(prompt, 30))
     stop = whole[6:9]
-    harness.engine.submit(Ask(sequence(1, prompt, max_output=30), stops=(stop,)))
+    harness.engine.submit(EngineRequest(sequence(1, prompt, max_output=30), stops=(stop,)))
     assert harness.ended(1)[1].finish is Finish.STOP
     assert harness.text(1) == whole[: whole.index(stop)]
     assert harness.batch.ledger.owned_blocks == 0
@@ -134,7 +134,7 @@ def test_a_stop_string_ends_it_before_the_stop_even_across_tokens(harness: Harne
 def test_many_at_once_say_what_each_says_alone(harness: Harness) -> None:
     prompts = {n: [n, n + 1, *range(n % 5 * 10)] for n in range(30)}
     for number, prompt in prompts.items():
-        harness.engine.submit(Ask(sequence(number, prompt, max_output=25)))
+        harness.engine.submit(EngineRequest(sequence(number, prompt, max_output=25)))
     harness.ended(*prompts)
     for number, prompt in prompts.items():
         tokens = reply(prompt, 25)
@@ -147,8 +147,8 @@ def test_a_cancelled_sequence_is_gone_by_the_next_step_and_says_no_more() -> Non
     gate = made.runner.gate
     assert gate is not None
     made.engine.start()
-    made.engine.submit(Ask(sequence(1, [1, 2, 3], max_output=50)))
-    made.engine.submit(Ask(sequence(2, [4, 5, 6], max_output=5)))
+    made.engine.submit(EngineRequest(sequence(1, [1, 2, 3], max_output=50)))
+    made.engine.submit(EngineRequest(sequence(2, [4, 5, 6], max_output=5)))
     gate.release(2)
     made.until(lambda: sum(s.sequence_id == 1 for s in made.said) == 2)
     made.engine.cancel(1)
@@ -169,7 +169,7 @@ def test_a_bad_grammar_and_a_full_queue_are_answered_with_their_errors() -> None
     assert gate is not None
     made.engine.start()
     for number in range(1, 9):
-        made.engine.submit(Ask(sequence(number, [1, 2, 3])))
+        made.engine.submit(EngineRequest(sequence(number, [1, 2, 3])))
     gate.release(100)
     ended = made.ended(*range(1, 9))
     assert isinstance(ended[1].error, InvalidRequest)
@@ -181,7 +181,7 @@ def test_a_bad_grammar_and_a_full_queue_are_answered_with_their_errors() -> None
 def test_when_the_model_library_fails_everyone_hears_it_and_nothing_runs_on() -> None:
     made = Harness(batcher(), Runner(breaks=True))
     made.engine.start()
-    made.engine.submit(Ask(sequence(1, [1, 2, 3])))
+    made.engine.submit(EngineRequest(sequence(1, [1, 2, 3])))
     error = made.ended(1)[1].error
     assert isinstance(error, EngineFailed)
     assert "the library fell over" in error.message
@@ -193,7 +193,7 @@ def test_when_the_model_library_fails_everyone_hears_it_and_nothing_runs_on() ->
 def test_stopping_ends_open_sequences_with_an_error() -> None:
     made = Harness(batcher(), Runner(gate=threading.Semaphore(1)))
     made.engine.start()
-    made.engine.submit(Ask(sequence(1, [1, 2, 3], max_output=50)))
+    made.engine.submit(EngineRequest(sequence(1, [1, 2, 3], max_output=50)))
     made.until(lambda: bool(made.said))
     stopper = threading.Thread(target=made.engine.stop)
     stopper.start()
@@ -205,12 +205,12 @@ def test_stopping_ends_open_sequences_with_an_error() -> None:
 
 def test_a_pinned_prompt_stays_in_the_prefix_cache(harness: Harness) -> None:
     prompt = list(range(48))
-    harness.engine.submit(Ask(sequence(1, prompt, max_output=1), pin=True))
+    harness.engine.submit(EngineRequest(sequence(1, prompt, max_output=1), pin=True))
     harness.ended(1)
     for number in range(2, 12):
-        harness.engine.submit(Ask(sequence(number, [number] * 60, max_output=1)))
+        harness.engine.submit(EngineRequest(sequence(number, [number] * 60, max_output=1)))
     harness.ended(*range(2, 12))
     again = sequence(99, [*prompt, 1, 2], max_output=1)
-    harness.engine.submit(Ask(again))
+    harness.engine.submit(EngineRequest(again))
     harness.ended(99)
     assert again.cached == 48

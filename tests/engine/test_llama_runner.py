@@ -16,7 +16,7 @@ from headgate.engine.tokenizer import Tokenizer
 from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
 from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Sequence
-from headgate.model.step import Copy, Drop, Load, Move, Row, Save, Step, Trim
+from headgate.model.step import Copy, Drop, Move, Restore, Row, Save, Step, Trim
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
 
@@ -165,7 +165,7 @@ def test_a_copy_and_a_save_or_load_in_one_step_keep_their_order(runner: LlamaRun
     full = [len(text) - 1 for text in texts]
     # 0 → 2, save 2, then 1 → 0: the blob must hold what slot 0 held first, slot 0 what slot 1 holds.
     runner.run(Step((Copy(0, 2, full[0]), Save(2, 7, full[0]), Copy(1, 0, full[1])), ()))
-    runner.run(Step((Load(7, 3, full[0]), Drop(7)), ()))
+    runner.run(Step((Restore(7, 3, full[0]), Drop(7)), ()))
     for text, slot, said in ((texts[0], 3, expected[0]), (texts[1], 0, expected[1])):
         run = Run(runner, text, slot, held=len(text) - 1)
         assert run.generate(4) == said
@@ -184,13 +184,13 @@ def test_a_saved_slot_loads_elsewhere_and_goes_on_bit_for_bit(runner: LlamaRunne
     del kept.sequence.tokens[held + 1 :]
     before = [one.logprobs for one in kept.drawn[4:]]
     kept.drawn = kept.drawn[:4]
-    runner.run(Step((Load(42, 3, held),), ()))
+    runner.run(Step((Restore(42, 3, held),), ()))
     assert kept.generate(9) == expected
     assert [one.logprobs for one in kept.drawn[4:]] == before
     # The blob stays, and a shorter part of it can be loaded.
     kept.computed = len(prompt) - 1
     del kept.sequence.tokens[len(prompt) :]
-    runner.run(Step((Load(42, 0, len(prompt) - 1), Drop(42)), ()))
+    runner.run(Step((Restore(42, 0, len(prompt) - 1), Drop(42)), ()))
     kept.slot = 0
     assert kept.generate(9) == expected
     kept.close()

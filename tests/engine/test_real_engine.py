@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.engine.engine import GRAMMAR, Ask, Engine, Said
+from headgate.engine.engine import GRAMMAR, Engine, EngineRequest, SequenceOutput
 from headgate.engine.llama import Model
 from headgate.engine.llama_runner import LlamaRunner
 from headgate.model.clock import monotonic
@@ -42,11 +42,11 @@ class Real:
         self.tokenizer = runner.tokenizer
         self.engine = Engine(runner, runner.tokenizer, self.batcher, monotonic, self._hear)
         self.engine.start()
-        self._said: dict[int, list[Said]] = {}
+        self._said: dict[int, list[SequenceOutput]] = {}
         self._changed = threading.Condition()
         self.may_fail: set[int] = set()
 
-    def _hear(self, said: list[Said]) -> None:
+    def _hear(self, said: list[SequenceOutput]) -> None:
         with self._changed:
             for one in said:
                 assert one.error is None or one.sequence_id in self.may_fail, one.error
@@ -57,7 +57,7 @@ class Real:
         tokens = self.tokenizer.encode(text)
         one = scripted_sequence(number, tokens, max_output=max_output, arrived=monotonic())
         one.sampling = sampling or Sampling(temperature=0.0, ignore_eos=True)
-        self.engine.submit(Ask(one))
+        self.engine.submit(EngineRequest(one))
         return one
 
     def wait(self, number: int, words: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Real:
     def text(self, number: int) -> str:
         return "".join(one.text for one in self._said[number])
 
-    def last(self, number: int) -> Said:
+    def last(self, number: int) -> SequenceOutput:
         return self._said[number][-1]
 
     def alone(self, number: int, text: str, max_output: int) -> str:

@@ -12,17 +12,17 @@ import pytest
 
 from headgate.engine import step_log
 from headgate.engine.emulation import emulated_config, emulated_engine
-from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.engine.profile_file import dump, find, fitted, load
-from headgate.engine.step_log import Header, StepLog, header_of, read, read_header
+from headgate.engine.step_log import StepLog, StepLogHeader, header_of, read, read_header
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
-from headgate.model.step import Load, Row, Save, Step
+from headgate.model.step import Restore, Row, Save, Step
 from headgate.policy.profile import PROFILES, Residuals, StepCost
-from headgate.policy.shape import Shape, shape
+from headgate.policy.shape import StepFeatures, shape
 from tests.scripted import sequence
 
-HEADER = Header(profile={"name": "test", "model": "test"})
+HEADER = StepLogHeader(profile={"name": "test", "model": "test"})
 FULL = Path("/dev/full")
 QUICK = replace(
     PROFILES["h100-llama3-8b"],
@@ -38,7 +38,7 @@ def step(number: int = 0) -> Step:
     prefilling, decoding = sequence(1, range(100)), sequence(2, range(40 + number))
     decoding.tokens.append(7)
     rows = (Row(prefilling, 0, 16, 20, False), Row(decoding, 1, 40 + number, 1, True))
-    return Step((Save(3, 9, 50), Load(9, 4, 30)), rows)
+    return Step((Save(3, 9, 50), Restore(9, 4, 30)), rows)
 
 
 def eventually(true: Callable[[], bool]) -> None:
@@ -89,7 +89,7 @@ def test_lines_are_there_before_the_log_is_closed(tmp_path: Path) -> None:
 
 def test_times_of_a_stretched_engine_are_read_as_the_profiles(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    log = StepLog(path, Header(profile={}, emulated="quick", dilation=4.0), 0.0)
+    log = StepLog(path, StepLogHeader(profile={}, emulated="quick", dilation=4.0), 0.0)
     log.take(step(), 8.0, 0.04, 0.02)
     log.close()
     (line,) = read(path)
@@ -169,7 +169,7 @@ def test_a_line_that_makes_no_sense_is_named_by_its_number(tmp_path: Path, text:
 def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text('{"headgate":"step log","profile":{}}\n{"at":1,"took_s":0.1,"decodes":1}\n{"at":2,"to')
-    assert [line.shape for line in read(path)] == [Shape(decodes=1)]
+    assert [line.shape for line in read(path)] == [StepFeatures(decodes=1)]
     with pytest.raises(StartupError, match="--step-log"):
         read_header(tmp_path / "none")
 
@@ -178,11 +178,11 @@ def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def engine() -> Iterator[tuple[Engine, list[Said], threading.Condition]]:
-    heard: list[Said] = []
+def engine() -> Iterator[tuple[Engine, list[SequenceOutput], threading.Condition]]:
+    heard: list[SequenceOutput] = []
     changed = threading.Condition()
 
-    def hear(said: list[Said]) -> None:
+    def hear(said: list[SequenceOutput]) -> None:
         with changed:
             heard.extend(said)
             changed.notify_all()
@@ -194,7 +194,7 @@ def engine() -> Iterator[tuple[Engine, list[Said], threading.Condition]]:
 
 
 def test_an_engines_log_gives_its_profile(
-    tmp_path: Path, engine: tuple[Engine, list[Said], threading.Condition]
+    tmp_path: Path, engine: tuple[Engine, list[SequenceOutput], threading.Condition]
 ) -> None:
     made, heard, changed = engine
     path = tmp_path / "steps.jsonl"
@@ -202,7 +202,7 @@ def test_an_engines_log_gives_its_profile(
     made.on_step = log.take
     made.start()
     for number in range(1, 25):
-        made.submit(Ask(sequence(number, range(number, number + 20 * number), max_output=30)))
+        made.submit(EngineRequest(sequence(number, range(number, number + 20 * number), max_output=30)))
     with changed:
         assert changed.wait_for(lambda: sum(said.finish is not None for said in heard) == 24, timeout=15)
     made.stop()
@@ -262,7 +262,7 @@ def test_a_broken_profile_is_refused(tmp_path: Path, change: Callable[[str], str
 
 def test_a_log_too_short_to_fit_says_so(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    log = StepLog(path, Header(profile={"name": "a", "model": "a"}), 0.0)
+    log = StepLog(path, StepLogHeader(profile={"name": "a", "model": "a"}), 0.0)
     log.take(step(), 1.0, 0.02, 0.015)
     log.close()
     with pytest.raises(StartupError, match="too few"):

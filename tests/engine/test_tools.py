@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from headgate.engine.openai import ChatBody
-from headgate.engine.tools import CLOSE, MOST_TOOLS, OPEN, Call, CallStream, tools_of
+from headgate.engine.tools import CLOSE, MOST_TOOLS, OPEN, CallStream, ToolCall, tools_of
 from headgate.model.errors import InvalidRequest
 from tests.engine.process import headgate
 
@@ -84,8 +84,8 @@ def test_calls_are_looked_for_only_where_their_form_is_known() -> None:
 # -- what is said -------------------------------------------------------------------------------------------
 
 
-def said(*pieces: str) -> tuple[str, list[Call]]:
-    stream, text, calls = CallStream(), "", list[Call]()
+def said(*pieces: str) -> tuple[str, list[ToolCall]]:
+    stream, text, calls = CallStream(), "", list[ToolCall]()
     for piece in pieces:
         more, found = stream.push(piece)
         text, calls = text + more, calls + found
@@ -95,7 +95,7 @@ def said(*pieces: str) -> tuple[str, list[Call]]:
 
 
 ONE = f'{OPEN}\n{{"name": "f", "arguments": {{"x": [1, "}}"]}}}}\n{CLOSE}'
-F = Call("f", '{"x": [1, "}"]}')
+F = ToolCall("f", '{"x": [1, "}"]}')
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,18 @@ F = Call("f", '{"x": [1, "}"]}')
         (f"Let me see. {ONE}", "Let me see. ", [F]),
         (f"{ONE}\n{ONE}\n", "", [F, F]),
         (f"{ONE} and so", " and so", [F]),
-        (f'{OPEN}[{{"name": "f", "arguments": {{"x": [1, "}}"]}}}}, {{"name": "g"}}]{CLOSE}', "", [F, Call("g", "{}")]),
+        (
+            f'{OPEN}[{{"name": "f", "arguments": {{"x": [1, "}}"]}}}}, {{"name": "g"}}]{CLOSE}',
+            "",
+            [F, ToolCall("g", "{}")],
+        ),
         (ONE.removesuffix(CLOSE), "", [F]),
         (f"{OPEN}no json{CLOSE}!", f"{OPEN}no json{CLOSE}!", []),
         (f'{OPEN}{{"name": "f", "arg', f'{OPEN}{{"name": "f", "arg', []),
         (f'{OPEN}{{"name": 3}}{CLOSE}', f'{OPEN}{{"name": 3}}{CLOSE}', []),
     ],
 )
-def test_text_and_calls_are_told_apart_wherever_the_pieces_end(text: str, left: str, calls: list[Call]) -> None:
+def test_text_and_calls_are_told_apart_wherever_the_pieces_end(text: str, left: str, calls: list[ToolCall]) -> None:
     assert said(text) == (left, calls)
     assert said(*text) == (left, calls)
     for size in (2, 3, 7):

@@ -10,7 +10,7 @@ import yaml
 from headgate.config_file import parse
 from headgate.export.helm import chart, write_chart
 from headgate.export.keda import scaled_object
-from headgate.export.kubernetes import Parts, manifests
+from headgate.export.kubernetes import ManifestValues, manifests
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 SYSTEM = json.dumps({"warm": {"system_prompts": ["Say {{ nothing }} of ${this}."]}})
 
 
-VLLM = Parts(engine_kind="vllm", engine_image="vllm/vllm-openai:v0.11.0", gpus=1, engine_args=("--model", "m"))
+VLLM = ManifestValues(engine_kind="vllm", engine_image="vllm/vllm-openai:v0.11.0", gpus=1, engine_args=("--model", "m"))
 
 
 def render(folder: Path, values: dict[str, Any] | None = None, name: str = "headgate") -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def key(manifest: dict[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def plain(config: GatewayConfig, parts: Parts, text: str = "") -> list[dict[str, Any]]:
+def plain(config: GatewayConfig, parts: ManifestValues, text: str = "") -> list[dict[str, Any]]:
     return [it for group in manifests(config, parts, text).values() for it in group]
 
 
@@ -50,9 +50,11 @@ def inside(found: list[dict[str, Any]]) -> GatewayConfig:
 
 
 @pytest.mark.parametrize(
-    "parts", [Parts(), Parts(name="prod", image="registry.test:5000/h:7", gpus=1), VLLM], ids=["default", "own", "vllm"]
+    "parts",
+    [ManifestValues(), ManifestValues(name="prod", image="registry.test:5000/h:7", gpus=1), VLLM],
+    ids=["default", "own", "vllm"],
 )
-def test_it_renders_to_the_very_manifests_that_are_printed(tmp_path: Path, parts: Parts) -> None:
+def test_it_renders_to_the_very_manifests_that_are_printed(tmp_path: Path, parts: ManifestValues) -> None:
     write_chart(GatewayConfig(), parts, tmp_path / "chart")
     found = render(tmp_path / "chart", name=parts.name)
     assert sorted(found, key=key) == sorted(plain(GatewayConfig(), parts), key=key)
@@ -60,17 +62,17 @@ def test_it_renders_to_the_very_manifests_that_are_printed(tmp_path: Path, parts
 
 def test_helms_own_lint_has_nothing_to_say(tmp_path: Path) -> None:
     helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
-    write_chart(GatewayConfig(), Parts(), tmp_path / "headgate")
+    write_chart(GatewayConfig(), ManifestValues(), tmp_path / "headgate")
     report = helm.lint(tmp_path / "headgate", strict=True)
     assert report["errors"] == []
     assert [it for it in report["messages"] if it["severity"] > 1] == []
 
 
 def test_keda_in_the_chart(tmp_path: Path) -> None:
-    write_chart(GatewayConfig(), Parts(), tmp_path)
+    write_chart(GatewayConfig(), ManifestValues(), tmp_path)
     found = render(tmp_path, {"keda": {"enabled": True, "max": 20}, "gateway": {"replicas": 3}})
     made = next(it for it in found if it["kind"] == "ScaledObject")
-    expected = scaled_object(GatewayConfig(), Parts())
+    expected = scaled_object(GatewayConfig(), ManifestValues())
     expected["spec"]["maxReplicaCount"] = 20
     assert made == expected
     assert "replicas" not in deployment(found, "headgate-engine")["spec"]
@@ -79,14 +81,14 @@ def test_keda_in_the_chart(tmp_path: Path) -> None:
 
 
 def test_more_gateways_without_keda_leave_the_engines_alone(tmp_path: Path) -> None:
-    write_chart(GatewayConfig(), Parts(), tmp_path)
+    write_chart(GatewayConfig(), ManifestValues(), tmp_path)
     found = render(tmp_path, {"gateway": {"replicas": 2}, "engine": {"replicas": 5}})
     assert deployment(found, "headgate-engine")["spec"]["replicas"] == 5
     assert not inside(found).fleet.kubernetes.scaled_here
 
 
 def test_values_reach_the_pods(tmp_path: Path) -> None:
-    write_chart(GatewayConfig(), Parts(), tmp_path)
+    write_chart(GatewayConfig(), ManifestValues(), tmp_path)
     engine = {
         "args": ["engine", "--slots", "16", "--model", "/models/a b.gguf"],
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
@@ -107,7 +109,7 @@ def test_values_reach_the_pods(tmp_path: Path) -> None:
 
 def test_the_schema_refuses_what_is_not_a_value(tmp_path: Path) -> None:
     helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
-    write_chart(GatewayConfig(), Parts(), tmp_path)
+    write_chart(GatewayConfig(), ManifestValues(), tmp_path)
     wrong: list[dict[str, Any]] = [{"engin": {}}, {"gateway": {"replicas": 0}}, {"config": 7}]
     for values in wrong:
         with pytest.raises(helm.HelmValuesError):
@@ -116,22 +118,22 @@ def test_the_schema_refuses_what_is_not_a_value(tmp_path: Path) -> None:
 
 def test_what_looks_like_a_template_in_the_config_is_none(tmp_path: Path) -> None:
     config = parse(SYSTEM, "x")
-    write_chart(config, Parts(), tmp_path, SYSTEM)
+    write_chart(config, ManifestValues(), tmp_path, SYSTEM)
     assert inside(render(tmp_path)).warm.system_prompts == config.warm.system_prompts
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(StartupError, match="not empty and no chart"):
-        write_chart(GatewayConfig(), Parts(), tmp_path)
+        write_chart(GatewayConfig(), ManifestValues(), tmp_path)
     assert [it.name for it in tmp_path.iterdir()] == ["thesis.txt"]
-    first = write_chart(GatewayConfig(), Parts(), tmp_path / "new")
-    assert write_chart(GatewayConfig(), Parts(), tmp_path / "new") == first
+    first = write_chart(GatewayConfig(), ManifestValues(), tmp_path / "new")
+    assert write_chart(GatewayConfig(), ManifestValues(), tmp_path / "new") == first
 
 
 def test_expressions_are_closed_in_every_template() -> None:
     """What can be said of the templates without Helm."""
-    for path, text in chart(GatewayConfig(), Parts()).items():
+    for path, text in chart(GatewayConfig(), ManifestValues()).items():
         assert "⟦" not in text, path
         assert text.count("{{") == text.count("}}"), path
         blocks = text.count("{{- if") + text.count("{{- with") + text.count("{{- range") + text.count("{{- define")

@@ -10,7 +10,7 @@ import yaml
 
 from headgate.config_file import hash_key, parse
 from headgate.export.keda import keda, scaled_object
-from headgate.export.kubernetes import Parts, checked, cluster_text, kubernetes, manifests
+from headgate.export.kubernetes import ManifestValues, checked, cluster_text, kubernetes, manifests
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 from headgate.observe import metrics
@@ -18,22 +18,24 @@ from headgate.observe.exposition import Family
 
 EXAMPLE = (Path(__file__).parents[2] / "headgate.example.yaml").read_text()
 KEYS = {"tenants": {"t": {"key_sha256": [hash_key("k")]}}}
-CASES: dict[str, tuple[str, Parts]] = {
-    "defaults": ("", Parts()),
-    "example": (EXAMPLE, Parts(name="prod", namespace="llm", image="registry.test/h:1", gpus=2)),
+CASES: dict[str, tuple[str, ManifestValues]] = {
+    "defaults": ("", ManifestValues()),
+    "example": (EXAMPLE, ManifestValues(name="prod", namespace="llm", image="registry.test/h:1", gpus=2)),
     "keda": (
         json.dumps({"fleet": {"kind": "kubernetes", "scale": {"min": 3, "max": 9}}}),
-        Parts(gateways=3, keda=True),
+        ManifestValues(gateways=3, keda=True),
     ),
-    "by hand": (json.dumps(KEYS), Parts(gateways=2, engine_args=("engine", "--host", "::", "--slots", "16"))),
+    "by hand": (json.dumps(KEYS), ManifestValues(gateways=2, engine_args=("engine", "--host", "::", "--slots", "16"))),
     "vllm": (
         json.dumps({"fleet": {"kind": "kubernetes", "kubernetes": {"port": 8000}}}),
-        Parts(engine_kind="vllm", engine_image="vllm/vllm-openai:v0.11.0", gpus=1, engine_args=("--model", "m")),
+        ManifestValues(
+            engine_kind="vllm", engine_image="vllm/vllm-openai:v0.11.0", gpus=1, engine_args=("--model", "m")
+        ),
     ),
 }
 
 
-def made(case: str) -> tuple[GatewayConfig, Parts, list[dict[str, Any]]]:
+def made(case: str) -> tuple[GatewayConfig, ManifestValues, list[dict[str, Any]]]:
     text, parts = CASES[case]
     config = parse(text, case)
     return config, parts, list(yaml.safe_load_all(kubernetes(config, parts, text)))
@@ -91,24 +93,24 @@ def test_words_that_other_yaml_readers_take_for_numbers_and_truths_stay_words() 
     text = "tenants: {no: {key_sha256: [%s], default_lane: off}}\nlanes: {off: {priority: 1, ttft_target_s: 1, gap_target_s: 1, weight: 2}}\n"  # noqa: E501
     text %= hash_key("k")
     config = parse(text, "x")
-    again = parse(cluster_text(config, Parts(), text), "y")
+    again = parse(cluster_text(config, ManifestValues(), text), "y")
     assert again.tenants == config.tenants
     assert again.lanes == config.lanes
 
 
 def test_the_role_allows_what_the_fleet_does_and_no_more() -> None:
-    def allowed(parts: Parts) -> set[tuple[str, str]]:
+    def allowed(parts: ManifestValues) -> set[tuple[str, str]]:
         rules = only(list(_flat(parts)), "Role", "gateway")["rules"]
         return {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
     found = {("pods", "get"), ("pods", "list"), ("pods", "watch"), ("deployments", "get"), ("statefulsets", "get")}
     scaled = {("pods", "patch"), ("pods", "delete")}
     scaled |= {(f"{it}/scale", verb) for it in ("deployments", "statefulsets") for verb in ("get", "patch")}
-    assert allowed(Parts()) == found | scaled
-    assert allowed(Parts(keda=True)) == found
+    assert allowed(ManifestValues()) == found | scaled
+    assert allowed(ManifestValues(keda=True)) == found
 
 
-def _flat(parts: Parts) -> list[dict[str, Any]]:
+def _flat(parts: ManifestValues) -> list[dict[str, Any]]:
     return [it for group in manifests(GatewayConfig(), parts).values() for it in group]
 
 
@@ -154,7 +156,7 @@ def test_who_says_how_many_engines_there_are() -> None:
 def test_without_keys_it_is_said_and_with_keys_it_is_not_insecure() -> None:
     open_to_all = only(made("defaults")[2], "Deployment", "gateway")
     assert "--insecure" in container(open_to_all)["args"]
-    assert "whoever reaches the Service is served" in kubernetes(GatewayConfig(), Parts())
+    assert "whoever reaches the Service is served" in kubernetes(GatewayConfig(), ManifestValues())
     assert "--insecure" not in container(only(made("by hand")[2], "Deployment", "gateway"))["args"]
 
 
@@ -165,22 +167,22 @@ def test_an_engine_of_another_kind_is_asked_where_it_answers_and_started_as_its_
     assert {engine[it]["httpGet"]["path"] for it in ("startupProbe", "readinessProbe", "livenessProbe")} == {"/health"}
     assert "securityContext" not in engine  # its user and its files are its maker's business
     with pytest.raises(StartupError, match=r"did you mean vllm\?"):
-        checked(Parts(engine_kind="vlm"))
+        checked(ManifestValues(engine_kind="vlm"))
     with pytest.raises(StartupError, match="--engine-image"):
-        checked(Parts(engine_kind="vllm"))
+        checked(ManifestValues(engine_kind="vllm"))
 
 
 @pytest.mark.parametrize("bad", [{"name": "Upper"}, {"name": "x" * 60}, {"namespace": "a_b"}, {"name": ""}])
 def test_names_that_kubernetes_would_refuse(bad: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match="expected lowercase letters"):
-        checked(Parts(**bad))
+        checked(ManifestValues(**bad))
 
 
 def test_a_port_that_nobody_knows() -> None:
     with pytest.raises(StartupError, match=r"listen\.port is 0"):
-        kubernetes(parse("listen: {port: 0}", "x"), Parts())
+        kubernetes(parse("listen: {port: 0}", "x"), ManifestValues())
     with pytest.raises(StartupError, match=r"listen\.uds.*listen\.port"):
-        kubernetes(parse("listen: {uds: /run/h.sock}", "x"), Parts())
+        kubernetes(parse("listen: {uds: /run/h.sock}", "x"), ManifestValues())
 
 
 # -- KEDA --------------------------------------------------------------------------------------------------------
@@ -203,17 +205,17 @@ def test_the_scaled_object_is_what_the_custom_resource_says(case: str) -> None:
 def test_an_interactive_pool_never_goes_to_zero() -> None:
     to_zero = {"kind": "kubernetes", "scale": {"min": 0, "max": 4, "to_zero": True}}
     interactive = parse(json.dumps({"fleet": to_zero}), "x")
-    assert scaled_object(interactive, Parts())["spec"]["minReplicaCount"] == 1
+    assert scaled_object(interactive, ManifestValues())["spec"]["minReplicaCount"] == 1
     slow = {name: {"ttft_target_s": 120} for name in ("fast", "slow", "long")}
     batch = parse(json.dumps({"fleet": to_zero, "lanes": slow}), "x")
-    assert scaled_object(batch, Parts())["spec"]["minReplicaCount"] == 0
+    assert scaled_object(batch, ManifestValues())["spec"]["minReplicaCount"] == 0
 
 
 def test_it_scales_on_figures_that_the_gateway_has() -> None:
     """Both are for each replica, so the count follows their ratio to the target, and the larger one wins. What they
     answer is in test_shared_fleet.py."""
     config = parse(json.dumps({"fleet": {"kind": "kubernetes", "scale": {"queue_per_replica": 2.5, "max": 5}}}), "x")
-    spec = scaled_object(config, Parts(name="p"), "http://prom")["spec"]
+    spec = scaled_object(config, ManifestValues(name="p"), "http://prom")["spec"]
     queue, use = spec["triggers"]
     figures = (*vars(metrics).values(), *metrics.REPORTED.values())
     names = {figure.name for figure in figures if isinstance(figure, Family)}
@@ -225,4 +227,4 @@ def test_it_scales_on_figures_that_the_gateway_has() -> None:
     assert queue["metricType"] == use["metricType"] == "Value"
     assert spec["scaleTargetRef"]["name"] == "p-engine"
     assert spec["maxReplicaCount"] == 5
-    assert "scaled_here to false" in keda(config, Parts())
+    assert "scaled_here to false" in keda(config, ManifestValues())

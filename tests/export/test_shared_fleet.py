@@ -16,7 +16,7 @@ import pytest
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
 from headgate.export.grafana import dashboard, queries
 from headgate.export.keda import scaled_object
-from headgate.export.kubernetes import Parts
+from headgate.export.kubernetes import ManifestValues
 from headgate.export.prometheus_rules import rules
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
@@ -34,7 +34,7 @@ LONG = "ttft=20 itl=1000 n=100"
 
 def keda_queries() -> dict[str, str]:
     """By the name of the trigger."""
-    triggers = scaled_object(GatewayConfig(), Parts(gateways=2, keda=True))["spec"]["triggers"]
+    triggers = scaled_object(GatewayConfig(), ManifestValues(gateways=2, keda=True))["spec"]["triggers"]
     return {trigger["name"]: trigger["metadata"]["query"] for trigger in triggers}
 
 

@@ -12,7 +12,7 @@ from headgate.fleet.port import Appeared, Spec, Vanished
 from headgate.model.errors import StartupError
 from headgate.model.fleet_config import FleetConfig
 from headgate.model.scale_config import ScaleConfig
-from headgate.policy.lifecycle import State
+from headgate.policy.lifecycle import Lifecycle
 from headgate.policy.scale import Action, Activate, Decision, Drain, Park, PoolView, Scaler, Start
 from tests.fleet.double import FakeFleet, FakeHands, replica, settle
 from tests.wire.serving import until
@@ -143,9 +143,9 @@ def test_what_was_asked_for_is_in_the_view_from_the_first() -> None:
         async with scene() as s:
             s.told.say(Start(3))
             s.controller.look(s.now)
-            assert [member.state for member in s.controller.view(s.now).members] == [State.STARTING] * 3
+            assert [member.state for member in s.controller.view(s.now).members] == [Lifecycle.STARTING] * 3
             await settle()
-            assert [member.state for member in s.controller.view(s.now).members] == [State.WARMING] * 3
+            assert [member.state for member in s.controller.view(s.now).members] == [Lifecycle.WARMING] * 3
 
     run(test)
 
@@ -272,7 +272,7 @@ def test_a_lost_one_that_its_fleet_brings_back_counts_as_on_its_way() -> None:
             assert "p-1" not in s.hands.joined
             await s.look()
             seen = {member.id: member.state for member in s.told.views[-1].members}
-            assert seen == {"p-1": State.STARTING, "p-2": State.SERVING}
+            assert seen == {"p-1": Lifecycle.STARTING, "p-2": Lifecycle.SERVING}
             assert any("killed by signal 9" in note for note in s.notes("trouble"))
             s.fleet.tell(Appeared(replica("p-1")))
             await settle()
@@ -334,7 +334,7 @@ def test_one_that_is_out_for_long_is_replaced_and_meanwhile_others_stand_in() ->
             s.hands.works["p-1"] = Work(share=0.0)
             await s.look()
             await s.look()
-            assert {member.id: member.state for member in s.told.views[-1].members}["p-1"] is State.STARTING
+            assert {member.id: member.state for member in s.told.views[-1].members}["p-1"] is Lifecycle.STARTING
             await s.look(after_s=OUT_FOR_S)
             await s.look()
             assert [name for name, _ in s.fleet.stopped] == ["p-1"]

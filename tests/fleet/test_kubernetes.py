@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from headgate.fleet.follow import Follow
-from headgate.fleet.kubernetes_api import Access, Api, ApiError, find_access
+from headgate.fleet.kubernetes_api import Api, ApiAccess, ApiError, find_access
 from headgate.fleet.kubernetes_fleet import KubernetesFleet, _as_text, read_pod
 from headgate.fleet.port import Appeared, Change, FleetError, Spec, Vanished
 from headgate.model.clock import monotonic
 from headgate.model.cluster_config import KubernetesConfig
-from headgate.policy.lifecycle import State
-from headgate.policy.scale import Activate, Member, PoolView
+from headgate.policy.lifecycle import Lifecycle
+from headgate.policy.scale import Activate, PoolMember, PoolView
 from headgate.wire.server import HttpServer
 from tests.engine.process import ask, headgate
 from tests.export.proxies import eventually, free_port
@@ -346,8 +346,14 @@ async def test_where_something_else_scales() -> None:
 
 
 def test_whoever_is_ready_serves_where_something_else_scales() -> None:
-    states = {"a": State.READY, "b": State.SERVING, "c": State.STARTING, "d": State.PARKED, "e": State.FAILED}
-    members = tuple(Member(id=name, state=state, since=0.0) for name, state in states.items())
+    states = {
+        "a": Lifecycle.READY,
+        "b": Lifecycle.SERVING,
+        "c": Lifecycle.STARTING,
+        "d": Lifecycle.PARKED,
+        "e": Lifecycle.FAILED,
+    }
+    members = tuple(PoolMember(id=name, state=state, since=0.0) for name, state in states.items())
     decision = Follow().decide(PoolView(members=members, waiting=99), 0.0, 0.0)
     assert decision.actions == (Activate("a"), Activate("d"))
     assert decision.serving == 4
@@ -383,15 +389,15 @@ def test_from_within_a_pod(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     env = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     access = find_access(KubernetesConfig(), env, tmp_path)
-    assert access == Access("https://[fd00::1]:6443", "prod", tmp_path / "token", tmp_path / "ca.crt")
+    assert access == ApiAccess("https://[fd00::1]:6443", "prod", tmp_path / "token", tmp_path / "ca.crt")
     with pytest.raises(FleetError, match="kubectl proxy"):
         find_access(KubernetesConfig(), {}, tmp_path)
     with pytest.raises(FleetError, match="kubectl proxy"):
         find_access(KubernetesConfig(), env, tmp_path / "nothing")
     with pytest.raises(FleetError, match="expected https://host:port"):
-        Api(Access("prod", "default", None, None))
+        Api(ApiAccess("prod", "default", None, None))
     with pytest.raises(FleetError, match="no certificate of the API server"):
-        Api(Access("https://a", "default", None, tmp_path / "nothing"))
+        Api(ApiAccess("https://a", "default", None, tmp_path / "nothing"))
 
 
 def test_selectors_as_text() -> None:

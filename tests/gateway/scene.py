@@ -15,7 +15,7 @@ from headgate.gateway.relay import Relay, RelayLimits, Summary
 from headgate.gateway.response_reader import ResponseReader
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
-from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.replica.http import Connections, PoolLimits, request_head
 from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
 from tests.replica.engine import Engine, Talk, engine, event
@@ -31,7 +31,7 @@ ASK = post(b"{}")
 class Gate:
     """The owner of every relay."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Connections) -> None:
         self.pool = pool
         self.limits = RelayLimits()
         self.slow_client: Literal["cancel", "spool"] = "cancel"
@@ -104,7 +104,7 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene(**limits: Any) -> AsyncIterator[Scene]:
     async with engine() as replica:
-        gate = Gate(Pool(replica.url, clock=monotonic, limits=PoolLimits(look_every_s=0.01)))
+        gate = Gate(Connections(replica.url, clock=monotonic, limits=PoolLimits(look_every_s=0.01)))
         gate.limits = RelayLimits(**limits)
         async with serving(gate) as served:
             try:

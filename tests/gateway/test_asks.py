@@ -24,7 +24,7 @@ from headgate.policy.compose import classifier
 from headgate.policy.output import Output
 from headgate.replica.fields import COUNTS, GUARDS, LENGTHS, LISTS, PROBABILITIES
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from tests.engine.process import ask, headgate
 from tests.gateway.scene import scene
 from tests.gateway.test_gateway import chat, double, eventually, gateway, post, seen
@@ -45,7 +45,7 @@ def acceptor(
 ) -> Acceptor:
     lanes = dict(LANES) if lane is None else {name: replace(lane, name=name) for name in LANES}
     identities = Identities((), tenant or Tenant(name="anonymous"))
-    made = Acceptor(lanes, classifier(GatewayConfig()), identities, Limits(), Output(OutputConfig()), open_fields)
+    made = Acceptor(lanes, classifier(GatewayConfig()), identities, WireLimits(), Output(OutputConfig()), open_fields)
     places = {
         str(at): SimpleNamespace(replica=Replica(id=str(at), url="http://x", kind=kind))
         for at, kind in enumerate(kinds)

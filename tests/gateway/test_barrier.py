@@ -20,7 +20,7 @@ from headgate.gateway.gateway import Gateway, Ticket
 from headgate.gateway.gather import Gather
 from headgate.gateway.hedge import Rival
 from headgate.gateway.relay import Relay
-from headgate.gateway.shadow import Copy, Shadows
+from headgate.gateway.shadow import ShadowCopy, Shadows
 from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import monotonic
 from headgate.model.event import Ended, Event, FirstToken, Tick
@@ -347,7 +347,7 @@ async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.Monke
         shadows.allow("x", 8)
         monkeypatch.setattr(Shadows, "_replica", lambda self, model: it.gateway.dispatcher.fleet.loads["a"])
         for name in ("on_head", "on_events", "on_done"):
-            trap = Trap(monkeypatch, Copy, name)
+            trap = Trap(monkeypatch, ShadowCopy, name)
             trap.armed = True
             shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
             await until(lambda: not shadows.counts("x")["under_way"])

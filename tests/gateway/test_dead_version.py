@@ -10,14 +10,14 @@ import pytest
 from headgate.model.clock import monotonic
 from headgate.model.gateway_config import Tenant, TimeoutsConfig
 from headgate.model.models_config import CanaryConfig
-from headgate.policy.passage import Pool
+from headgate.policy.passage import ModelQueue
 from headgate.policy.rollout import Stage
 from tests.gateway.test_rollout import HALF, PIN, started
 from tests.gateway.versions import CHAT, Scene, awaited, scene
 from tests.wire.serving import until
 
 pytestmark = pytest.mark.timeout(60)
-IDLE = Pool("chat-2")
+IDLE = ModelQueue("chat-2")
 TRUSTED: dict[str, Any] = {"anonymous": Tenant(name="anonymous", trusted=True)}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.gateway.gather import Whole
+from headgate.gateway.gather import GatheredAnswer
 from headgate.replica.openai import decode_event
 
 HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -20,7 +20,7 @@ def event(choice: dict[str, Any], ascii: bool = False, **more: Any) -> bytes:
 
 
 def gathered(events: list[bytes], *, one_by_one: bool = False) -> tuple[dict[str, Any], int]:
-    whole = Whole()
+    whole = GatheredAnswer()
     for one in events:
         if one_by_one:
             whole._before = whole._behind = b""
@@ -74,7 +74,7 @@ def test_most_events_of_a_stream_are_not_read_one_by_one(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("text", [b"\x01", b"\xff", b"\\x", b"\\u12"])
 def test_what_is_no_text_is_found_at_the_latest_when_it_is_joined(text: bytes) -> None:
-    whole = Whole()
+    whole = GatheredAnswer()
     whole.add(event({"delta": {"content": "a"}}))
     whole.add(event({"delta": {"content": "TEXT"}}).replace(b"TEXT", text))
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
@@ -82,7 +82,7 @@ def test_what_is_no_text_is_found_at_the_latest_when_it_is_joined(text: bytes) -
 
 
 def test_an_event_shorter_than_what_is_around_a_text_is_read_by_itself() -> None:
-    whole = Whole()
+    whole = GatheredAnswer()
     whole.add(event({"delta": {"content": "a"}}))
     before, behind = whole._before, whole._behind
     with pytest.raises((msgspec.DecodeError, LookupError, TypeError)):

@@ -22,7 +22,7 @@ from headgate.gateway.aside import AsideQueue
 from headgate.gateway.websocket import Conversation, Sockets
 from headgate.model.clock import monotonic
 from headgate.model.gateway_config import Tenant
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from tests import ledger
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
@@ -272,7 +272,7 @@ class TalkedTo:
     def __init__(self, it: Scene, sockets: Sockets, headers: dict[str, str]) -> None:
         self.said: list[bytes] = []
         self.loop = asyncio.get_running_loop()
-        self.limits = Limits()
+        self.limits = WireLimits()
         self.clock = monotonic
         self.writable = self.is_open = True
         self.draining = False

@@ -13,7 +13,7 @@ import pytest
 
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.bounded import Bounded, may_outlast
-from headgate.gateway.gather import Gather, Whole
+from headgate.gateway.gather import Gather, GatheredAnswer
 from headgate.gateway.identity import Identities
 from headgate.gateway.output import text_of
 from headgate.gateway.relay import Relay
@@ -27,7 +27,7 @@ from headgate.policy.compose import classifier
 from headgate.policy.output import Output
 from headgate.policy.runaway import Detector
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from tests.engine.process import ask
 from tests.gateway.scene import DONE, USAGE, content, payloads, scene
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
@@ -60,7 +60,7 @@ def accepted(
     exchange.body = json.dumps({**given, **body}).encode()
     identities = Identities((), tenant or Tenant(name="anonymous"))
     acceptor = Acceptor(
-        dict(LANES), classifier(GatewayConfig()), identities, Limits(), Output(config or OutputConfig())
+        dict(LANES), classifier(GatewayConfig()), identities, WireLimits(), Output(config or OutputConfig())
     )
     return acceptor.accept(exchange)
 
@@ -369,7 +369,7 @@ async def test_a_clients_fault_found_in_the_stream_is_told_as_such() -> None:
 
 
 def test_calls_choices_and_logprobs_grow_each_where_it_belongs() -> None:
-    whole_ = Whole()
+    whole_ = GatheredAnswer()
 
     def add(index: int, **choice: Any) -> None:
         whole_.add(json.dumps({"object": "chat.completion.chunk", "choices": [{"index": index, **choice}]}).encode())
@@ -396,7 +396,7 @@ def test_calls_choices_and_logprobs_grow_each_where_it_belongs() -> None:
 
 
 def test_text_completions_are_gathered_too() -> None:
-    whole_ = Whole()
+    whole_ = GatheredAnswer()
     for text in ("a", "b"):
         whole_.add(json.dumps({"object": "text_completion", "choices": [{"index": 0, "text": text}]}).encode())
     body = json.loads(whole_.body("time", "length", 1))

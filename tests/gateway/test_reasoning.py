@@ -12,7 +12,7 @@ from headgate.gateway.output import content_of, speaks, thinks
 from headgate.gateway.relay import MOST_HELD, MOST_KEPT
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
-from headgate.policy.verdict import Sample
+from headgate.policy.verdict import VersionSample
 from tests.engine.process import ask
 from tests.gateway.scene import DONE, error_in, payloads, scene
 from tests.gateway.test_hedge import Asked, Scene, on, shared  # noqa: F401
@@ -251,10 +251,10 @@ def test_a_role_does_not_win_a_race(on: Scene) -> None:  # noqa: F811
 
 @live
 async def test_a_copy_is_timed_by_its_first_token() -> None:
-    from headgate.gateway.shadow import Copy
+    from headgate.gateway.shadow import ShadowCopy
 
-    samples: list[Sample] = []
-    copy = Copy(monotonic, True, samples.append)
+    samples: list[VersionSample] = []
+    copy = ShadowCopy(monotonic, True, samples.append)
     copy.on_head(200, {}, True)
     copy.on_events([ROLE])
     began = monotonic()

@@ -17,7 +17,7 @@ from headgate.model.clock import monotonic, wall
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.models_config import CanaryConfig, ModelConfig, RolloutConfig, RuleConfig, ShadowConfig
-from headgate.policy.rollout import No, Stage, Step
+from headgate.policy.rollout import No, RolloutStep, Stage
 from headgate.replica.http import Once
 from headgate.workload.arrival import Arrival
 from tests.gateway.versions import CHAT, V1, V2, Scene, awaited, scene
@@ -30,8 +30,8 @@ TRUSTED: dict[str, Any] = {"anonymous": Tenant(name="anonymous", trusted=True)}
 PIN = "x-headgate-version: "
 
 
-def started(answer: Step | No) -> Step:
-    assert isinstance(answer, Step)
+def started(answer: RolloutStep | No) -> RolloutStep:
+    assert isinstance(answer, RolloutStep)
     return answer
 
 

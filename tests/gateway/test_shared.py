@@ -25,7 +25,7 @@ from headgate.model.errors import StartupError
 from headgate.model.event import Arrived, Command, Ended, Event, Refuse
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
-from headgate.policy.allowance import Ask
+from headgate.policy.allowance import AllowanceClaim
 from headgate.policy.limits import OverLimit, TenantLimits
 from headgate.policy.shared_limits import SharedLimits
 from tests.engine.process import ask, headgate
@@ -216,7 +216,7 @@ async def test_what_is_not_used_is_given_back_and_whoever_leaves_leaves_nothing_
             made[0].ask()
         await until(lambda: made[0].let_in == 20)
         await until(lambda: not made[0].limits.purses)
-        (lease,) = await store.lease([Ask("t", 6000.0)])
+        (lease,) = await store.lease([AllowanceClaim("t", 6000.0)])
         assert lease.requests_full_s == pytest.approx(20.0, abs=3.0)
         assert set((await store.beat("me", 0.0))[0]) == {"g0", "me"}
     assert set((await store.beat("me", 0.0))[0]) == {"me"}
@@ -273,7 +273,7 @@ class Silent:
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
         return {gateway: 0.0}, False
 
-    async def lease(self, asks: list[Ask]) -> list[object]:
+    async def lease(self, asks: list[AllowanceClaim]) -> list[object]:
         await asyncio.Event().wait()
         raise StoreGone("never")
 
@@ -477,7 +477,7 @@ async def test_odd_values_of_one_gateway_count_as_that_gateway_not_being_there(
 @live
 async def test_odd_values_in_a_bucket_count_as_no_bucket(redis: RedisServer) -> None:
     client, store = aioredis.Redis.from_url(redis.url), RedisStore(redis.url, "test")
-    ask_ = Ask("t", 60.0, least=(1.0, 1.0), most=(1.0, 1.0))
+    ask_ = AllowanceClaim("t", 60.0, least=(1.0, 1.0), most=(1.0, 1.0))
     for odd in ODD:
         for field in ("requests", "tokens", "seen"):
             await client.delete("{test}:tenant:t")
@@ -507,7 +507,7 @@ class Babbling:
 @live
 async def test_an_answer_that_is_no_answer_is_a_store_that_is_gone() -> None:
     store = RedisStore("redis://127.0.0.1:1/0", "test")
-    ask_ = Ask("t", 60.0)
+    ask_ = AllowanceClaim("t", 60.0)
     answer: Any
     for answer in (
         None,
@@ -543,7 +543,7 @@ async def test_whatever_a_store_says_the_gateway_goes_on_and_logs_one_line(caplo
         async def beat(self, gateway: str, demand: float | None) -> Any:
             raise RecursionError("too\ndeep" * 1000)
 
-        async def lease(self, asks: list[Ask]) -> list[object]:
+        async def lease(self, asks: list[AllowanceClaim]) -> list[object]:
             raise RecursionError
 
     made = dispatcher(tenants={"t": REQUESTS})

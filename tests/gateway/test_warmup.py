@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.warmup import BUSY, Target, Warmed
+from headgate.gateway.warmup import BUSY, Warmed, WarmupTarget
 from headgate.model.clock import monotonic
 from headgate.model.replica import Replica
 from headgate.model.warm_config import AdapterConfig
-from headgate.policy.health import State
+from headgate.policy.health import HealthState
 from headgate.replica.dialects import DIALECTS
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
 from tests.gateway.watching import warmup, watching
@@ -25,10 +25,10 @@ POET = AdapterConfig(name="poet", path="/models/poet")
 
 
 async def warmed(engine: Double, models: tuple[str, ...] = (MODEL,), **config: Any) -> Warmed:
-    pool = Pool(engine.url, clock=monotonic)
+    pool = Connections(engine.url, clock=monotonic)
     replica = Replica(id="r", url=engine.url, kind=engine.kind)
     try:
-        return await warmup(**config).warm(Target(replica, DIALECTS[engine.kind], pool, models, 4096))
+        return await warmup(**config).warm(WarmupTarget(replica, DIALECTS[engine.kind], pool, models, 4096))
     finally:
         pool.close()
 
@@ -208,7 +208,7 @@ async def test_one_that_was_out_is_warmed_again_before_anybody_hears_that_it_is_
         await until(lambda: len(keeper.told) > 3)
         once = len(engine.bodies)
         engine.status = 500
-        keeper.state, keeper.since = State.EJECTED, 7.0
+        keeper.state, keeper.since = HealthState.EJECTED, 7.0
         await until(lambda: len(engine.bodies) > once)
         told = len(keeper.told)
         await until(lambda: len(keeper.told) > told + 2)
@@ -217,11 +217,11 @@ async def test_one_that_was_out_is_warmed_again_before_anybody_hears_that_it_is_
         await until(lambda: keeper.told[-1].ok)
         assert keeper.told[-1].deep
         again = len(engine.bodies)
-        keeper.state = State.PROBATION
+        keeper.state = HealthState.PROBATION
         told = len(keeper.told)
         await until(lambda: len(keeper.told) > told + 3)
         assert len(engine.bodies) == again  # once for each time it was out
-        keeper.state, keeper.since = State.EJECTED, 8.0
+        keeper.state, keeper.since = HealthState.EJECTED, 8.0
         await until(lambda: len(engine.bodies) > again)
 
 

@@ -22,7 +22,7 @@ from websockets.typing import Origin, Subprotocol
 
 from headgate.gateway.websocket import Conversation, open_message
 from headgate.model.errors import ServeError
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.message import MessageExchange
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import PHASES, ROOT, chat, double, eventually, gateway, seen
@@ -171,7 +171,7 @@ def test_records_are_those_of_http(url: str) -> None:
 
 
 def test_an_envelope_is_taken_off_and_nothing_else_is_changed() -> None:
-    limits = Limits()
+    limits = WireLimits()
     plain = b'{"model": "m", "messages": []}'
     assert open_message(plain, limits) == (plain, None, None)
     assert open_message(b'{"event_id":"e","a":1.0}', limits) == (b'{"a":1.0}', "e", None)
@@ -243,7 +243,7 @@ class AtOnce:
         self.order: list[str] = []
         self.transport = Recorder()
         self.loop = asyncio.get_running_loop()
-        self.limits = Limits()
+        self.limits = WireLimits()
         self.open_now: dict[Any, Any] = {}
         self.writable = self.is_open = True
         self.draining = self.drained = False

@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from headgate.gateway.catalog import Catalog
-from headgate.gateway.roster import Roster
+from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.surface import Surface
 from headgate.gateway.warmup import Warmup
 from headgate.model.clock import monotonic
@@ -20,10 +20,10 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.model.models_config import ModelConfig, VersionConfig
 from headgate.model.record import Record
 from headgate.model.replica import Replica
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.instruments import Instruments
 from headgate.observe.ledger import Holdings
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 from headgate.wire.exchange import Exchange
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
@@ -64,11 +64,11 @@ class Scene:
         self.engines = engines
         self.gateway = build_gateway(config, monotonic, 1)
         warmup = Warmup(config.warm, config.classify, monotonic)
-        self.roster = Roster(
-            self.gateway, lambda replica: Pool(replica.url, clock=monotonic), 0.05, 60.0, warmup, lambda _: None
+        self.roster = ReplicaSet(
+            self.gateway, lambda replica: Connections(replica.url, clock=monotonic), 0.05, 60.0, warmup, lambda _: None
         )
         self.catalog: Catalog = self.roster.catalog
-        self.access = Access((), loopback_only=True)
+        self.access = AdminAccess((), loopback_only=True)
         self.instruments = Instruments(self.gateway, self.roster, config, self.access, random.Random(1), monotonic)
         self.wiring = RolloutWiring(
             config, self.gateway, self.catalog, self.instruments, self.access, monotonic

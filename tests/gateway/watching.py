@@ -1,4 +1,4 @@
-"""Somebody who keeps replicas, and what a Watch tells him."""
+"""Somebody who keeps replicas, and what a Prober tells him."""
 
 import asyncio
 import contextlib
@@ -7,14 +7,14 @@ from math import inf
 from typing import Any
 
 from headgate.gateway.warmup import Warmup
-from headgate.gateway.watch import Watch
+from headgate.gateway.watch import Prober
 from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Event, Probed
 from headgate.model.gateway_config import ClassifyConfig
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.warm_config import WarmConfig
-from headgate.policy.health import Standing, State
-from headgate.replica.http import Pool
+from headgate.policy.health import HealthState, Standing
+from headgate.replica.http import Connections
 
 
 class Keeper:
@@ -25,7 +25,7 @@ class Keeper:
         self.models: list[str] = []
         self.adapters: frozenset[str] = frozenset()
         self.kinds: list[str | None] = []
-        self.state = State.UP
+        self.state = HealthState.UP
         self.since = 0.0
         self.requests: float | None = 0.0
         self.spoke_at = -inf
@@ -58,11 +58,11 @@ def warmup(clock: Clock = monotonic, **config: Any) -> Warmup:
 @contextlib.asynccontextmanager
 async def watching(
     url: str, kind: str | None = None, *, interval_s: float = 0.01, deep_s: float = 60.0, **config: Any
-) -> AsyncIterator[tuple[Watch, Keeper]]:
-    """A Watch at work on this replica."""
-    pool, keeper = Pool(url, clock=monotonic), Keeper()
+) -> AsyncIterator[tuple[Prober, Keeper]]:
+    """A Prober at work on this replica."""
+    pool, keeper = Connections(url, clock=monotonic), Keeper()
     replica = Replica(id="r", url=url, kind=kind)
-    watch = Watch(replica, pool, keeper.tell, keeper, warmup(**config), keeper.lines.append, interval_s, deep_s)
+    watch = Prober(replica, pool, keeper.tell, keeper, warmup(**config), keeper.lines.append, interval_s, deep_s)
     task = asyncio.get_running_loop().create_task(watch.run())
     try:
         yield watch, keeper

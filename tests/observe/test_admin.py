@@ -19,14 +19,14 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, EngineTimings, Gap, Record
 from headgate.model.replica import Replica
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.admin import JOBS, Admin
 from headgate.observe.evidence import WORST, Evidence, strain_of
 from headgate.observe.figures import Figures
 from headgate.observe.ledger import Holdings
 from headgate.observe.pulse import Pause, Pulse
 from headgate.observe.snapshot import Sources
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 from headgate.wiring.gateway import build_gateway
@@ -48,7 +48,7 @@ class Alarms:
 
 
 class Scene:
-    def __init__(self, access: Access, keep: int) -> None:
+    def __init__(self, access: AdminAccess, keep: int) -> None:
         config = GatewayConfig(observe=ObserveConfig(keep=keep, price_per_replica_hour=3.6))
         self.gateway: Gateway = build_gateway(config, monotonic, 1)
         self.figures = Figures(self.gateway.dispatcher.lanes, config.observe, monotonic() - 30)
@@ -94,20 +94,20 @@ class Scene:
         client.send(post(body, b"x-request-id: mine").replace(b"POST / ", b"POST /v1/chat/completions "))
         return client
 
-    def join(self, replica: Engine) -> Pool:
+    def join(self, replica: Engine) -> Connections:
         made = Replica(id="a", url=replica.url, slots=4, tags={"version": "2", "gpu_type": "H100"})
-        pool = Pool(replica.url, clock=monotonic)
+        pool = Connections(replica.url, clock=monotonic)
         self.gateway.join(made, pool)
         self.gateway.hear(ReplicaJoined(made))
         self.gateway.hear(Probed("a", ok=True))
         return pool
 
 
-OPEN = Access((), loopback_only=True)
+OPEN = AdminAccess((), loopback_only=True)
 
 
 @contextlib.asynccontextmanager
-async def scene(access: Access = OPEN, keep: int = 1000) -> AsyncIterator[Scene]:
+async def scene(access: AdminAccess = OPEN, keep: int = 1000) -> AsyncIterator[Scene]:
     it = Scene(access, keep)
     async with serving(it.router) as served:
         it.served = served
@@ -153,13 +153,13 @@ async def scene(access: Access = OPEN, keep: int = 1000) -> AsyncIterator[Scene]
 def test_an_admin_key_is_needed_unless_nobody_else_can_come(
     keys: tuple[str, ...], loopback: bool, headers: dict[str, str], allowed: bool
 ) -> None:
-    access = Access(keys, loopback_only=loopback)
+    access = AdminAccess(keys, loopback_only=loopback)
     with contextlib.nullcontext() if allowed else pytest.raises(Unauthorized):
         access.check(headers)
 
 
 def test_keys_can_be_replaced_while_it_runs() -> None:
-    access = Access((DIGEST,), loopback_only=True)
+    access = AdminAccess((DIGEST,), loopback_only=True)
     access.change((hashlib.sha256(b"new").hexdigest(),))
     access.check({"x-api-key": "new"})
     with pytest.raises(Unauthorized):
@@ -171,7 +171,7 @@ PATHS = ("/admin/requests/x", "/admin/slow", "/admin/slo", "/admin/doctor", "/ad
 
 @live
 async def test_every_path_is_guarded() -> None:
-    async with scene(Access((DIGEST,), loopback_only=True)) as it:
+    async with scene(AdminAccess((DIGEST,), loopback_only=True)) as it:
         assert {path.replace("*", "x") for _, path in it.admin.routes()} == set(PATHS)
         for path in PATHS:
             answer = await it.get(path)

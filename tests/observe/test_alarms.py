@@ -20,7 +20,7 @@ from headgate.model.request import Request
 from headgate.observe.alarms import Alarms
 from headgate.observe.figures import Figures
 from headgate.observe.webhook import Webhook
-from headgate.policy.alert import Change, Severity
+from headgate.policy.alert import AlertChange, Severity
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Health
 from headgate.policy.route import RouteConfig
@@ -80,8 +80,8 @@ class Scene:
         self.dispatcher.on(ReplicaJoined(one), self.now)
         self.dispatcher.on(Probed(one.id, ok=True), self.now)
 
-    def look(self, seconds: int = 1) -> list[Change]:
-        changes: list[Change] = []
+    def look(self, seconds: int = 1) -> list[AlertChange]:
+        changes: list[AlertChange] = []
         for _ in range(seconds):
             changes += self.alarms.look(self.now)
             self.now += 1.0

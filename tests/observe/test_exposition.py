@@ -1,6 +1,6 @@
 import pytest
 
-from headgate.observe.exposition import Family, Page, number, wants_open
+from headgate.observe.exposition import Exposition, Family, number, wants_open
 
 
 def test_numbers_are_written_as_prometheus_reads_them() -> None:
@@ -9,14 +9,14 @@ def test_numbers_are_written_as_prometheus_reads_them() -> None:
 
 
 def test_help_may_have_several_lines() -> None:
-    page = Page()
+    page = Exposition()
     page.sample(Family("a", "gauge", "one\ntwo \\ three"), (), 1)
     assert page.render() == b"# HELP a one\\ntwo \\\\ three\n# TYPE a gauge\na 1\n"
     assert page.render() == b""
 
 
 def test_what_is_remembered_of_label_sets_has_an_end() -> None:
-    page, family = Page(), Family("a", "gauge", "help", "replica")
+    page, family = Exposition(), Family("a", "gauge", "help", "replica")
     for name in range(2000):
         page.sample(family, (f"replica-{name}",), 1.0)
         page.render()

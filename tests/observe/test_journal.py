@@ -19,9 +19,9 @@ import pytest
 from headgate import __version__
 from headgate.model.errors import StartupError
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, EngineTimings, Gap, Record, Seen
+from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
 from headgate.observe import journal as module
-from headgate.observe.journal import Journal, JournalError, Line, read
+from headgate.observe.journal import Journal, JournalError, JournalLine, read
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ FULL = record(
     gaps=(Gap(1.0, 0.25),),
     engine=EngineTimings(queue_ms=1.5, prefill_ms=20.0),
     ahead=Ahead(3, 1000, "b", 2, 800),
-    seen=(Seen("one:8000", 0.5, 1.0, 0.0, False),),
+    seen=(ConsideredReplica("one:8000", 0.5, 1.0, 0.0, False),),
     ttft_s=0.5,
     trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     parent="00f067aa0ba902b7",
@@ -341,4 +341,4 @@ def test_fields_of_a_later_version_are_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "x"
     line = msgspec.json.encode(record(1))[:-1] + b',"colour":"blue"}\n'
     path.write_bytes(b'{"headgate":"0.9","schema":1,"mood":"good"}\n' + line)
-    assert [type(found) for found in read(path)] == [Line]
+    assert [type(found) for found in read(path)] == [JournalLine]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate.observe import metrics
-from headgate.observe.exposition import Family, Page
+from headgate.observe.exposition import Exposition, Family
 from headgate.observe.histogram import Edges, Histogram
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, gateway
@@ -39,7 +39,7 @@ def families() -> list[Family]:
 
 def test_every_figure_that_a_gateway_can_show_passes() -> None:
     """Also what only some replicas, machines and settings bring about."""
-    page = Page()
+    page = Exposition()
     edges = Edges((0.1, 1.0))
     made = families()
     assert len(made) > 40

@@ -15,7 +15,7 @@ from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.quantile import Sketch
-from headgate.model.record import Ahead, Attempt, EngineTimings, Gap, Record, Seen
+from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
 from headgate.observe import figures as gateway_figures
 from headgate.observe.otlp import Make
 from headgate.observe.spans import add_spans
@@ -289,7 +289,7 @@ STREAM = record(
     prompt_tokens=100, cached_tokens=64, output_tokens=11, accept_s=0.001, queue_s=0.2, first_s=0.3, stream_s=1.0,
     end_s=0.01, ttft_s=0.501, tpot_s=0.1, e2e_s=1.511, stalled_s=0.005, gaps=(Gap(0.6, 0.25), Gap(1.0, 0.15)),
     ahead=Ahead(4, 900, "noisy", 3, 800),
-    seen=(Seen("gpu-1", 0.9, 1.0, 0.5, False), Seen("gpu-2", 0.25, 3.0, 0.0, True)),
+    seen=(ConsideredReplica("gpu-1", 0.9, 1.0, 0.5, False), ConsideredReplica("gpu-2", 0.25, 3.0, 0.0, True)),
     trace=PARENT, parent="00f067aa0ba902b7",
 )  # fmt: skip
 

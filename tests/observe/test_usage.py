@@ -5,9 +5,9 @@ import pytest
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe import usage as module
-from headgate.observe.access import Access
-from headgate.observe.usage import HOUR_S, KEEP_HOURS, Usage, as_csv
-from headgate.policy.cost import Held
+from headgate.observe.access import AdminAccess
+from headgate.observe.usage import HOUR_S, KEEP_HOURS, UsageTable, as_csv
+from headgate.policy.cost import ReplicaHours
 
 
 def record(wall: float, **more: Any) -> Record:
@@ -22,7 +22,7 @@ def record(wall: float, **more: Any) -> Record:
 class Scene:
     def __init__(self, names: int = 10) -> None:
         self.wall = 1000.0 * HOUR_S
-        self.usage = Usage(names, Access((), loopback_only=True), lambda: self.wall)
+        self.usage = UsageTable(names, AdminAccess((), loopback_only=True), lambda: self.wall)
 
     def take(self, *records: Record) -> None:
         self.usage.take(records, 0.0)
@@ -90,10 +90,10 @@ def test_no_name_becomes_a_formula() -> None:
 
 def test_each_tenant_has_its_share_of_what_the_replicas_of_an_hour_cost() -> None:
     s = Scene()
-    held = Held(0.0)
+    held = ReplicaHours(0.0)
     held.see(2, 0, 0.0, s.wall)
     held.see(2, 0, 3600.0, s.wall + 3600)
-    s.usage = Usage(10, Access((), loopback_only=True), lambda: s.wall, held, price=3.0)
+    s.usage = UsageTable(10, AdminAccess((), loopback_only=True), lambda: s.wall, held, price=3.0)
     s.take(record(s.wall), record(s.wall, tenant="big", prompt_tokens=40), record(s.wall, replica=None, model="x"))
     costs = {row.tenant: row.cost for row in s.usage.rows(HOUR_S) if row.tokens}
     assert costs == {"acme": pytest.approx(6.0 * 15 / 60), "big": pytest.approx(6.0 * 45 / 60)}

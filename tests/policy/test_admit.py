@@ -3,17 +3,17 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.policy.admit import Drain, come_back_at
+from headgate.policy.admit import DrainRate, come_back_at
 
 
 def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:
-    drain = Drain()
+    drain = DrainRate()
     assert drain.per_second(1.0) is None
     assert drain.wait_s(100, 1.0) == 0.0
 
 
 def test_where_nobody_has_left_yet_it_takes_at_least_as_long_as_that_has_gone_on() -> None:
-    drain = Drain()
+    drain = DrainRate()
     drain.backlog(True, 0.0)
     assert drain.wait_s(100, 0.3) == pytest.approx(0.3)
     assert drain.wait_s(1, 2.0) == pytest.approx(2.0, rel=0.2)
@@ -23,7 +23,7 @@ def test_where_nobody_has_left_yet_it_takes_at_least_as_long_as_that_has_gone_on
 
 
 def test_the_rate_is_that_of_the_backlog_and_idle_time_does_not_count() -> None:
-    drain, now = Drain(), 0.0
+    drain, now = DrainRate(), 0.0
     for _ in range(3):
         drain.backlog(True, now)
         for _ in range(100):
@@ -36,7 +36,7 @@ def test_the_rate_is_that_of_the_backlog_and_idle_time_does_not_count() -> None:
 
 
 def test_a_queue_that_stops_draining_is_noticed() -> None:
-    drain = Drain()
+    drain = DrainRate()
     drain.backlog(True, 0.0)
     for index in range(100):
         drain.left(index * 0.1)
@@ -45,7 +45,7 @@ def test_a_queue_that_stops_draining_is_noticed() -> None:
 
 
 def test_what_was_learned_long_ago_is_forgotten_with_the_next_backlog() -> None:
-    drain = Drain()
+    drain = DrainRate()
     drain.backlog(True, 0.0)
     drain.left(6.0)
     drain.backlog(False, 6.0)
@@ -54,7 +54,7 @@ def test_what_was_learned_long_ago_is_forgotten_with_the_next_backlog() -> None:
 
 
 def test_it_follows_a_change_of_speed() -> None:
-    drain, now = Drain(), 0.0
+    drain, now = DrainRate(), 0.0
     drain.backlog(True, now)
     for gap in [0.1] * 100 + [0.01] * 2000:
         now += gap

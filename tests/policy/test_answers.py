@@ -148,9 +148,9 @@ def test_refused_ones_have_a_figure_as_often_as_the_answered_do() -> None:
 
 
 def test_both_percentiles_are_told_each_by_its_name() -> None:
-    from headgate.policy.alert import Alert, Step
+    from headgate.policy.alert import Alert, AlertLevel
 
-    alert = Alert("ttft_p95", "fast", (Step(CRITICAL),), lambda _: "")
+    alert = Alert("ttft_p95", "fast", (AlertLevel(CRITICAL),), lambda _: "")
     tail = Tail(float("inf"), 100, 20, 0.25)
     assert tail.served_s == 0.25
     alert.see(tail.value_s, 0.5, tail.count, (2.0,), 0.0)

@@ -6,8 +6,8 @@ import pytest
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import LOWEST_PRIORITY, Finish, Sequence
-from headgate.model.step import Load, Move, Save, Step
-from headgate.policy.batch import Batcher, Refuse
+from headgate.model.step import Move, Restore, Save, Step
+from headgate.policy.batch import Batcher, BatchRefusal
 from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.estimate import StepShape, StepTime
 from headgate.policy.urgency import urgency
@@ -245,7 +245,7 @@ def test_when_memory_is_short_the_latest_deadline_is_swapped_out_and_comes_back(
         now += step_seconds(step)
         batch.done(step, runner.run(step), frozenset(), now, step_seconds(step))
     assert (first.preemptions, second.preemptions) == (0, 1)
-    assert [type(move) for move in moves if isinstance(move, Save | Load)] == [Save, Load]
+    assert [type(move) for move in moves if isinstance(move, Save | Restore)] == [Save, Restore]
     assert batch.counts.swaps == 1
     for one in (first, second):
         assert one.tokens[40:] == reply(one.tokens[:40], 40)
@@ -391,8 +391,8 @@ def test_a_full_queue_and_a_prompt_over_the_context_are_refused_with_the_reason(
     batch = batcher(BatchConfig(queue_limit=1))
     assert batch.add(sequence(1, [1])) is None
     full, long = batch.add(sequence(2, [1])), batcher().add(sequence(3, [1] * 256))
-    assert full == Refuse("1 sequences are waiting already")
-    assert isinstance(long, Refuse)
+    assert full == BatchRefusal("1 sequences are waiting already")
+    assert isinstance(long, BatchRefusal)
     assert "256" in long.reason
 
 

@@ -1,5 +1,5 @@
-from headgate.model.step import Copy, Drop, Load, Save, Trim
-from headgate.policy.blocks import Ledger, Placement, Short, extend_chain
+from headgate.model.step import Copy, Drop, Restore, Save, Trim
+from headgate.policy.blocks import BlockPlacement, Ledger, Short, extend_chain
 
 B = 4
 
@@ -16,10 +16,10 @@ def chain(tokens: list[int], salt: bytes = b"") -> list[bytes]:
     return made
 
 
-def put(book: Ledger, owner: int, tokens: list[int], now: float = 0.0) -> Placement:
+def put(book: Ledger, owner: int, tokens: list[int], now: float = 0.0) -> BlockPlacement:
     """Place a sequence and compute all of it."""
     placed = book.place(owner, chain(tokens), len(tokens), now)
-    assert isinstance(placed, Placement)
+    assert isinstance(placed, BlockPlacement)
     book.commit(placed.slot, len(tokens), chain(tokens))
     return placed
 
@@ -36,21 +36,21 @@ def test_a_finished_slot_is_trimmed_and_reused_in_place() -> None:
     first = put(book, 1, list(range(20)))
     book.release(first.slot, 1.0)
     again = book.place(2, chain([*range(12), 99, 98, 97, 96]), 16, 2.0)
-    assert again == Placement(first.slot, 12, (Trim(first.slot, 12),))
+    assert again == BlockPlacement(first.slot, 12, (Trim(first.slot, 12),))
 
 
 def test_a_finished_slot_that_holds_just_what_is_asked_for_is_reused_as_it_is() -> None:
     book = ledger()
     first = put(book, 1, list(range(20)))
     book.release(first.slot, 1.0)
-    assert book.place(2, chain([*range(20), 99, 98, 97, 96]), 24, 2.0) == Placement(first.slot, 20, ())
+    assert book.place(2, chain([*range(20), 99, 98, 97, 96]), 24, 2.0) == BlockPlacement(first.slot, 20, ())
 
 
 def test_the_last_token_is_never_taken_from_the_cache() -> None:
     book = ledger()
     book.release(put(book, 1, list(range(8))).slot, 1.0)
     again = book.place(2, chain(list(range(8))), 8, 2.0)
-    assert isinstance(again, Placement)
+    assert isinstance(again, BlockPlacement)
     assert again.length == 4
 
 
@@ -58,20 +58,20 @@ def test_a_busy_slots_prefix_is_copied() -> None:
     book = ledger()
     busy = put(book, 1, list(range(20)))
     again = book.place(2, chain([*range(16), 99]), 17, 2.0)
-    assert again == Placement(1, 16, (Copy(busy.slot, 1, 16),))
+    assert again == BlockPlacement(1, 16, (Copy(busy.slot, 1, 16),))
 
 
 def test_a_slot_that_holds_much_more_than_the_match_is_copied_rather_than_cut() -> None:
     book = ledger()
     book.release(put(book, 1, list(range(40))).slot, 1.0)
     again = book.place(2, chain([*range(8), 99]), 9, 2.0)
-    assert again == Placement(1, 8, (Copy(0, 1, 8),))
+    assert again == BlockPlacement(1, 8, (Copy(0, 1, 8),))
 
 
 def test_the_only_free_slot_is_cut_even_if_it_holds_much_more() -> None:
     book = ledger(slots=1)
     book.release(put(book, 1, list(range(40))).slot, 1.0)
-    assert book.place(2, chain([*range(8), 99]), 9, 2.0) == Placement(0, 8, (Trim(0, 8),))
+    assert book.place(2, chain([*range(8), 99]), 9, 2.0) == BlockPlacement(0, 8, (Trim(0, 8),))
 
 
 def test_an_evicted_prefix_is_kept_on_the_host_and_loaded_back() -> None:
@@ -81,9 +81,9 @@ def test_an_evicted_prefix_is_kept_on_the_host_and_loaded_back() -> None:
     assert other.moves == (Save(0, 1, 16), Trim(0, 0))
     book.release(0, 3.0)
     back = book.place(3, chain([*range(16), 7]), 17, 4.0)
-    assert isinstance(back, Placement)
+    assert isinstance(back, BlockPlacement)
     assert back.length == 16
-    assert Load(1, 0, 16) in back.moves
+    assert Restore(1, 0, 16) in back.moves
     assert book.evictions == 2
 
 
@@ -122,8 +122,8 @@ def test_eviction_never_drops_the_blob_that_is_about_to_be_loaded() -> None:
     book.release(put(book, 1, list(range(16))).slot, 1.0)
     book.release(put(book, 2, [50 + i for i in range(16)], 2.0).slot, 2.0)
     back = book.place(3, chain([*range(16), 7]), 17, 4.0)
-    assert isinstance(back, Placement)
-    assert back.moves == (Trim(0, 0), Load(1, 0, 16))
+    assert isinstance(back, BlockPlacement)
+    assert back.moves == (Trim(0, 0), Restore(1, 0, 16))
 
 
 def test_the_next_oldest_host_copy_goes_where_the_oldest_is_about_to_be_loaded() -> None:
@@ -131,11 +131,11 @@ def test_the_next_oldest_host_copy_goes_where_the_oldest_is_about_to_be_loaded()
     for owner, base in enumerate((0, 100, 200), start=1):
         book.release(put(book, owner, [base + i for i in range(16)], float(owner)).slot, float(owner))
     back = book.place(4, chain([*range(16), 7]), 17, 4.0)
-    assert isinstance(back, Placement)
-    assert back.moves == (Drop(2), Save(0, 3, 16), Trim(0, 0), Load(1, 0, 16))
+    assert isinstance(back, BlockPlacement)
+    assert back.moves == (Drop(2), Save(0, 3, 16), Trim(0, 0), Restore(1, 0, 16))
     book.release(0, 5.0)
     placed = book.place(5, chain([300 + i for i in range(16)]), 16, 6.0)  # the first was used since
-    assert isinstance(placed, Placement)
+    assert isinstance(placed, BlockPlacement)
     assert Drop(1) not in placed.moves
 
 
@@ -155,7 +155,7 @@ def test_older_host_copies_make_room_for_newer_ones() -> None:
     for owner, base in enumerate((0, 100, 200), start=1):
         book.release(put(book, owner, [base + i for i in range(16)], float(owner)).slot, float(owner))
     placed = book.place(9, chain([300 + i for i in range(16)]), 16, 9.0)
-    assert isinstance(placed, Placement)
+    assert isinstance(placed, BlockPlacement)
     assert placed.moves == (Drop(2), Save(0, 3, 16), Trim(0, 0))
 
 
@@ -193,7 +193,7 @@ def test_a_swapped_sequence_comes_back_whole() -> None:
     assert moves == [Save(0, blob, 20), Trim(0, 0)]
     assert book.owned_blocks == 0
     back = book.swap_in(1, blob, 21, 2.0)
-    assert back == Placement(0, 20, (Load(blob, 0, 20), Drop(blob)))
+    assert back == BlockPlacement(0, 20, (Restore(blob, 0, 20), Drop(blob)))
     assert (book.owned_blocks, book.host_used) == (6, 0)
 
 

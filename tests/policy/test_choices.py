@@ -26,7 +26,7 @@ from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.dispatcher import MOST_POOLS, Dispatcher
-from headgate.policy.fleet import Fleet
+from headgate.policy.fleet import RouteIndex
 from headgate.policy.health import Health
 from headgate.policy.hedge import Hedger
 from headgate.policy.limits import TenantLimits
@@ -273,7 +273,7 @@ def test_where_nobody_is_usable_it_waits_as_any_other() -> None:
 
 
 def test_nobody_with_a_free_slot_is_nobody_to_keep_room_at() -> None:
-    fleet = Fleet()
+    fleet = RouteIndex()
     for name, requests in (("a", 4), ("b", 3), ("c", 1)):
         fleet.add(Load(Replica(id=name, url="http://x"), limit=4.0, requests=requests))
     assert fleet.roomiest("m", "fast", 4, frozenset()) == "c"

@@ -6,12 +6,12 @@ from benchmarks.burst import PROFILE, Case, comes
 from benchmarks.stepped import serve
 
 from headgate.policy.commitment import FIRST, Commitment, spans
-from headgate.policy.output_length import Kind, OutputLength
+from headgate.policy.output_length import LengthClass, OutputLength
 from tests.policy.test_output_length import ends, started
 from tests.scripted import sequence
 
 
-def of_a_thousand(most: int = 1000, trusted: int = 1000) -> tuple[OutputLength, Kind]:
+def of_a_thousand(most: int = 1000, trusted: int = 1000) -> tuple[OutputLength, LengthClass]:
     """They say anything from 1 to `most`."""
     book, rng = OutputLength(None, 64), random.Random(3)
     for number in range(1000):

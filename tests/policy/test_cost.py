@@ -2,11 +2,11 @@
 
 import pytest
 
-from headgate.policy.cost import KEEP_HOURS, Held, Stretch
+from headgate.policy.cost import KEEP_HOURS, ReplicaHours, Stretch
 
 
 def test_what_is_held_is_added_up_over_time_not_counted_when_somebody_asks() -> None:
-    held = Held(100.0)
+    held = ReplicaHours(100.0)
     assert held.last_hour().per_1000_tokens(2.0) is None
     held.see(4, 0, 100.0, 0.0)
     held.see(0, 50_000, 1900.0, 1800.0)  # all gone by now
@@ -16,7 +16,7 @@ def test_what_is_held_is_added_up_over_time_not_counted_when_somebody_asks() -> 
 
 
 def test_an_hour_is_an_hour_and_both_sums_are_of_the_same_one() -> None:
-    held = Held(0.0)
+    held = ReplicaHours(0.0)
     for second in range(0, 3 * 3600, 10):
         # In the first two hours ten replicas and hardly any tokens, in the last one replica and many.
         early = second < 7200
@@ -28,7 +28,7 @@ def test_an_hour_is_an_hour_and_both_sums_are_of_the_same_one() -> None:
 
 
 def test_hours_of_the_wall_clock_have_their_own_sums_and_the_oldest_go() -> None:
-    held = Held(0.0)
+    held = ReplicaHours(0.0)
     held.see(2, 0, 0.0, 3000.0)
     held.see(2, 0, 1200.0, 4200.0)
     assert held.by_hour == {0: 1200.0, 3600: 1200.0}

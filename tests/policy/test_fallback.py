@@ -27,7 +27,7 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.rollout import Split, digest_of
+from headgate.policy.rollout import TrafficSplit, digest_of
 from headgate.sim.event_log import EventLog
 from headgate.sim.replay import Replayed, replay, request_of
 from tests.policy.test_dispatcher import dispatcher, join, request, send
@@ -229,14 +229,14 @@ def test_a_request_of_an_older_log_has_no_fallback() -> None:
 
 
 def test_the_stable_version_comes_first_and_what_is_not_tried_out_never() -> None:
-    split = Split((("v1", 0.5), ("v2", 0.5)), "v3", 0.3)
+    split = TrafficSplit((("v1", 0.5), ("v2", 0.5)), "v3", 0.3)
     seen = set()
     for number in range(50):
         digest = digest_of("chat", str(number))
-        home = Split(split.weights).pick(digest)[0]
+        home = TrafficSplit(split.weights).pick(digest)[0]
         assert split.others("v3", digest) == (home, "v2" if home == "v1" else "v1")
         assert split.others("v1", digest) == ("v2", "v3")
         seen.add(home)
     assert seen == {"v1", "v2"}
-    assert Split((("v1", 1.0),)).others("v1", digest_of("chat", "x")) == ()
-    assert Split((("v1", 1.0),), "v2", 0.0).others("v1", digest_of("chat", "x")) == ()
+    assert TrafficSplit((("v1", 1.0),)).others("v1", digest_of("chat", "x")) == ()
+    assert TrafficSplit((("v1", 1.0),), "v2", 0.0).others("v1", digest_of("chat", "x")) == ()

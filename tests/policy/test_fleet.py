@@ -6,25 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.replica import Load, Replica
-from headgate.policy.fleet import Fleet, Order, Pool, work_s
+from headgate.policy.fleet import Order, ReplicaPool, RouteIndex, work_s
 
 
 def load(name: str, *, limit: float = 4.0, **facts: Any) -> Load:
     return Load(Replica(id=name, url="http://x", **facts), limit=limit)
 
 
-def fleet_of(*loads: Load, order: Order = "work") -> Fleet:
-    fleet = Fleet(order)
+def fleet_of(*loads: Load, order: Order = "work") -> RouteIndex:
+    fleet = RouteIndex(order)
     for one in loads:
         fleet.add(one)
     return fleet
 
 
-def least(fleet: Fleet, model: str | None = "m", lane: str = "fast") -> list[str]:
+def least(fleet: RouteIndex, model: str | None = "m", lane: str = "fast") -> list[str]:
     return [seat.id for _, _, seat in fleet.least(fleet.pools(model, lane))]
 
 
-def send(fleet: Fleet, name: str, count: int = 1) -> None:
+def send(fleet: RouteIndex, name: str, count: int = 1) -> None:
     fleet.loads[name].requests += count
     fleet.changed(fleet.loads[name])
 
@@ -94,7 +94,7 @@ def test_least_connections_come_first_when_asked_for() -> None:
     assert least(fleet) == ["b", "a"]
 
 
-def turns(fleet: Fleet, count: int) -> str:
+def turns(fleet: RouteIndex, count: int) -> str:
     names = []
     for _ in range(count):
         names.append(least(fleet)[0])
@@ -191,7 +191,7 @@ def test_a_replica_that_left_is_of_no_interest_and_one_that_joins_again_is_new()
     assert (fleet.get("a"), fleet.any_for("m"), fleet.capacity("m")) == (None, False, (0, 0))
 
 
-def counted(pool: Pool, loads: list[Load]) -> None:
+def counted(pool: ReplicaPool, loads: list[Load]) -> None:
     assert pool.replicas == len(loads)
     assert pool.usable == sum(one.usable > 0 for one in loads)
     assert pool.room == sum(one.room for one in loads)
@@ -202,7 +202,7 @@ def counted(pool: Pool, loads: list[Load]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10_000), order=st.sampled_from(["work", "requests", "turn", "weighted_turn"]))
 def test_whatever_changes_the_index_says_what_the_loads_say(seed: int, order: Order) -> None:
-    rng, fleet = random.Random(seed), Fleet(order)
+    rng, fleet = random.Random(seed), RouteIndex(order)
     for _ in range(60):
         name = f"r{rng.randrange(6)}"
         one = fleet.get(name)

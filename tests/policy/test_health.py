@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.policy.health import NEXT, SAW, Health, HealthConfig, Saw, Sign, State, Verdict, as_mermaid
+from headgate.policy.health import NEXT, SAW, Health, HealthRules, HealthState, HealthVerdict, Saw, Sign, as_mermaid
 from headgate.policy.outlier import LOOK_S, SLOW_FOR_S, OutlierConfig
 
 
@@ -15,25 +15,25 @@ def replica(name: str, model: str | None = "m", **tags: str) -> Replica:
     return Replica(id=name, url="http://x", model=model, tags=tags)
 
 
-def watching(*names: str, config: HealthConfig | None = None) -> Health:
+def watching(*names: str, config: HealthRules | None = None) -> Health:
     health = Health(config)
     for name in names:
         health.add(replica(name), 0.0)
     return health
 
 
-def see(health: Health, name: str, *saw: Saw, now: float = 0.0) -> Verdict:
+def see(health: Health, name: str, *saw: Saw, now: float = 0.0) -> HealthVerdict:
     verdicts = [health.on(name, one, now) for one in saw]
     return verdicts[-1]
 
 
 def ejected(health: Health, name: str, now: float = 0.0) -> float:
     """Put it out; the time at which its cooldown is over."""
-    assert see(health, name, Saw.FAILURE, Saw.FAILURE, Saw.PROBE_FAILED, now=now).state is State.EJECTED
+    assert see(health, name, Saw.FAILURE, Saw.FAILURE, Saw.PROBE_FAILED, now=now).state is HealthState.EJECTED
     return health.wake_at()
 
 
-def back(health: Health, name: str, now: float) -> Verdict:
+def back(health: Health, name: str, now: float) -> HealthVerdict:
     """Let it recover: it ramps from `now` on."""
     return see(health, name, Saw.PROBE_OK, Saw.PROBE_OK, now=now)
 
@@ -43,23 +43,25 @@ def back(health: Health, name: str, now: float) -> Verdict:
 
 def test_every_sign_in_every_state_has_an_answer() -> None:
     assert list(NEXT) == list(Sign)
-    assert all(len(row) == len(State) and all(isinstance(after, State) for after in row) for row in NEXT.values())
+    assert all(
+        len(row) == len(HealthState) and all(isinstance(after, HealthState) for after in row) for row in NEXT.values()
+    )
 
 
 def test_only_time_leads_out_of_ejection_and_only_probes_out_of_probation() -> None:
-    assert [sign for sign in Sign if NEXT[sign][State.EJECTED] is not State.EJECTED] == [Sign.COOLDOWN_OVER]
-    assert [sign for sign in Sign if NEXT[sign][State.PROBATION] is State.RAMPING] == [Sign.RECOVERED]
+    assert [sign for sign in Sign if NEXT[sign][HealthState.EJECTED] is not HealthState.EJECTED] == [Sign.COOLDOWN_OVER]
+    assert [sign for sign in Sign if NEXT[sign][HealthState.PROBATION] is HealthState.RAMPING] == [Sign.RECOVERED]
 
 
 def test_from_every_state_there_is_a_way_up() -> None:
-    for start in State:
+    for start in HealthState:
         reached = {start}
         while True:
             further = {NEXT[sign][state] for sign in Sign for state in reached} | reached
             if further == reached:
                 break
             reached = further
-        assert State.UP in reached
+        assert HealthState.UP in reached
 
 
 def test_the_diagram_has_every_change_of_the_table() -> None:
@@ -70,7 +72,7 @@ def test_the_diagram_has_every_change_of_the_table() -> None:
     changes = {
         (was.name, after[was].name, sign.value)
         for sign, after in NEXT.items()
-        for was in State
+        for was in HealthState
         if after[was] is not was
     }
     assert drawn == changes
@@ -92,43 +94,45 @@ def test_every_outcome_says_something_of_its_replica_or_nothing() -> None:
 @pytest.mark.parametrize("failure", [Saw.FAILURE, Saw.PROBE_FAILED, Saw.DEEP_FAILED])
 def test_three_failures_in_a_row_put_a_replica_out(failure: Saw) -> None:
     health = watching("a", "b")
-    assert see(health, "a", failure, failure) == Verdict("a", False, 1.0, State.UP, "joined")
+    assert see(health, "a", failure, failure) == HealthVerdict("a", False, 1.0, HealthState.UP, "joined")
     out = see(health, "a", failure)
-    assert (out.changed, out.usable, out.state) == (True, 0.0, State.EJECTED)
+    assert (out.changed, out.usable, out.state) == (True, 0.0, HealthState.EJECTED)
     assert failure.value in out.why
     assert health.share("a", 0.0) == 0.0
 
 
 def test_failures_of_requests_and_probes_count_together() -> None:
-    assert see(watching("a"), "a", Saw.FAILURE, Saw.PROBE_FAILED, Saw.FAILURE).state is State.EJECTED
+    assert see(watching("a"), "a", Saw.FAILURE, Saw.PROBE_FAILED, Saw.FAILURE).state is HealthState.EJECTED
 
 
 def test_a_stall_counts_twice() -> None:
-    assert see(watching("a", "b"), "a", Saw.STALL, Saw.FAILURE).state is State.EJECTED
+    assert see(watching("a", "b"), "a", Saw.STALL, Saw.FAILURE).state is HealthState.EJECTED
 
 
 @pytest.mark.parametrize("success", [Saw.SUCCESS, Saw.DEEP_OK])
 def test_a_success_in_between_starts_the_count_again(success: Saw) -> None:
     saw = (Saw.FAILURE, Saw.FAILURE, success, Saw.FAILURE, Saw.FAILURE)
-    assert see(watching("a"), "a", *saw).state is State.UP
+    assert see(watching("a"), "a", *saw).state is HealthState.UP
 
 
 def test_probes_that_succeed_do_not_hide_requests_that_fail_nor_the_other_way_round() -> None:
-    assert see(watching("a", "b"), "a", *(Saw.FAILURE, Saw.PROBE_OK) * 3).state is State.EJECTED
-    assert see(watching("a"), "a", *(Saw.PROBE_FAILED, Saw.SUCCESS) * 3).state is State.EJECTED
-    assert see(watching("a"), "a", *(Saw.DEEP_FAILED, Saw.PROBE_OK) * 3).state is State.EJECTED
+    assert see(watching("a", "b"), "a", *(Saw.FAILURE, Saw.PROBE_OK) * 3).state is HealthState.EJECTED
+    assert see(watching("a"), "a", *(Saw.PROBE_FAILED, Saw.SUCCESS) * 3).state is HealthState.EJECTED
+    assert see(watching("a"), "a", *(Saw.DEEP_FAILED, Saw.PROBE_OK) * 3).state is HealthState.EJECTED
 
 
 def test_clients_errors_disconnects_and_busy_replicas_count_against_nobody() -> None:
     health = watching("a", "b")
-    assert see(health, "a", *[Saw.NEUTRAL] * 100).state is State.UP
-    assert see(health, "a", Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE).state is State.EJECTED
+    assert see(health, "a", *[Saw.NEUTRAL] * 100).state is HealthState.UP
+    assert (
+        see(health, "a", Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE, Saw.NEUTRAL, Saw.FAILURE).state is HealthState.EJECTED
+    )
 
 
 def test_probes_may_put_out_everybody() -> None:
     health = watching("a", "b")
     for name in ("a", "b"):
-        assert see(health, name, *[Saw.PROBE_FAILED] * 3).state is State.EJECTED
+        assert see(health, name, *[Saw.PROBE_FAILED] * 3).state is HealthState.EJECTED
 
 
 # -- and back -----------------------------------------------------------------------------------------------
@@ -137,8 +141,8 @@ def test_probes_may_put_out_everybody() -> None:
 def test_a_late_success_does_not_bring_a_replica_back() -> None:
     health = watching("a")
     over = ejected(health, "a")
-    assert see(health, "a", *[Saw.SUCCESS] * 50, *[Saw.PROBE_OK] * 50).state is State.EJECTED
-    assert see(health, "a", *[Saw.SUCCESS] * 50, *[Saw.FAILURE] * 50, now=over).state is State.PROBATION
+    assert see(health, "a", *[Saw.SUCCESS] * 50, *[Saw.PROBE_OK] * 50).state is HealthState.EJECTED
+    assert see(health, "a", *[Saw.SUCCESS] * 50, *[Saw.FAILURE] * 50, now=over).state is HealthState.PROBATION
 
 
 def test_after_the_cooldown_two_probes_in_a_row_bring_it_back_and_its_share_grows() -> None:
@@ -146,39 +150,39 @@ def test_after_the_cooldown_two_probes_in_a_row_bring_it_back_and_its_share_grow
     over = ejected(health, "a")
     assert over == 1.0
     (verdict,) = health.tick(over)
-    assert (verdict.state, verdict.usable, health.wake_at()) == (State.PROBATION, 0.0, inf)
-    assert see(health, "a", Saw.PROBE_OK, Saw.PROBE_FAILED, now=1.5).state is State.EJECTED
+    assert (verdict.state, verdict.usable, health.wake_at()) == (HealthState.PROBATION, 0.0, inf)
+    assert see(health, "a", Saw.PROBE_OK, Saw.PROBE_FAILED, now=1.5).state is HealthState.EJECTED
     assert health.wake_at() == 2.5
     ramping = back(health, "a", 2.5)
-    assert (ramping.state, ramping.usable, ramping.changed) == (State.RAMPING, 0.1, True)
+    assert (ramping.state, ramping.usable, ramping.changed) == (HealthState.RAMPING, 0.1, True)
     shares = []
     while health.wake_at() < inf:
         (verdict,) = health.tick(health.wake_at())
         assert verdict.changed
         shares.append(verdict.usable)
     assert shares == pytest.approx([0.1 + 0.09 * step for step in range(1, 11)])
-    assert (verdict.state, health.share("a", 99.0)) == (State.UP, 1.0)
+    assert (verdict.state, health.share("a", 99.0)) == (HealthState.UP, 1.0)
     assert not see(health, "a", Saw.SUCCESS, now=99.0).changed
 
 
 def test_time_counts_even_if_nobody_looked() -> None:
     health = watching("a")
     ejected(health, "a")
-    assert back(health, "a", 100.0).state is State.RAMPING
+    assert back(health, "a", 100.0).state is HealthState.RAMPING
     assert health.share("a", 102.5) == pytest.approx(0.55)
-    assert see(health, "a", Saw.NEUTRAL, now=106.0).state is State.UP
+    assert see(health, "a", Saw.NEUTRAL, now=106.0).state is HealthState.UP
     assert health.tick(200.0) == []
 
 
 def test_without_a_ramp_a_replica_is_back_at_once() -> None:
-    health = watching("a", config=HealthConfig(ramp_s=0.0))
+    health = watching("a", config=HealthRules(ramp_s=0.0))
     over = ejected(health, "a")
     assert back(health, "a", over).usable == 1.0
-    assert [verdict.state for verdict in health.tick(over)] == [State.UP]
+    assert [verdict.state for verdict in health.tick(over)] == [HealthState.UP]
 
 
 def test_cooldowns_double_with_each_relapse_up_to_a_bound_and_are_forgiven() -> None:
-    health = watching("a", config=HealthConfig(cooldown_limit_s=5.0))
+    health = watching("a", config=HealthRules(cooldown_limit_s=5.0))
     now, cooldowns = 0.0, []
     for _ in range(5):
         over = ejected(health, "a", now)
@@ -215,10 +219,10 @@ def test_deep_failures_are_not_disproved_by_shallow_probes() -> None:
     health = watching("a")
     see(health, "a", *[Saw.DEEP_FAILED] * 3)
     back(health, "a", 1.0)
-    assert see(health, "a", Saw.DEEP_FAILED, now=2.0).state is State.EJECTED
+    assert see(health, "a", Saw.DEEP_FAILED, now=2.0).state is HealthState.EJECTED
     see(health, "a", Saw.DEEP_OK, now=3.0)
     back(health, "a", 10.0)
-    assert see(health, "a", Saw.DEEP_FAILED, Saw.DEEP_FAILED, now=11.0).state is State.RAMPING
+    assert see(health, "a", Saw.DEEP_FAILED, Saw.DEEP_FAILED, now=11.0).state is HealthState.RAMPING
 
 
 # -- outliers -----------------------------------------------------------------------------------------------
@@ -227,7 +231,9 @@ def test_deep_failures_are_not_disproved_by_shallow_probes() -> None:
 CLOCK = count()
 
 
-def serve(health: Health, name: str, requests: int, *, ttft_s: float = 0.2, tpot_s: float | None = 0.02) -> Verdict:
+def serve(
+    health: Health, name: str, requests: int, *, ttft_s: float = 0.2, tpot_s: float | None = 0.02
+) -> HealthVerdict:
     """So many requests, one a second."""
     for _ in range(requests):
         now = float(next(CLOCK))
@@ -238,9 +244,9 @@ def serve(health: Health, name: str, requests: int, *, ttft_s: float = 0.2, tpot
 
 def test_a_replica_that_fails_every_other_request_is_an_outlier() -> None:
     health = watching("a", "b")
-    assert see(health, "a", *(Saw.SUCCESS, Saw.FAILURE) * 9).state is State.UP
+    assert see(health, "a", *(Saw.SUCCESS, Saw.FAILURE) * 9).state is HealthState.UP
     verdict = see(health, "a", Saw.SUCCESS, Saw.FAILURE)
-    assert (verdict.state, verdict.why) == (State.EJECTED, "error rate")
+    assert (verdict.state, verdict.why) == (HealthState.EJECTED, "error rate")
 
 
 @pytest.mark.parametrize(("ttft_s", "tpot_s", "why"), [(0.7, 0.02, "slow first tokens"), (0.2, 0.07, "slow tokens")])
@@ -248,7 +254,7 @@ def test_a_replica_three_times_slower_than_its_peers_is_an_outlier(ttft_s: float
     health = watching("a", "b", "c")
     serve(health, "a", 30)
     serve(health, "b", 30)
-    assert serve(health, "c", 18, ttft_s=ttft_s, tpot_s=tpot_s).state is State.UP
+    assert serve(health, "c", 18, ttft_s=ttft_s, tpot_s=tpot_s).state is HealthState.UP
     verdict = serve(health, "c", 10, ttft_s=ttft_s, tpot_s=tpot_s)
     assert (verdict.usable, verdict.why) == (0.0, why)
 
@@ -260,26 +266,26 @@ def test_a_few_requests_that_are_far_off_make_no_outlier() -> None:
         serve(health, name, 30)
     for _ in range(10):
         serve(health, "c", 9)
-        assert serve(health, "c", 1, ttft_s=20.0, tpot_s=1.0).state is State.UP
+        assert serve(health, "c", 1, ttft_s=20.0, tpot_s=1.0).state is HealthState.UP
 
 
 def test_of_two_replicas_the_slow_one_stands_out_and_alone_none_does() -> None:
     health = watching("a", "b")
     serve(health, "a", 30)
     assert serve(health, "b", 30, ttft_s=5.0).usable == 0.0
-    assert serve(health, "a", 30, ttft_s=50.0).state is State.UP
+    assert serve(health, "a", 30, ttft_s=50.0).state is HealthState.UP
 
 
 def test_peers_are_looked_at_once_a_second_not_at_every_request() -> None:
     health = watching("a", "b")
     for number in range(40):
         health.served("ab"[number % 2], 0.2 if number % 2 else 5.0, 100, None, 0.5)
-    assert see(health, "a", Saw.SUCCESS, now=0.5).state is State.UP
+    assert see(health, "a", Saw.SUCCESS, now=0.5).state is HealthState.UP
     for now in (1.5, 1.5 + SLOW_FOR_S - 0.1):
         health.served("a", 5.0, 100, None, now)
-        assert see(health, "a", Saw.SUCCESS, now=now).state is State.UP
+        assert see(health, "a", Saw.SUCCESS, now=now).state is HealthState.UP
     health.served("a", 5.0, 100, None, 1.5 + SLOW_FOR_S + LOOK_S)
-    assert see(health, "a", Saw.SUCCESS, now=1.5 + SLOW_FOR_S + LOOK_S).state is State.EJECTED
+    assert see(health, "a", Saw.SUCCESS, now=1.5 + SLOW_FOR_S + LOOK_S).state is HealthState.EJECTED
 
 
 def test_one_that_is_slow_for_a_moment_is_no_outlier() -> None:
@@ -288,8 +294,8 @@ def test_one_that_is_slow_for_a_moment_is_no_outlier() -> None:
     serve(health, "a", 30)
     serve(health, "b", 30)
     for _ in range(10):
-        assert serve(health, "c", 24).state is State.UP
-        assert serve(health, "c", 4, ttft_s=3.0, tpot_s=0.5).state is State.UP
+        assert serve(health, "c", 24).state is HealthState.UP
+        assert serve(health, "c", 4, ttft_s=3.0, tpot_s=0.5).state is HealthState.UP
 
 
 def test_each_is_judged_at_each_look_although_another_had_it_taken() -> None:
@@ -310,7 +316,7 @@ def test_only_alike_replicas_are_compared() -> None:
         health.add(replica(name, gpu_type=gpu), 0.0)
     serve(health, "a", 30)
     serve(health, "b", 30)
-    assert serve(health, "c", 30, ttft_s=5.0, tpot_s=None).state is State.UP
+    assert serve(health, "c", 30, ttft_s=5.0, tpot_s=None).state is HealthState.UP
 
 
 def test_a_replica_that_comes_back_is_judged_anew() -> None:
@@ -320,11 +326,11 @@ def test_a_replica_that_comes_back_is_judged_anew() -> None:
     assert serve(health, "c", 30, ttft_s=5.0).usable == 0.0
     serve(health, "c", 30, ttft_s=5.0)  # late ones, which count for nothing
     back(health, "c", float(next(CLOCK)))
-    assert serve(health, "c", 1, ttft_s=5.0).state is State.RAMPING
+    assert serve(health, "c", 1, ttft_s=5.0).state is HealthState.RAMPING
 
 
 def test_outliers_never_take_more_than_half_of_a_model() -> None:
-    health = Health(HealthConfig(outlier=OutlierConfig(samples=4)))
+    health = Health(HealthRules(outlier=OutlierConfig(samples=4)))
     names = [f"m{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), 0.0)
@@ -339,7 +345,7 @@ def test_outliers_do_not_take_what_the_dead_have_left() -> None:
     health = watching("a", "b", "c", "d")
     for name in ("a", "b"):
         see(health, name, *[Saw.PROBE_FAILED] * 3)
-    assert see(health, "c", *(Saw.SUCCESS, Saw.FAILURE) * 20).state is State.UP
+    assert see(health, "c", *(Saw.SUCCESS, Saw.FAILURE) * 20).state is HealthState.UP
 
 
 # -- coming and going -----------------------------------------------------------------------------------------
@@ -347,9 +353,9 @@ def test_outliers_do_not_take_what_the_dead_have_left() -> None:
 
 def test_a_replica_may_have_to_prove_itself_before_its_first_request() -> None:
     health = Health()
-    verdict = health.add(replica("a"), 0.0, State.PROBATION)
+    verdict = health.add(replica("a"), 0.0, HealthState.PROBATION)
     assert (verdict.usable, verdict.changed) == (0.0, True)
-    assert back(health, "a", 1.0).state is State.RAMPING
+    assert back(health, "a", 1.0).state is HealthState.RAMPING
 
 
 def test_a_replica_that_has_left_is_of_no_interest() -> None:
@@ -359,7 +365,7 @@ def test_a_replica_that_has_left_is_of_no_interest() -> None:
     health.remove("never seen")
     health.served("a", 1.0, 1, None, 0.0)
     assert (health.wake_at(), health.tick(5.0), health.share("a", 5.0)) == (inf, [], 0.0)
-    assert see(health, "a", Saw.FAILURE) == Verdict("a", False, 0.0, State.EJECTED, "not in the fleet")
+    assert see(health, "a", Saw.FAILURE) == HealthVerdict("a", False, 0.0, HealthState.EJECTED, "not in the fleet")
 
 
 def test_a_replica_that_joins_again_starts_afresh() -> None:
@@ -384,7 +390,7 @@ STEPS = st.lists(
 def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
     steps: list[tuple[int, Saw, float, float]],
 ) -> None:
-    config = HealthConfig(outlier=OutlierConfig(samples=3))
+    config = HealthRules(outlier=OutlierConfig(samples=3))
     health, now, names = Health(config), 0.0, [f"r{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), now)
@@ -397,7 +403,7 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
         verdicts.append(health.on(names[at], saw, now))
         for verdict in {verdict.replica_id: verdict for verdict in verdicts}.values():  # the latest of each
             assert verdict.usable == health.share(verdict.replica_id, now)
-            assert (verdict.usable == 0.0) == (verdict.state in (State.EJECTED, State.PROBATION))
+            assert (verdict.usable == 0.0) == (verdict.state in (HealthState.EJECTED, HealthState.PROBATION))
             outlier = verdict.usable == 0.0 and verdict.why in ("error rate", "slow first tokens", "slow tokens")
             (by_outlier.add if outlier else by_outlier.discard)(verdict.replica_id)
         assert len(by_outlier) <= len(names) // 2
@@ -413,7 +419,7 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
 # -- while it ramps up ----------------------------------------------------------------------------------------
 
 
-def ramped(health: Health, name: str, ttft_s: float, times: int, now: float) -> State:
+def ramped(health: Health, name: str, ttft_s: float, times: int, now: float) -> HealthState:
     for _ in range(times):
         health.success(name, ttft_s, 100, None, now)
     standing = health.standing(name)
@@ -427,24 +433,24 @@ def test_one_that_is_slower_than_its_peers_is_out_before_its_ramp_is_over(peers:
     for peer in peers:
         ramped(health, peer, 0.1, 30, 0.0)
     ramped(health, peers[0], 0.1, 1, 1.5)  # the peers' median is taken once a second
-    health.add(replica("new"), 2.0, State.RAMPING)
-    assert ramped(health, "new", 0.5, 4, 2.1) is State.RAMPING
-    assert ramped(health, "new", 0.5, 1, 2.2) is State.EJECTED
+    health.add(replica("new"), 2.0, HealthState.RAMPING)
+    assert ramped(health, "new", 0.5, 4, 2.1) is HealthState.RAMPING
+    assert ramped(health, "new", 0.5, 1, 2.2) is HealthState.EJECTED
     standing = health.standing("new")
     assert standing is not None
     assert standing.why == "slow during its ramp"
 
 
 def test_a_slow_one_in_ten_during_the_ramp_is_chance_and_one_in_three_is_not() -> None:
-    for every, after in ((10, State.RAMPING), (3, State.EJECTED)):
+    for every, after in ((10, HealthState.RAMPING), (3, HealthState.EJECTED)):
         health = watching("a", "b")
         ramped(health, "a", 0.1, 30, 0.0)
         ramped(health, "b", 0.1, 30, 0.0)
         ramped(health, "a", 0.1, 1, 1.5)
-        health.add(replica("new"), 2.0, State.RAMPING)
+        health.add(replica("new"), 2.0, HealthState.RAMPING)
         for number in range(1, 31):
             state = ramped(health, "new", 0.5 if number % every == 0 else 0.1, 1, 2.1)
-            if state is State.EJECTED:
+            if state is HealthState.EJECTED:
                 break
         assert state is after
 
@@ -452,6 +458,6 @@ def test_a_slow_one_in_ten_during_the_ramp_is_chance_and_one_in_three_is_not() -
 def test_one_that_fails_now_and_then_is_out_after_a_few_requests_of_its_ramp_and_not_of_its_life() -> None:
     saw = (Saw.FAILURE, Saw.SUCCESS, Saw.SUCCESS, Saw.FAILURE, Saw.SUCCESS)
     health = watching("a", "b")
-    assert see(health, "a", *saw).state is State.UP
-    health.add(replica("new"), 0.0, State.RAMPING)
-    assert see(health, "new", *saw).state is State.EJECTED
+    assert see(health, "a", *saw).state is HealthState.UP
+    health.add(replica("new"), 0.0, HealthState.RAMPING)
+    assert see(health, "new", *saw).state is HealthState.EJECTED

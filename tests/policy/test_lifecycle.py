@@ -1,37 +1,40 @@
 from pathlib import Path
 
-from headgate.policy.lifecycle import COMING, NEXT, OVER, ROUTED, Happened, State, as_mermaid, next_state
+from headgate.policy.lifecycle import COMING, NEXT, OVER, ROUTED, Lifecycle, LifecycleEvent, as_mermaid, next_state
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "fleet.md"
 
 
-def reached(start: State, without: frozenset[State] = frozenset()) -> set[State]:
+def reached(start: Lifecycle, without: frozenset[Lifecycle] = frozenset()) -> set[Lifecycle]:
     """Everything that can follow, without passing through some states."""
     found, new = {start}, {start}
     while new:
-        new = {next_state(state, happened) for state in new for happened in Happened} - found - without
+        new = {next_state(state, happened) for state in new for happened in LifecycleEvent} - found - without
         found |= new
     return found
 
 
 def test_everything_that_can_happen_in_every_state_has_an_answer() -> None:
-    assert list(NEXT) == list(Happened)
-    assert all(len(row) == len(State) and all(isinstance(after, State) for after in row) for row in NEXT.values())
+    assert list(NEXT) == list(LifecycleEvent)
+    assert all(
+        len(row) == len(Lifecycle) and all(isinstance(after, Lifecycle) for after in row) for row in NEXT.values()
+    )
 
 
 def test_nothing_gets_requests_is_drained_or_is_parked_before_it_has_been_ready() -> None:
-    assert not reached(State.STARTING, without=frozenset({State.READY})) & {
+    assert not reached(Lifecycle.STARTING, without=frozenset({Lifecycle.READY})) & {
         *ROUTED,
-        State.DRAINING,
-        State.PARKED,
+        Lifecycle.DRAINING,
+        Lifecycle.PARKED,
     }
 
 
 def test_the_way_from_being_started_to_serving_and_out_again() -> None:
-    state, passed = State.STARTING, []
+    state, passed = Lifecycle.STARTING, []
     for happened in (
-        Happened.ANSWERED, Happened.WARMED, Happened.ACTIVATED, Happened.RAMPED, Happened.DRAIN, Happened.PARK,
-        Happened.ACTIVATED, Happened.DRAIN, Happened.STOPPED,
+        LifecycleEvent.ANSWERED, LifecycleEvent.WARMED, LifecycleEvent.ACTIVATED, LifecycleEvent.RAMPED,
+        LifecycleEvent.DRAIN, LifecycleEvent.PARK,
+        LifecycleEvent.ACTIVATED, LifecycleEvent.DRAIN, LifecycleEvent.STOPPED,
     ):  # fmt: skip
         state = next_state(state, happened)
         passed.append(state.name)
@@ -41,22 +44,24 @@ def test_the_way_from_being_started_to_serving_and_out_again() -> None:
 
 
 def test_from_anywhere_it_can_serve_again_be_lost_or_be_stopped() -> None:
-    for state in State:
-        assert State.SERVING in reached(state)
-        assert next_state(state, Happened.STOPPED) is State.STOPPED
-        assert next_state(state, Happened.LOST) is (State.STOPPED if state is State.STOPPED else State.FAILED)
+    for state in Lifecycle:
+        assert Lifecycle.SERVING in reached(state)
+        assert next_state(state, LifecycleEvent.STOPPED) is Lifecycle.STOPPED
+        assert next_state(state, LifecycleEvent.LOST) is (
+            Lifecycle.STOPPED if state is Lifecycle.STOPPED else Lifecycle.FAILED
+        )
 
 
 def test_what_is_over_stays_over_until_it_is_started_again() -> None:
     for state in OVER:
-        for happened in set(Happened) - {Happened.STARTED, Happened.STOPPED}:
+        for happened in set(LifecycleEvent) - {LifecycleEvent.STARTED, LifecycleEvent.STOPPED}:
             assert next_state(state, happened) in OVER
-        assert next_state(state, Happened.STARTED) is State.STARTING
+        assert next_state(state, LifecycleEvent.STARTED) is Lifecycle.STARTING
 
 
 def test_what_is_not_warm_yet_is_neither_drained_nor_parked_nor_given_requests() -> None:
     for state in COMING:
-        for happened in (Happened.ACTIVATED, Happened.DRAIN, Happened.PARK, Happened.RAMPED):
+        for happened in (LifecycleEvent.ACTIVATED, LifecycleEvent.DRAIN, LifecycleEvent.PARK, LifecycleEvent.RAMPED):
             assert next_state(state, happened) is state
 
 
@@ -70,7 +75,7 @@ def test_the_diagram_has_every_change_of_the_table_and_is_the_one_in_the_docs() 
     changes = {
         (was.name, after[was].name, happened.value)
         for happened, after in NEXT.items()
-        for was in State
+        for was in Lifecycle
         if after[was] is not was
     }
     assert drawn == changes

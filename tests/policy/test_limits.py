@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.limits import UNLIMITED, Grant, Limits, OverLimit, Rate, RateView, TenantLimits
+from headgate.policy.limits import UNLIMITED, Grant, OverLimit, Rate, RateLimiter, RateView, TenantLimits
 
 BOTH = TenantLimits(requests_per_min=60, tokens_per_min=6_000)
 """One request and a hundred tokens a second."""
@@ -26,7 +26,7 @@ def rounded(view: RateView) -> RateView:
 
 
 def test_a_rested_tenant_may_use_a_minutes_worth_at_once_and_then_its_rate() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     granted(limits.take("a", BOTH, 6_000, 0.0))
     assert refused(limits.take("a", BOTH, 100, 0.5)).retry_after_s == pytest.approx(0.5)
     granted(limits.take("a", BOTH, 100, 1.0))
@@ -34,7 +34,7 @@ def test_a_rested_tenant_may_use_a_minutes_worth_at_once_and_then_its_rate() -> 
 
 
 def test_a_refusal_names_the_limit_that_takes_longest_and_costs_nothing() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     for _ in range(60):
         granted(limits.take("a", BOTH, 10, 0.0))
     over = refused(limits.take("a", BOTH, 10, 0.0))
@@ -46,7 +46,7 @@ def test_a_refusal_names_the_limit_that_takes_longest_and_costs_nothing() -> Non
 
 
 def test_tenants_do_not_share_and_without_limits_cost_nothing() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     granted(limits.take("a", BOTH, 6_000, 0.0))
     granted(limits.take("b", BOTH, 6_000, 0.0))
     free = TenantLimits()
@@ -59,7 +59,7 @@ def test_tenants_do_not_share_and_without_limits_cost_nothing() -> None:
 
 
 def test_one_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     granted(limits.take("a", BOTH, 12_000, 0.0))
     assert refused(limits.take("a", BOTH, 100, 0.0)).retry_after_s == pytest.approx(61.0)
     assert refused(limits.take("a", BOTH, 9_000, 0.0)).retry_after_s == pytest.approx(120.0)
@@ -67,14 +67,14 @@ def test_one_larger_than_the_bucket_passes_when_it_is_full_and_is_paid_off() -> 
 
 
 def test_a_rate_of_less_than_one_request_a_minute_still_serves() -> None:
-    limits, rare = Limits(), TenantLimits(requests_per_min=0.5)
+    limits, rare = RateLimiter(), TenantLimits(requests_per_min=0.5)
     granted(limits.take("a", rare, 1, 0.0))
     assert refused(limits.take("a", rare, 1, 0.0)).retry_after_s == pytest.approx(120.0)
     granted(limits.take("a", rare, 1, 120.0))
 
 
 def test_settling_refunds_what_was_not_used_and_charges_what_was_used_beyond() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     less, more = (granted(limits.take("a", BOTH, 1_000, 0.0)) for _ in range(2))
     limits.settle(less, 200, 0.0)
     assert rounded(limits.view("a", BOTH, 0.0)).tokens == Rate(6_000, 4_800, 12.0)
@@ -83,21 +83,21 @@ def test_settling_refunds_what_was_not_used_and_charges_what_was_used_beyond() -
 
 
 def test_extra_charges_stop_one_bucket_below_empty() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     grant = granted(limits.take("a", BOTH, 6_000, 0.0))
     limits.settle(grant, 10**9, 0.0)
     assert limits.view("a", BOTH, 0.0).tokens == Rate(6_000, 0, 120.0)
 
 
 def test_giving_back_leaves_no_trace() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     before = limits.view("a", BOTH, 5.0)
     limits.give_back(granted(limits.take("a", BOTH, 700, 5.0)), 5.0)
     assert limits.view("a", BOTH, 5.0) == before
 
 
 def test_full_buckets_are_forgotten_first_and_then_the_one_nearest_to_full() -> None:
-    limits = Limits(most=3)
+    limits = RateLimiter(most=3)
     granted(limits.take("small", BOTH, 100, 0.0))
     granted(limits.take("large", BOTH, 6_000, 0.0))
     granted(limits.take("middle", BOTH, 3_000, 0.0))
@@ -110,7 +110,7 @@ def test_full_buckets_are_forgotten_first_and_then_the_one_nearest_to_full() -> 
 
 
 def test_settling_for_a_tenant_forgotten_meanwhile_charges_but_refunds_nothing() -> None:
-    limits = Limits(most=1)
+    limits = RateLimiter(most=1)
     grant = granted(limits.take("a", BOTH, 1_000, 0.0))
     granted(limits.take("b", BOTH, 1_000, 0.0))
     limits.settle(grant, 0, 0.0)
@@ -122,7 +122,7 @@ def test_settling_for_a_tenant_forgotten_meanwhile_charges_but_refunds_nothing()
 
 
 def test_meeting_a_tenant_never_takes_a_long_sweep() -> None:
-    limits = Limits(most=50)
+    limits = RateLimiter(most=50)
     for n in range(50):
         granted(limits.take(f"t{n:02}", BOTH, 1_000, 0.0))
     for n in range(50):
@@ -133,7 +133,7 @@ def test_meeting_a_tenant_never_takes_a_long_sweep() -> None:
 
 
 def test_after_a_rush_memory_shrinks_a_few_at_a_time() -> None:
-    limits = Limits()
+    limits = RateLimiter()
     for n in range(20):
         granted(limits.take(f"t{n:02}", BOTH, 1_000, 0.0))
     sizes = []
@@ -163,7 +163,7 @@ def test_over_any_window_no_more_than_the_rate_and_one_burst_is_used(
     steps: list[tuple[float, int, str, int]], burst: float
 ) -> None:
     """Used: reserved, less what was refunded in the window."""
-    limits, rule, now = Limits(), TenantLimits(tokens_per_min=1_000, burst=burst), 1e6
+    limits, rule, now = RateLimiter(), TenantLimits(tokens_per_min=1_000, burst=burst), 1e6
     log: list[tuple[float, int]] = []
     for pause, tokens, what, used in steps:
         now += pause
@@ -190,7 +190,7 @@ def test_over_any_window_no_more_than_the_rate_and_one_burst_is_used(
 def test_coming_back_when_told_to_is_always_early_enough_and_never_too_late(
     steps: list[tuple[float, int, str, int]],
 ) -> None:
-    limits, rule, now = Limits(), TenantLimits(requests_per_min=7, tokens_per_min=1_000), 3e5
+    limits, rule, now = RateLimiter(), TenantLimits(requests_per_min=7, tokens_per_min=1_000), 3e5
     for pause, tokens, _, _ in steps:
         now += pause
         answer = limits.take("a", rule, tokens, now)
@@ -204,7 +204,7 @@ def test_coming_back_when_told_to_is_always_early_enough_and_never_too_late(
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 130)), max_size=20))
 def test_whatever_was_reserved_only_what_was_settled_counts(uses: list[tuple[int, int]]) -> None:
-    limits, rule = Limits(), TenantLimits(tokens_per_min=6_000)
+    limits, rule = RateLimiter(), TenantLimits(tokens_per_min=6_000)
     grants = [granted(limits.take("a", rule, reserved, 9.0)) for reserved, _ in uses]
     for grant, (_, used) in zip(grants, uses, strict=True):
         limits.settle(grant, used, 9.0)
@@ -215,7 +215,7 @@ def test_whatever_was_reserved_only_what_was_settled_counts(uses: list[tuple[int
 
 @pytest.mark.parametrize("per_min", [0.5, 1, 60])
 def test_a_look_says_what_taking_would_and_reserves_nothing(per_min: float) -> None:
-    limits, one = Limits(), TenantLimits(requests_per_min=per_min, tokens_per_min=100)
+    limits, one = RateLimiter(), TenantLimits(requests_per_min=per_min, tokens_per_min=100)
     assert limits.look("t", one, 1, 0.0) is None
     assert len(limits) == 0
     while limits.look("t", one, 1, 0.0) is None:

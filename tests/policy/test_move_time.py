@@ -1,7 +1,7 @@
 import pytest
 
 from headgate.model.config import BatchConfig
-from headgate.model.step import Copy, Drop, Load, Move, Save, Trim
+from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
 from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
@@ -10,13 +10,13 @@ from tests.scripted import ScriptedRunner, batcher, run_step, sequence
 
 
 def test_each_kind_of_move_has_its_own_pace() -> None:
-    moves: list[Move] = [Trim(0, 5), Save(0, 9, 1000), Load(9, 1, 500), Copy(0, 2, 100), Drop(9)]
+    moves: list[Move] = [Trim(0, 5), Save(0, 9, 1000), Restore(9, 1, 500), Copy(0, 2, 100), Drop(9)]
     assert MoveTime(0.001, 0.002, 0.003).seconds(moves) == pytest.approx(1.0 + 1.0 + 0.3)
     assert MoveTime().seconds(moves) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("move", "kind"), [(Save(0, 9, 1000), "save"), (Load(9, 0, 1000), "load"), (Copy(0, 1, 1000), "copy")]
+    ("move", "kind"), [(Save(0, 9, 1000), "save"), (Restore(9, 0, 1000), "load"), (Copy(0, 1, 1000), "copy")]
 )
 def test_a_step_with_moves_tells_how_long_they_take(move: Move, kind: str) -> None:
     made = MoveTime()
@@ -37,7 +37,7 @@ def test_moves_that_go_on_while_a_step_computes_take_at_most_the_step() -> None:
 def test_few_tokens_and_mixtures_tell_nothing() -> None:
     made = MoveTime(save_s=1e-5)
     made.learn((Save(0, 9, 100),), 9.0, 0.02)
-    made.learn((Save(0, 9, 500), Load(9, 1, 500)), 9.0, 0.02)
+    made.learn((Save(0, 9, 500), Restore(9, 1, 500)), 9.0, 0.02)
     assert (made.save.token_s, made.load.token_s) == (1e-5, 0.0)
 
 
@@ -69,7 +69,7 @@ def test_moves_are_counted_in_the_step_whose_prompts_they_leave_less_time() -> N
         made.add(sequence(4, [2] * 152 + [4] * 600, arrived=now))
         step = made.plan(now)
         assert step is not None
-        assert any(isinstance(move, Load) for move in step.moves)
+        assert any(isinstance(move, Restore) for move in step.moves)
         chunks.append({row.sequence.id: row.count for row in step.rows}[4])
     assert chunks[0] > chunks[1] + 100
 

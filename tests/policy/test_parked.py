@@ -5,7 +5,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import State
+from headgate.policy.health import HealthState
 from headgate.policy.limits import TenantLimits
 from tests.policy.test_dispatcher import dispatcher, join, placed, request, send
 
@@ -64,7 +64,7 @@ def test_a_new_one_ramps_up_and_one_that_was_only_parked_does_not() -> None:
     assert load.usable == 0.1
     standing = made.health.standing("p")
     assert standing is not None
-    assert standing.state is State.RAMPING
+    assert standing.state is HealthState.RAMPING
     made.on(Tick(), made.wake_at)
     assert 0.1 < load.usable < 1.0
     while made.wake_at <= 6.0:

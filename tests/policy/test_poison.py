@@ -22,8 +22,8 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Saw, State
-from headgate.policy.outlier import SUSPECTS, Record
+from headgate.policy.health import HealthState, Saw
+from headgate.policy.outlier import SUSPECTS, ReplicaRecord
 from tests.policy.driven import Driven
 from tests.policy.test_dispatcher import dispatcher, request
 
@@ -62,13 +62,13 @@ def probe(on: Driven, names: str, until: float) -> None:
             on.at(float(second), Probed(name, ok=True))
 
 
-def states(made: Dispatcher) -> list[State]:
+def states(made: Dispatcher) -> list[HealthState]:
     standings = [made.health.standing(name) for name in made.fleet.loads]
     return [standing.state for standing in standings if standing is not None]
 
 
 def in_use(made: Dispatcher) -> int:
-    return sum(state in (State.UP, State.RAMPING) for state in states(made))
+    return sum(state in (HealthState.UP, HealthState.RAMPING) for state in states(made))
 
 
 @pytest.mark.parametrize("failing", [answered, reset], ids=["500", "reset"])
@@ -87,7 +87,7 @@ def test_a_poison_request_is_sent_as_often_as_configured_and_ends_in_502(replica
     assert at < 0.1
     assert {on.over[one.id][1] for one in good} == {Outcome.COMPLETED}
     assert max(on.over[one.id][0] - one.arrived for one in good) < 0.2
-    assert states(on.made) == [State.UP] * replicas
+    assert states(on.made) == [HealthState.UP] * replicas
 
 
 @pytest.mark.parametrize("failing", [answered, reset], ids=["500", "reset"])
@@ -201,7 +201,7 @@ def test_requests_alone_never_put_out_the_last_for_a_model_or_a_lane() -> None:
     assert made.fleet.usable("m", "fast") == 1
     standing = made.health.standing("quick")
     assert standing is not None
-    assert standing.state is State.EJECTED, "its lane is served by one that serves all"
+    assert standing.state is HealthState.EJECTED, "its lane is served by one that serves all"
 
 
 def test_a_parked_one_stands_in_for_nobody() -> None:
@@ -243,7 +243,7 @@ def test_where_all_fail_as_often_it_is_what_they_are_asked() -> None:
 
 
 def test_suspects_are_bounded() -> None:
-    record = Record()
+    record = ReplicaRecord()
     assert not record.another(("t", b"0"))
     for number in range(1, 100):
         assert record.another(("t", b"%d" % number))

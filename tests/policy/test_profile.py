@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.model.step import Copy, Drop, Load, Row, Save, Step, Trim
+from headgate.model.step import Copy, Drop, Restore, Row, Save, Step, Trim
 from headgate.policy.estimate import shape_of
 from headgate.policy.profile import PROFILES, Noise, Profile, Residuals, StepCost
 from headgate.policy.profile_fit import MOST, RUN, RUNS, StepLine, TooFewSteps, fit
-from headgate.policy.shape import Shape, shape
+from headgate.policy.shape import StepFeatures, shape
 from tests.scripted import ScriptedRunner, batcher, sequence
 
 H100 = PROFILES["h100-llama3-8b"]
@@ -30,9 +30,11 @@ def test_a_shape_tells_prefill_from_decoding_and_adds_up_what_is_moved() -> None
     prefilling = sequence(1, range(100))
     decoding = sequence(2, range(40))
     decoding.tokens.append(7)
-    moves = (Trim(3, 0), Save(3, 9, 50), Load(9, 4, 30), Copy(1, 2, 16), Drop(9))
+    moves = (Trim(3, 0), Save(3, 9, 50), Restore(9, 4, 30), Copy(1, 2, 16), Drop(9))
     made = shape(Step(moves, (Row(prefilling, 0, 16, 20, False), Row(decoding, 1, 40, 1, True))))
-    assert made == Shape(prefill=20, decodes=1, context=41, pairs=2 * 16 * 20 + 20 * 20, saved=50, loaded=30, copied=16)
+    assert made == StepFeatures(
+        prefill=20, decodes=1, context=41, pairs=2 * 16 * 20 + 20 * 20, saved=50, loaded=30, copied=16
+    )
     assert made.tokens == 21
 
 
@@ -66,10 +68,10 @@ def test_drafted_tokens_are_computed_beside_their_sequence() -> None:
 
 def test_a_gpus_step_is_the_published_formula() -> None:
     """FIELD's terms for an H100, in ms, times 1.2."""
-    made = Shape(prefill=400, decodes=50, context=60_000, pairs=2 * 1000 * 400 + 400**2)
+    made = StepFeatures(prefill=400, decodes=50, context=60_000, pairs=2 * 1000 * 400 + 400**2)
     ms = 1.0 + 1.2 + 0.0198 * 450 + 0.0033 * 450 + 4.4e-5 * 60_000 + 4.0e-7 * made.pairs
     assert H100.step_s(made) == pytest.approx(1.2 * ms / 1e3, rel=0.001)
-    few = Shape(decodes=50, context=60_000)
+    few = StepFeatures(decodes=50, context=60_000)
     ms = 1.0 + 1.2 + 5.38 + 0.0033 * 50 + 4.4e-5 * 60_000
     assert H100.step_s(few) == pytest.approx(1.2 * ms / 1e3)
 
@@ -78,11 +80,11 @@ def test_a_gpus_step_is_the_published_formula() -> None:
     ("name", "alone_ms"), [("a100-llama3-8b", 14.7), ("h100-llama3-8b", 9.1), ("h200-llama3-8b", 7.5)]
 )
 def test_a_stream_alone_is_paced_by_reading_the_weights(name: str, alone_ms: float) -> None:
-    assert PROFILES[name].step_s(Shape(decodes=1, context=500)) == pytest.approx(alone_ms / 1e3, rel=0.02)
+    assert PROFILES[name].step_s(StepFeatures(decodes=1, context=500)) == pytest.approx(alone_ms / 1e3, rel=0.02)
 
 
-def moving(plain: Shape, *, saved: int = 0, loaded: int = 0) -> Shape:
-    return Shape(
+def moving(plain: StepFeatures, *, saved: int = 0, loaded: int = 0) -> StepFeatures:
+    return StepFeatures(
         prefill=plain.prefill,
         decodes=plain.decodes,
         context=plain.context,
@@ -93,13 +95,13 @@ def moving(plain: Shape, *, saved: int = 0, loaded: int = 0) -> Shape:
 
 
 def test_a_step_without_tokens_costs_only_its_moves() -> None:
-    assert H100.step_s(Shape()) == 0.0
-    gigabyte = Shape(loaded=8192)
+    assert H100.step_s(StepFeatures()) == 0.0
+    gigabyte = StepFeatures(loaded=8192)
     assert H100.step_s(gigabyte) == pytest.approx(2**30 / 25e9)
 
 
 def test_a_load_is_waited_for_and_a_save_only_where_it_outlasts_the_step() -> None:
-    plain = Shape(decodes=10, context=10_000)
+    plain = StepFeatures(decodes=10, context=10_000)
     computing = H100.step_s(plain)
     assert H100.step_s(moving(plain, loaded=1000)) == pytest.approx(computing + 131_072_000 / 25e9)
     assert H100.step_s(moving(plain, saved=1000)) == pytest.approx(computing)
@@ -110,7 +112,7 @@ def test_a_load_is_waited_for_and_a_save_only_where_it_outlasts_the_step() -> No
 
 
 def test_steps_in_a_row_take_what_they_take_one_by_one() -> None:
-    first = Shape(decodes=40, context=50_000)
+    first = StepFeatures(decodes=40, context=50_000)
     one_by_one = sum(H100.step_s(first.later(index)) for index in range(100))
     assert H100.steps_s(first, 100) == pytest.approx(one_by_one, rel=1e-6)
     noisy = replace(H100, decode_only=Residuals(1.1, ((1.0, 1.2, 1.1),)))
@@ -128,14 +130,14 @@ def test_noise_keeps_runs_together_and_a_plain_draw_does_not() -> None:
     assert set(drawn) == {1.0, 3.0}
     assert Noise(random.Random(1)).ratio(Residuals(1.5)) == 1.5
     profile = replace(H100, decode_only=residuals)
-    base, rng = H100.step_s(Shape(decodes=1, context=9)), random.Random(1)
-    plain = [round(profile.step_s(Shape(decodes=1, context=9), rng) / base) for _ in range(400)]
+    base, rng = H100.step_s(StepFeatures(decodes=1, context=9)), random.Random(1)
+    plain = [round(profile.step_s(StepFeatures(decodes=1, context=9), rng) / base) for _ in range(400)]
     assert any(len(set(plain[at : at + 8])) == 2 for at in range(0, 400, 8))
 
 
 def test_the_same_seed_gives_the_same_times() -> None:
     profile = replace(H100, with_prefill=Residuals(1.0, ((0.9, 1.3), (1.0, 1.1))))
-    made = Shape(prefill=20, pairs=400)
+    made = StepFeatures(prefill=20, pairs=400)
     once, again = Noise(random.Random(4)), Noise(random.Random(4))
     assert [profile.step_s(made, once) for _ in range(20)] == [profile.step_s(made, again) for _ in range(20)]
 
@@ -179,19 +181,19 @@ def test_a_batcher_has_the_profiles_sizes_and_its_times_are_stretched_alike() ->
 # -- fitting --------------------------------------------------------------------------------------------------------
 
 
-def shapes(rng: random.Random, count: int, *, most_decodes: int = 200) -> Iterator[Shape]:
+def shapes(rng: random.Random, count: int, *, most_decodes: int = 200) -> Iterator[StepFeatures]:
     for _ in range(count):
         decodes = rng.randrange(most_decodes)
         context = sum(rng.randrange(50, 3000) for _ in range(decodes))
         if decodes == 0 or rng.random() < 0.4:
             chunk, cached = rng.randrange(1, 513), rng.choice((0, 0, 0, 512, 4096))
             pairs = chunk * (2 * cached + chunk)
-            yield Shape(prefill=chunk, decodes=decodes, context=context, pairs=pairs)
+            yield StepFeatures(prefill=chunk, decodes=decodes, context=context, pairs=pairs)
         else:
-            yield Shape(decodes=decodes, context=context)
+            yield StepFeatures(decodes=decodes, context=context)
 
 
-def lines(profile: Profile, made: Iterator[Shape], noise: Callable[[], float]) -> list[StepLine]:
+def lines(profile: Profile, made: Iterator[StepFeatures], noise: Callable[[], float]) -> list[StepLine]:
     return [StepLine(0.0, seconds, seconds, one) for one in made for seconds in [profile.step_s(one) * noise()]]
 
 
@@ -247,20 +249,20 @@ def test_steps_of_next_to_no_time_do_not_bend_the_formula() -> None:
 def test_arithmetic_in_blocks_is_found_and_only_where_it_was_seen() -> None:
     """On a CPU five sequences may cost hardly more than four: no straight line says that."""
     blocks = replace(CPU, cost=replace(CPU.cost, by_batch=(1.0, 0.9, 1.1, 1.1, 1.0, 0.8, 0.8, 0.75)))
-    shapes = [Shape(decodes=1 + at % 8, context=50 * (1 + at % 8)) for at in range(800)]
-    shapes += [Shape(prefill=16, decodes=at % 8, context=50 * (at % 8), pairs=256) for at in range(200)]
+    shapes = [StepFeatures(decodes=1 + at % 8, context=50 * (1 + at % 8)) for at in range(800)]
+    shapes += [StepFeatures(prefill=16, decodes=at % 8, context=50 * (at % 8), pairs=256) for at in range(200)]
     lines = [StepLine(float(at), blocks.step_s(one), blocks.step_s(one), one) for at, one in enumerate(shapes)]
     made = fit(lines, of=CPU)
     for one in shapes:
         assert made.step_s(one) == pytest.approx(blocks.step_s(one), rel=0.06)
-    assert made.step_s(Shape(decodes=40, context=2000)) > made.step_s(Shape(decodes=8, context=400))
+    assert made.step_s(StepFeatures(decodes=40, context=2000)) > made.step_s(StepFeatures(decodes=8, context=400))
 
 
 def test_long_prefills_have_a_noise_of_their_own() -> None:
     """A pause of 30 ms doubles a short step and is nothing to a long one."""
     rng = random.Random(11)
-    shapes = [Shape(prefill=4 if at % 6 else 80, pairs=16 if at % 6 else 6400) for at in range(1200)]
-    shapes += [Shape(decodes=1, context=50) for _ in range(200)]
+    shapes = [StepFeatures(prefill=4 if at % 6 else 80, pairs=16 if at % 6 else 6400) for at in range(1200)]
+    shapes += [StepFeatures(decodes=1, context=50) for _ in range(200)]
     paused = [CPU.step_s(one) + (0.03 if rng.random() < 0.2 else 0.0) for one in shapes]
     log = [
         StepLine(float(at), took_s, took_s, one) for at, (took_s, one) in enumerate(zip(paused, shapes, strict=True))
@@ -304,7 +306,9 @@ def test_too_few_steps_are_refused_and_say_how_many_it_takes() -> None:
 
 
 def test_a_log_of_decoding_alone_has_no_noise_for_prefill() -> None:
-    log = lines(CPU, (Shape(decodes=n % 8 + 1, context=100 * n) for n in range(100)), lambda: 1.0)
+    log = lines(CPU, (StepFeatures(decodes=n % 8 + 1, context=100 * n) for n in range(100)), lambda: 1.0)
     found = fit(log, CPU)
     assert found.with_prefill == Residuals()
-    assert found.step_s(Shape(decodes=3, context=900)) == pytest.approx(CPU.step_s(Shape(decodes=3, context=900)))
+    assert found.step_s(StepFeatures(decodes=3, context=900)) == pytest.approx(
+        CPU.step_s(StepFeatures(decodes=3, context=900))
+    )

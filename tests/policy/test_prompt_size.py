@@ -6,33 +6,33 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.policy.prompt_size import ENOUGH, MOST_NAMES, START, Line, PromptSizes
+from headgate.policy.prompt_size import ENOUGH, MOST_NAMES, START, PromptSizes, TokenFit
 from tests.ordinary.words import sentence
 
 
 def test_it_begins_with_a_guess_and_believes_the_first_prompt() -> None:
-    line = Line()
+    line = TokenFit()
     assert line.of(400) == int(400 * START)
     line.learn(100, 40)
     assert (line.of(100), line.of(200)) == (40, 80)
 
 
 def test_what_a_template_adds_to_every_prompt_is_found() -> None:
-    line = Line()
+    line = TokenFit()
     for size in (40, 400, 90, 800, 200, 1500, 60, 300):
         line.learn(size, 30 + size // 5)
     assert [line.of(size) for size in (50, 100, 1000, 20_000)] == [40, 50, 230, 4030]
 
 
 def test_of_prompts_that_are_all_alike_no_slope_is_made_up() -> None:
-    line, rng = Line(), random.Random(1)
+    line, rng = TokenFit(), random.Random(1)
     for _ in range(100):
         line.learn(300 + rng.randrange(3), 100 + rng.randrange(-20, 20))
     assert 3000 < line.of(10_000) < 3700
 
 
 def test_it_follows_a_change() -> None:
-    line, rng = Line(), random.Random(1)
+    line, rng = TokenFit(), random.Random(1)
     for per_byte in (0.2, 0.5):
         for _ in range(300):
             size = rng.randrange(50, 2000)

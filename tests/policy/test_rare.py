@@ -18,8 +18,8 @@ from headgate.policy.estimate import MOST_NAMES, Ratio, StepTime
 from headgate.policy.forecast import SLOT_S, WEEK_SLOTS, Forecast
 from headgate.policy.holders import Holders
 from headgate.policy.limits import TenantLimits
-from headgate.policy.route import Choice, RouteConfig
-from headgate.policy.shape import Shape, is_decode
+from headgate.policy.route import RouteChoice, RouteConfig
+from headgate.policy.shape import StepFeatures, is_decode
 from headgate.policy.shared_limits import MOST_PARTS, SharedLimits
 from tests.policy.test_blocks import chain, ledger, put
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
@@ -143,8 +143,8 @@ def test_a_block_is_held_or_not() -> None:
 
 
 def test_a_shape_is_a_value_and_says_what_is_not_zero() -> None:
-    one = Shape(prefill=3, context=7)
-    assert {one: "x"}[Shape(prefill=3, context=7)] == "x"
+    one = StepFeatures(prefill=3, context=7)
+    assert {one: "x"}[StepFeatures(prefill=3, context=7)] == "x"
     assert repr(one) == "Shape(prefill=3, context=7)"
     decoded = sequence(1, [1, 2, 3])
     assert is_decode(Row(decoded, 0, 3, 1, True))
@@ -152,8 +152,8 @@ def test_a_shape_is_a_value_and_says_what_is_not_zero() -> None:
 
 
 def test_a_choice_is_equal_to_choices_alone() -> None:
-    assert Choice("a", "least", ()) == Choice("a", "least", ())
-    assert Choice("a", "least", ()) != "a"
+    assert RouteChoice("a", "least", ()) == RouteChoice("a", "least", ())
+    assert RouteChoice("a", "least", ()) != "a"
 
 
 # -- what is learned ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, Verdict
+from headgate.policy.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, RetryVerdict
 
 
 def allowed(budget: RetryBudget, tries: int, now: float, floor: int) -> int:
@@ -12,7 +12,7 @@ def allowed(budget: RetryBudget, tries: int, now: float, floor: int) -> int:
 def test_a_replicas_death_is_absorbed_while_its_in_flight_shrinks_with_each_failure() -> None:
     budget = RetryBudget()
     assert all(budget.spend(1.0 + 0.001 * n, 64 - n) for n in range(64))
-    assert budget.spend(1.1, 1) is Verdict.BUDGET_SPENT
+    assert budget.spend(1.1, 1) is RetryVerdict.BUDGET_SPENT
 
 
 def test_a_floor_is_forgotten_after_the_death_it_belongs_to() -> None:
@@ -46,9 +46,9 @@ def test_the_floor_comes_back_with_time_where_hardly_anything_is_sent() -> None:
 
 def test_one_request_is_sent_three_times_at_most_and_asking_again_costs_nothing() -> None:
     budget = RetryBudget(attempts=3)
-    assert budget.spend(0.0, 8, attempts=1) is Verdict.AGAIN
-    assert budget.spend(0.0, 8, attempts=2) is Verdict.AGAIN
-    assert budget.spend(0.0, 8, attempts=3) is Verdict.TOO_MANY_ATTEMPTS
+    assert budget.spend(0.0, 8, attempts=1) is RetryVerdict.AGAIN
+    assert budget.spend(0.0, 8, attempts=2) is RetryVerdict.AGAIN
+    assert budget.spend(0.0, 8, attempts=3) is RetryVerdict.TOO_MANY_ATTEMPTS
     assert budget.debt == 2.0
 
 
@@ -59,7 +59,7 @@ def test_what_has_begun_or_was_not_sent_has_a_larger_budget_of_its_own() -> None
     budget.earn(0.0)
     assert budget.gentle_debt == pytest.approx(3 * GENTLE - 0.1 * GENTLE)
     assert sum(bool(budget.spend(REFILL_S, 1, gentle=True)) for _ in range(50)) == 3 * GENTLE
-    assert budget.spend(REFILL_S, 1, attempts=3, gentle=True) is Verdict.TOO_MANY_ATTEMPTS
+    assert budget.spend(REFILL_S, 1, attempts=3, gentle=True) is RetryVerdict.TOO_MANY_ATTEMPTS
 
 
 @settings(deadline=None)

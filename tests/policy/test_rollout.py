@@ -13,16 +13,16 @@ from headgate.policy.rollout import (
     MODES,
     NEXT,
     UNDER_WAY,
-    Happened,
     No,
     Rollout,
-    Split,
+    RolloutEvent,
+    RolloutStep,
     Stage,
-    Step,
+    TrafficSplit,
     digest_of,
     next_stage,
 )
-from headgate.policy.verdict import Sample
+from headgate.policy.verdict import VersionSample
 from tests.policy.test_verdict import ordinary
 
 V1, V2 = VersionConfig(name="v1", model="a", weight=1), VersionConfig(name="v2", model="b")
@@ -32,11 +32,11 @@ QUICK = replace(CHAT, canary=CanaryConfig(step_requests=400, min_samples=20, lim
 
 def started(config: ModelConfig = QUICK, mode: Any = "canary", share: float | None = None) -> Rollout:
     rollout = Rollout(config)
-    assert isinstance(rollout.start("v2", mode, share, 10.0), Step)
+    assert isinstance(rollout.start("v2", mode, share, 10.0), RolloutStep)
     return rollout
 
 
-def feed(rollout: Rollout, requests: int, now: float, factor: float = 1.0, seed: int = 1) -> Step | None:
+def feed(rollout: Rollout, requests: int, now: float, factor: float = 1.0, seed: int = 1) -> RolloutStep | None:
     """Until something is done."""
     rng = random.Random(seed)
     for _ in range(requests):
@@ -47,7 +47,7 @@ def feed(rollout: Rollout, requests: int, now: float, factor: float = 1.0, seed:
     return None
 
 
-def refusal(answer: Step | No) -> str:
+def refusal(answer: RolloutStep | No) -> str:
     assert isinstance(answer, No)
     return answer.why
 
@@ -56,7 +56,7 @@ def refusal(answer: Step | No) -> str:
 
 
 def test_shares_are_what_they_say_and_a_session_stays_where_it_is() -> None:
-    split = Split((("v1", 0.75), ("v3", 0.25)), "v2", 0.2)
+    split = TrafficSplit((("v1", 0.75), ("v3", 0.25)), "v2", 0.2)
     picked = [split.pick(digest_of("chat", f"session {number}")) for number in range(20_000)]
     counts = Counter(picked)
     assert dict(picked) == pytest.approx({"v1": 0.6, "v2": 0.2, "v3": 0.2})
@@ -65,7 +65,7 @@ def test_shares_are_what_they_say_and_a_session_stays_where_it_is() -> None:
 
 
 def test_when_the_share_grows_nobody_leaves_the_new_version_and_nobody_else_moves() -> None:
-    shares = [Split((("v1", 0.5), ("v3", 0.5)), "v2", share) for share in (0.05, 0.2, 0.5)]
+    shares = [TrafficSplit((("v1", 0.5), ("v3", 0.5)), "v2", share) for share in (0.05, 0.2, 0.5)]
     for number in range(3000):
         digest = digest_of("chat", str(number))
         versions = [split.pick(digest)[0] for split in shares]
@@ -74,22 +74,22 @@ def test_when_the_share_grows_nobody_leaves_the_new_version_and_nobody_else_move
 
 
 def test_names_are_tried_on_different_sessions() -> None:
-    split = Split((("v1", 1.0),), "v2", 0.5)
+    split = TrafficSplit((("v1", 1.0),), "v2", 0.5)
     same = sum(split.pick(digest_of("a", str(n))) == split.pick(digest_of("b", str(n))) for n in range(2000))
     assert 900 < same < 1100
 
 
 def test_rounding_leaves_nobody_without_a_version() -> None:
-    assert Split((("v1", 0.5), ("v3", 0.499999))).pick(b"\xff" * 16)[0] == "v3"
+    assert TrafficSplit((("v1", 0.5), ("v3", 0.499999))).pick(b"\xff" * 16)[0] == "v3"
 
 
 def test_configured_weights_without_a_rollout() -> None:
     rollout = Rollout(ModelConfig(name="chat", versions=(replace(V1, weight=95), replace(V2, weight=5))))
-    assert rollout.split == Split((("v1", 0.95), ("v2", 0.05)))
+    assert rollout.split == TrafficSplit((("v1", 0.95), ("v2", 0.05)))
     assert rollout.shadow is None
     assert rollout.look(1.0) is None
     assert rollout.rows() == []
-    rollout.take(Sample(True))  # nothing is compared
+    rollout.take(VersionSample(True))  # nothing is compared
 
 
 # -- canary --------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def test_configured_weights_without_a_rollout() -> None:
 
 def test_an_equal_version_goes_through_all_steps_soaks_and_gets_everything() -> None:
     rollout = Rollout(replace(QUICK, canary=replace(QUICK.canary, limit_requests=20_000)))
-    assert isinstance(rollout.start("v2", "canary", None, 10.0), Step)
-    assert rollout.split == Split((("v1", 1.0),), "v2", 0.05)
+    assert isinstance(rollout.start("v2", "canary", None, 10.0), RolloutStep)
+    assert rollout.split == TrafficSplit((("v1", 1.0),), "v2", 0.05)
     shares = []
     now = 10.0
     while rollout.stage is Stage.CANARY:
@@ -111,10 +111,10 @@ def test_an_equal_version_goes_through_all_steps_soaks_and_gets_everything() -> 
     assert rollout.look(129.0) is None
     assert feed(rollout, 1, 130.0) is not None
     assert rollout.stage is Stage.PROMOTED
-    assert rollout.split == Split((("v2", 1.0),))
+    assert rollout.split == TrafficSplit((("v2", 1.0),))
     assert [step.stage for step in rollout.history] == ["canary", "canary", "canary", "soaking", "promoted"]
-    assert isinstance(rollout.rollback(200.0), Step)
-    assert rollout.split == Split((("v1", 1.0),))
+    assert isinstance(rollout.rollback(200.0), RolloutStep)
+    assert rollout.split == TrafficSplit((("v1", 1.0),))
 
 
 def test_a_worse_version_is_rolled_back_by_itself() -> None:
@@ -123,7 +123,7 @@ def test_a_worse_version_is_rolled_back_by_itself() -> None:
         feed(rollout, 4000, 20.0, factor=1.5)
     assert rollout.stage is Stage.ROLLED_BACK
     assert "is more than 1.05 times the baseline's" in rollout.history[-1].reason
-    assert rollout.split == Split((("v1", 1.0),))
+    assert rollout.split == TrafficSplit((("v1", 1.0),))
     assert rollout.rows()  # what it was judged by can still be seen
     assert rollout.look(30.0) is None
 
@@ -148,7 +148,7 @@ def test_not_enough_evidence_is_an_answer(when_unsure: Any, stage: Stage) -> Non
 def test_a_canary_that_nobody_gets_is_not_promoted() -> None:
     rollout = started()
     for _ in range(4000):
-        rollout.take(Sample(False, 0.1))
+        rollout.take(VersionSample(False, 0.1))
     step = rollout.look(20.0)
     assert step is not None
     assert step.reason.endswith("no request of it has ended")
@@ -167,29 +167,29 @@ def test_after_holding_it_is_still_rolled_back_for_harm_but_never_promoted_by_it
 
 def test_blue_green_switches_at_once_and_back() -> None:
     rollout = started(mode="blue_green")
-    assert rollout.split == Split((("v2", 1.0),))
+    assert rollout.split == TrafficSplit((("v2", 1.0),))
     assert rollout.judge is None  # nothing beside it to compare with
-    assert isinstance(rollout.rollback(20.0), Step)
-    assert rollout.split == Split((("v1", 1.0),))
+    assert isinstance(rollout.rollback(20.0), RolloutStep)
+    assert rollout.split == TrafficSplit((("v1", 1.0),))
     assert refusal(rollout.rollback(21.0)).startswith("there is nothing to roll back: chat is rolled back")
 
 
 def test_a_split_is_compared_and_never_decided() -> None:
     rollout = started(mode="split", share=0.4)
-    assert rollout.split == Split((("v1", 1.0),), "v2", 0.4)
+    assert rollout.split == TrafficSplit((("v1", 1.0),), "v2", 0.4)
     assert feed(rollout, 4500, 20.0, factor=2.0) is None
     assert rollout.verdict is not None
     assert rollout.verdict.state == "worse"
-    assert isinstance(rollout.promote(30.0), Step)
-    assert rollout.split == Split((("v2", 1.0),))
+    assert isinstance(rollout.promote(30.0), RolloutStep)
+    assert rollout.split == TrafficSplit((("v2", 1.0),))
 
 
 def test_a_shadow_leaves_every_request_where_it_was() -> None:
     rollout = started(mode="shadow", share=0.3)
-    assert rollout.split == Split((("v1", 1.0),))
+    assert rollout.split == TrafficSplit((("v1", 1.0),))
     assert rollout.shadow == ("v2", 0.3)
     assert started(mode="shadow").shadow == ("v2", 0.05)
-    assert isinstance(rollout.rollback(20.0), Step)
+    assert isinstance(rollout.rollback(20.0), RolloutStep)
     assert rollout.shadow is None
 
 
@@ -198,9 +198,9 @@ def test_after_a_promotion_the_next_one_comes_back_to_it() -> None:
     rollout = Rollout(replace(QUICK, versions=(V1, V2, v3)))
     rollout.start("v2", "blue_green", None, 1.0)
     rollout.start("v3", "canary", None, 2.0)
-    assert rollout.split == Split((("v2", 1.0),), "v3", 0.05)
+    assert rollout.split == TrafficSplit((("v2", 1.0),), "v3", 0.05)
     rollout.rollback(3.0)
-    assert rollout.split == Split((("v2", 1.0),))
+    assert rollout.split == TrafficSplit((("v2", 1.0),))
 
 
 def test_what_can_not_be_done_says_why() -> None:
@@ -212,7 +212,7 @@ def test_what_can_not_be_done_says_why() -> None:
     assert "above 0 and below 1" in refusal(rollout.start("v2", "split", 1.0, 1.0))
     assert refusal(rollout.promote(1.0)) == "nothing of chat is being tried out"
     assert refusal(rollout.rollback(1.0)) == "there is nothing to roll back: chat is stable"
-    assert isinstance(rollout.start("v2", "canary", None, 1.0), Step)
+    assert isinstance(rollout.start("v2", "canary", None, 1.0), RolloutStep)
     assert "promote it or roll it back first" in refusal(rollout.start("v3", "split", None, 2.0))
     assert refusal(Rollout(CHAT).start("v1", "split", None, 1.0)) == "v1 has all requests already"
 
@@ -222,12 +222,14 @@ def test_what_can_not_be_done_says_why() -> None:
 
 def test_every_pair_of_stage_and_event_is_written_down() -> None:
     assert set(NEXT) == set(Stage)
-    assert all(len(row) == len(Happened) for row in NEXT.values())
+    assert all(len(row) == len(RolloutEvent) for row in NEXT.values())
     for stage in Stage:
-        assert next_stage(stage, Happened.ROLLBACK) in (Stage.STABLE, Stage.ROLLED_BACK)
+        assert next_stage(stage, RolloutEvent.ROLLBACK) in (Stage.STABLE, Stage.ROLLED_BACK)
         if stage in UNDER_WAY:
-            assert next_stage(stage, Happened.PROMOTE) is Stage.PROMOTED
-    by_itself = [next_stage(stage, happened) for happened in (Happened.FINE, Happened.UNDECIDED) for stage in Stage]
+            assert next_stage(stage, RolloutEvent.PROMOTE) is Stage.PROMOTED
+    by_itself = [
+        next_stage(stage, happened) for happened in (RolloutEvent.FINE, RolloutEvent.UNDECIDED) for stage in Stage
+    ]
     assert by_itself.count(Stage.PROMOTED) == 2  # only those that are: nothing is promoted without its soak
     assert len(MODES) == 4
 

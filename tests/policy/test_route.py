@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.policy.affinity import Affinity, session_order
-from headgate.policy.fleet import Fleet
-from headgate.policy.route import ALGORITHMS, Algorithm, Choice, NoReplica, NoRoom, RouteConfig, route
+from headgate.policy.fleet import RouteIndex
+from headgate.policy.route import ALGORITHMS, Algorithm, NoReplica, NoRoom, RouteChoice, RouteConfig, route
 
 URGENT, NORMAL, LOW = 0, 1, 3
 CALM = RouteConfig(exploration=0.0)
@@ -24,14 +24,14 @@ def request(**facts: Any) -> Request:
     return Request(**{**defaults, **facts})
 
 
-def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 16.0, **facts: Any) -> Fleet:
-    fleet = Fleet(ALGORITHMS[algorithm].order)
+def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 16.0, **facts: Any) -> RouteIndex:
+    fleet = RouteIndex(ALGORITHMS[algorithm].order)
     for number in range(count):
         fleet.add(Load(Replica(id=f"r{number}", url="http://x", **facts), limit=limit))
     return fleet
 
 
-def busy(fleet: Fleet, **tokens: int) -> None:
+def busy(fleet: RouteIndex, **tokens: int) -> None:
     """So many prompt tokens to prefill on each."""
     for name, count in tokens.items():
         fleet.loads[name].prefill_tokens = count
@@ -41,16 +41,16 @@ def busy(fleet: Fleet, **tokens: int) -> None:
 
 def choose(
     asked: Request,
-    fleet: Fleet,
+    fleet: RouteIndex,
     affinity: Affinity | None = None,
     config: RouteConfig = CALM,
     *,
     now: float = 0.0,
     rng: random.Random | None = None,
     tried: frozenset[str] = frozenset(),
-) -> Choice:
+) -> RouteChoice:
     choice = route(asked, fleet, affinity or Affinity(), config, now, rng or random.Random(1), tried)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, RouteChoice)
     return choice
 
 
@@ -60,7 +60,7 @@ def knows(replica_id: str, prefix: tuple[bytes, ...]) -> Affinity:
     return affinity
 
 
-def take(fleet: Fleet, choice: Choice, asked: Request) -> None:
+def take(fleet: RouteIndex, choice: RouteChoice, asked: Request) -> None:
     load = fleet.loads[choice.replica_id]
     load.requests += 1
     load.prefill_tokens += asked.prompt_tokens
@@ -171,7 +171,7 @@ def test_one_hot_prefix_does_not_collapse_onto_one_replica() -> None:
 # -- algorithms by name -------------------------------------------------------------------------------------------
 
 
-def spread_of(algorithm: Algorithm, fleet: Fleet, count: int, **facts: Any) -> Counter[str]:
+def spread_of(algorithm: Algorithm, fleet: RouteIndex, count: int, **facts: Any) -> Counter[str]:
     config, rng, counts = RouteConfig(algorithm=algorithm), random.Random(1), Counter[str]()
     for _ in range(count):
         asked = request(**facts)
@@ -186,7 +186,7 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_weighted_gives_shares_by_weight() -> None:
-    fleet = Fleet(ALGORITHMS["weighted"].order)
+    fleet = RouteIndex(ALGORITHMS["weighted"].order)
     for number, weight in enumerate((1.0, 2.0, 5.0)):
         fleet.add(Load(Replica(id=f"r{number}", url="http://x", weight=weight), limit=100.0))
     assert spread_of("weighted", fleet, 80) == {"r0": 10, "r1": 20, "r2": 50}
@@ -261,9 +261,9 @@ def test_an_algorithm_needs_its_own_index() -> None:
 # -- nobody, and filters --------------------------------------------------------------------------------------------
 
 
-def refusal(fleet: Fleet, asked: Request, tried: frozenset[str] = frozenset()) -> NoRoom | NoReplica:
+def refusal(fleet: RouteIndex, asked: Request, tried: frozenset[str] = frozenset()) -> NoRoom | NoReplica:
     answer = route(asked, fleet, Affinity(), CALM, 0.0, random.Random(1), tried)
-    assert not isinstance(answer, Choice)
+    assert not isinstance(answer, RouteChoice)
     return answer
 
 
@@ -324,7 +324,7 @@ def test_replicas_of_any_model_and_of_this_one_are_weighed_together() -> None:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 100_000), algorithm=st.sampled_from(list(ALGORITHMS)))
 def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int, algorithm: Algorithm) -> None:
-    def play() -> list[Choice | NoRoom | NoReplica]:
+    def play() -> list[RouteChoice | NoRoom | NoReplica]:
         rng, affinity = random.Random(seed), Affinity(per_replica=16)
         fleet = fleet_of(rng.choice((1, 3, 40)), algorithm, limit=3.0, token_limit=rng.choice((None, 400)))
         answers = []
@@ -332,7 +332,7 @@ def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int,
             prefix = tuple(b"%d" % rng.randrange(3) for _ in range(rng.randrange(4)))
             asked = request(prefix=prefix, session=rng.choice((None, "s", "t")), priority=number % 4)
             answer = route(asked, fleet, affinity, RouteConfig(algorithm=algorithm), 0.0, rng)
-            if isinstance(answer, Choice):
+            if isinstance(answer, RouteChoice):
                 assert fleet.loads[answer.replica_id].room > 0
                 take(fleet, answer, asked)
                 affinity.remember(asked, answer.replica_id)
@@ -341,7 +341,7 @@ def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int,
 
     answers = play()
     for answer in answers:
-        if isinstance(answer, Choice):
+        if isinstance(answer, RouteChoice):
             assert 1 <= len(answer.scores) <= 8
             assert all(0.0 <= one.score <= 1.0 for one in answer.scores)
             assert answer.replica_id in {one.replica_id for one in answer.scores}

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headgate.model.scale_config import ScaleConfig, contradictions
 from headgate.policy.forecast import Forecast
-from headgate.policy.lifecycle import State
-from headgate.policy.roster import Roster, Sorted
-from headgate.policy.scale import Activate, Decision, Drain, Member, Park, PoolView, Scaler, Signals, Start
+from headgate.policy.lifecycle import Lifecycle
+from headgate.policy.roster import Placement, Sorted
+from headgate.policy.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Signals, Start
 
 SLOTS = 10
 CONFIG = ScaleConfig(min=1, max=20, forecast=False)
@@ -29,23 +29,23 @@ class Bench:
         self.now = 1000.0
         self.wall = 4 * 86_400.0
         self.made = 0
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, PoolMember] = {}
         self.levels: list[tuple[float, int]] = []
         self.decisions: list[Decision] = []
         for _ in range(serving):
-            self.add(State.SERVING)
+            self.add(Lifecycle.SERVING)
         for _ in range(config.warm):
-            self.add(State.PARKED)
+            self.add(Lifecycle.PARKED)
 
-    def add(self, state: State) -> None:
+    def add(self, state: Lifecycle) -> None:
         self.made += 1
         name = f"r{self.made}"
-        self.members[name] = Member(id=name, state=state, since=self.now, slots=SLOTS)
+        self.members[name] = PoolMember(id=name, state=state, since=self.now, slots=SLOTS)
 
-    def count(self, *states: State) -> int:
+    def count(self, *states: Lifecycle) -> int:
         return sum(member.state in states for member in self.members.values())
 
-    def put(self, name: str, state: State) -> None:
+    def put(self, name: str, state: Lifecycle) -> None:
         self.members[name] = replace(self.members[name], state=state, since=self.now)
 
     def look(
@@ -55,18 +55,18 @@ class Bench:
         self.now += passed_s
         self.wall += passed_s
         for name, member in tuple(self.members.items()):
-            if member.state is State.STARTING and self.now - member.since >= self.start_s:
-                self.put(name, State.READY)
-            elif member.state is State.DRAINING:
+            if member.state is Lifecycle.STARTING and self.now - member.since >= self.start_s:
+                self.put(name, Lifecycle.READY)
+            elif member.state is Lifecycle.DRAINING:
                 if name in self.scaler._roster.parking:
-                    self.put(name, State.PARKED)
+                    self.put(name, Lifecycle.PARKED)
                 else:
                     del self.members[name]
-        serving = self.count(State.SERVING)
+        serving = self.count(Lifecycle.SERVING)
         each = min(float(SLOTS), present / serving) if serving else 0.0
         view = PoolView(
             members=tuple(
-                replace(member, requests=round(each) if member.state is State.SERVING else 0)
+                replace(member, requests=round(each) if member.state is Lifecycle.SERVING else 0)
                 for member in self.members.values()
             ),
             waiting=max(0, round(present - each * serving)),
@@ -78,13 +78,13 @@ class Bench:
         for action in decision.actions:
             if isinstance(action, Start):
                 for _ in range(action.count):
-                    self.add(State.STARTING)
+                    self.add(Lifecycle.STARTING)
             elif isinstance(action, Activate):
-                self.put(action.id, State.SERVING)
-            elif self.members[action.id].state is State.READY and isinstance(action, Park):
-                self.put(action.id, State.PARKED)
+                self.put(action.id, Lifecycle.SERVING)
+            elif self.members[action.id].state is Lifecycle.READY and isinstance(action, Park):
+                self.put(action.id, Lifecycle.PARKED)
             else:
-                self.put(action.id, State.DRAINING)
+                self.put(action.id, Lifecycle.DRAINING)
         self.levels.append((self.now, decision.serving))
         self.decisions.append(decision)
         return decision
@@ -124,10 +124,10 @@ def test_a_queue_that_stays_makes_it_grow_to_what_all_who_are_here_would_fill() 
 def test_what_was_asked_for_is_not_asked_for_again_while_it_starts() -> None:
     bench = Bench(serving=2, start_s=300.0)
     bench.run(40, 10)
-    asked = bench.count(State.STARTING)
+    asked = bench.count(Lifecycle.STARTING)
     assert asked == 4
     bench.run(40, 270)
-    assert bench.count(State.STARTING) == asked
+    assert bench.count(Lifecycle.STARTING) == asked
     assert bench.scaler.serving == 2 + asked
 
 
@@ -145,7 +145,7 @@ def test_it_never_goes_past_what_there_are_machines_for() -> None:
     bench = Bench(replace(CONFIG, max=5, warm=1), serving=2)
     bench.run(500, 600)
     assert bench.scaler.serving == 5
-    assert bench.count(State.SERVING, State.PARKED, State.STARTING, State.READY) == 5
+    assert bench.count(Lifecycle.SERVING, Lifecycle.PARKED, Lifecycle.STARTING, Lifecycle.READY) == 5
     assert bench.decisions[-1].parked == 0  # the warm pool gives way
 
 
@@ -162,7 +162,7 @@ def test_velocity_sees_what_was_refused_and_so_never_shows_in_the_queue() -> Non
 def test_outstanding_tokens_count_where_the_config_says_what_fills_a_replica() -> None:
     scaler = Scaler(replace(CONFIG, tokens_per_replica=10_000))
     members = tuple(
-        Member(id=f"r{n}", state=State.SERVING, since=0.0, requests=1, outstanding_tokens=13_000, slots=SLOTS)
+        PoolMember(id=f"r{n}", state=Lifecycle.SERVING, since=0.0, requests=1, outstanding_tokens=13_000, slots=SLOTS)
         for n in range(2)
     )
     decision = scaler.decide(PoolView(members=members), 1.0, 0.0)
@@ -173,7 +173,7 @@ def test_outstanding_tokens_count_where_the_config_says_what_fills_a_replica() -
 def test_replicas_that_prompts_keep_busy_are_full_however_few_of_their_slots_are_taken() -> None:
     scaler = Scaler(CONFIG)
     members = tuple(
-        Member(id=f"r{n}", state=State.SERVING, since=0.0, requests=1, slots=SLOTS, use=0.9, binding="prefill")
+        PoolMember(id=f"r{n}", state=Lifecycle.SERVING, since=0.0, requests=1, slots=SLOTS, use=0.9, binding="prefill")
         for n in range(4)
     )
     decision = scaler.decide(PoolView(members=members), 1.0, 0.0)
@@ -219,20 +219,25 @@ def test_it_goes_down_in_steps() -> None:
 
 def test_whoever_has_least_to_lose_goes_and_is_drained() -> None:
     members = [
-        Member(id="busy", state=State.SERVING, since=0.0, requests=2, outstanding_tokens=9_000, slots=SLOTS),
-        Member(id="knows", state=State.SERVING, since=0.0, requests=1, outstanding_tokens=100, cached_tokens=50_000),
-        Member(id="least", state=State.SERVING, since=0.0, requests=2, outstanding_tokens=700, cached_tokens=2_000),
+        PoolMember(id="busy", state=Lifecycle.SERVING, since=0.0, requests=2, outstanding_tokens=9_000, slots=SLOTS),
+        PoolMember(
+            id="knows", state=Lifecycle.SERVING, since=0.0, requests=1, outstanding_tokens=100, cached_tokens=50_000
+        ),
+        PoolMember(
+            id="least", state=Lifecycle.SERVING, since=0.0, requests=2, outstanding_tokens=700, cached_tokens=2_000
+        ),
     ]
-    actions, reasons = Roster().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=300.0, now=1.0)
+    actions, reasons = Placement().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=300.0, now=1.0)
     assert actions == (Drain("least"),)
     assert reasons == ("least is drained and stopped: it has least to lose (700 tokens under way, 2000 remembered).",)
 
 
 def test_of_those_that_are_alike_the_youngest_goes() -> None:
     members = [
-        Member(id=name, state=State.SERVING, since=since) for name, since in (("a", 5.0), ("b", 9.0), ("c", 1.0))
+        PoolMember(id=name, state=Lifecycle.SERVING, since=since)
+        for name, since in (("a", 5.0), ("b", 9.0), ("c", 1.0))
     ]
-    actions, _ = Roster().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=0.0, now=10.0)
+    actions, _ = Placement().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=0.0, now=10.0)
     assert actions == (Drain("b"),)
 
 
@@ -268,11 +273,16 @@ def test_whatever_comes_cooldowns_and_bounds_are_kept(
     last = dict.fromkeys(("up", "any"), float("-inf"))
     for present, looks in loads:
         for _ in range(looks):
-            warm_ones = bench.count(State.PARKED, State.READY)
+            warm_ones = bench.count(Lifecycle.PARKED, Lifecycle.READY)
             before = bench.scaler.serving
             decision = bench.look(present)
             assert 2 <= decision.serving <= 12
-            assert bench.count(State.SERVING, State.PARKED, State.STARTING, State.READY, State.DRAINING) <= 12 + 1
+            assert (
+                bench.count(
+                    Lifecycle.SERVING, Lifecycle.PARKED, Lifecycle.STARTING, Lifecycle.READY, Lifecycle.DRAINING
+                )
+                <= 12 + 1
+            )
             assert decision.reasons
             assert all(reason.endswith(".") for reason in decision.reasons)
             if before > 0 and decision.serving > before:
@@ -296,14 +306,14 @@ def test_a_burst_is_met_by_what_is_parked_at_once_and_only_the_last_of_it_is_mad
     before = len(bench.decisions)
     decision = bench.look(40)
     assert len([action for action in decision.actions if isinstance(action, Activate)]) == 2
-    assert bench.count(State.SERVING) == 5
+    assert bench.count(Lifecycle.SERVING) == 5
     bench.run(15, 240)
     assert bench.scaler.serving == 6
     assert started(bench.decisions[before:]) == 2  # one that serves, and one to be parked instead of two
-    assert bench.count(State.PARKED) == 1
+    assert bench.count(Lifecycle.PARKED) == 1
     bench.run(15, 1200)  # what was borrowed is given back
-    assert bench.count(State.SERVING) <= 3
-    assert bench.count(State.PARKED) == 2
+    assert bench.count(Lifecycle.SERVING) <= 3
+    assert bench.count(Lifecycle.PARKED) == 2
 
 
 def test_a_warm_pool_is_filled_again_if_what_came_stays() -> None:
@@ -311,8 +321,8 @@ def test_a_warm_pool_is_filled_again_if_what_came_stays() -> None:
     bench.run(15, 300)
     bench.look(40)
     bench.run(40, 900)
-    assert bench.count(State.SERVING) >= 5
-    assert bench.count(State.PARKED) == 2
+    assert bench.count(Lifecycle.SERVING) >= 5
+    assert bench.count(Lifecycle.PARKED) == 2
     assert bench.decisions[-1].parked == 2
 
 
@@ -330,10 +340,10 @@ def test_the_warm_pool_does_not_wait_for_the_minute_to_be_over() -> None:
     bench.look(34)
     grown = bench.scaler.serving
     bench.run(34, 20)
-    assert bench.count(State.SERVING) == grown == 5
-    assert bench.count(State.PARKED) == 1  # it has been filled again meanwhile
+    assert bench.count(Lifecycle.SERVING) == grown == 5
+    assert bench.count(Lifecycle.PARKED) == 1  # it has been filled again meanwhile
     bench.look(100)
-    assert bench.count(State.SERVING) == 6  # and no more than was parked
+    assert bench.count(Lifecycle.SERVING) == 6  # and no more than was parked
 
 
 def test_a_parked_one_is_taken_before_anybody_waits() -> None:
@@ -386,52 +396,52 @@ def test_the_target_moves_only_once_burstiness_is_known() -> None:
 
 def test_one_that_goes_is_parked_if_the_warm_pool_is_short() -> None:
     members = [
-        Member(id="a", state=State.SERVING, since=0.0, outstanding_tokens=10),
-        Member(id="b", state=State.SERVING, since=0.0, outstanding_tokens=20),
-        Member(id="c", state=State.SERVING, since=0.0, outstanding_tokens=30),
+        PoolMember(id="a", state=Lifecycle.SERVING, since=0.0, outstanding_tokens=10),
+        PoolMember(id="b", state=Lifecycle.SERVING, since=0.0, outstanding_tokens=20),
+        PoolMember(id="c", state=Lifecycle.SERVING, since=0.0, outstanding_tokens=30),
     ]
-    roster = Roster()
+    roster = Placement()
     actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Drain("a"), Park("b"))
     # While it drains it counts as parked: nothing is started for the pool.
-    members[:2] = [replace(members[0], state=State.STOPPED), replace(members[1], state=State.DRAINING)]
+    members[:2] = [replace(members[0], state=Lifecycle.STOPPED), replace(members[1], state=Lifecycle.DRAINING)]
     actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=2.0)
     assert actions == ()
 
 
 def test_one_that_is_about_to_be_stopped_is_taken_back_before_anything_is_started() -> None:
     members = [
-        Member(id="serves", state=State.SERVING, since=0.0),
-        Member(id="parked", state=State.PARKED, since=0.0),
-        Member(id="stopping", state=State.DRAINING, since=0.0),
+        PoolMember(id="serves", state=Lifecycle.SERVING, since=0.0),
+        PoolMember(id="parked", state=Lifecycle.PARKED, since=0.0),
+        PoolMember(id="stopping", state=Lifecycle.DRAINING, since=0.0),
     ]
-    actions, reasons = Roster().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    actions, reasons = Placement().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Activate("stopping"),)
     assert reasons == ("stopping is still there: it is taken into use at once.",)
 
 
 def test_more_parked_than_asked_for_are_stopped_but_not_at_once() -> None:
-    members = [Member(id="serves", state=State.SERVING, since=0.0)]
-    members += [Member(id=f"p{n}", state=State.PARKED, since=100.0, cached_tokens=n) for n in range(3)]
-    soon, _ = Roster().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=200.0)
-    later, _ = Roster().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=400.0)
+    members = [PoolMember(id="serves", state=Lifecycle.SERVING, since=0.0)]
+    members += [PoolMember(id=f"p{n}", state=Lifecycle.PARKED, since=100.0, cached_tokens=n) for n in range(3)]
+    soon, _ = Placement().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=200.0)
+    later, _ = Placement().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=400.0)
     assert soon == ()
     assert later == (Drain("p0"), Drain("p1"))
 
 
 def test_what_failed_is_replaced_by_what_is_parked_and_another_is_started() -> None:
     members = [
-        Member(id="serves", state=State.SERVING, since=0.0),
-        Member(id="dead", state=State.FAILED, since=0.0),
-        Member(id="parked", state=State.PARKED, since=0.0),
+        PoolMember(id="serves", state=Lifecycle.SERVING, since=0.0),
+        PoolMember(id="dead", state=Lifecycle.FAILED, since=0.0),
+        PoolMember(id="parked", state=Lifecycle.PARKED, since=0.0),
     ]
-    actions, _ = Roster().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    actions, _ = Placement().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Activate("parked"), Start(1))
 
 
 def test_while_machines_are_short_it_says_so() -> None:
-    members = [Member(id=f"r{n}", state=State.DRAINING, since=0.0) for n in range(3)]
-    roster = Roster(parking={"r0", "r1", "r2"})
+    members = [PoolMember(id=f"r{n}", state=Lifecycle.DRAINING, since=0.0) for n in range(3)]
+    roster = Placement(parking={"r0", "r1", "r2"})
     actions, reasons = roster.settle(Sorted.of(members), serving=3, parked=3, most=3, keep_s=300.0, now=1.0)
     assert {type(action) for action in actions} == {Activate}
     assert reasons[-1] == "3 are wanted, but max is 3, and so many are there."
@@ -458,8 +468,8 @@ def test_capacity_is_up_before_the_peak() -> None:
         bench.wall = 4 * 86_400.0 + 7 * 86_400.0 + 8.5 * 3600
         while bench.wall % 86_400 < 9 * 3600 - 1:
             bench.look(6.0, velocity=1000.0)
-    assert with_it.count(State.SERVING) == 7  # at 70 %, as evenly as it comes, and a little more
-    assert without.count(State.SERVING) == 1
+    assert with_it.count(Lifecycle.SERVING) == 7  # at 70 %, as evenly as it comes, and a little more
+    assert without.count(Lifecycle.SERVING) == 1
     assert "The forecast is 8000 tokens/s by Mon 09:00 UTC (7 days are known)" in " ".join(
         with_it.decisions[-1].reasons
     )
@@ -510,7 +520,7 @@ def test_the_last_one_stays_unless_the_config_says_otherwise_on_purpose() -> Non
     gone.run(0, 7200)
     assert kept.scaler.serving == 1
     assert gone.scaler.serving == 0
-    assert gone.count(State.SERVING) == 0
+    assert gone.count(Lifecycle.SERVING) == 0
     assert next(at for at, level in gone.levels if level == 0) - began >= 600
     decision = gone.look(1)
     assert decision.serving == 1
@@ -531,7 +541,7 @@ def test_a_config_that_contradicts_itself_is_told() -> None:
 
 def test_a_gateway_that_starts_anew_goes_on_with_what_is_there() -> None:
     scaler = Scaler(CONFIG)
-    members = tuple(Member(id=f"r{n}", state=State.SERVING, since=0.0, slots=SLOTS) for n in range(6))
+    members = tuple(PoolMember(id=f"r{n}", state=Lifecycle.SERVING, since=0.0, slots=SLOTS) for n in range(6))
     decision = scaler.decide(PoolView(members=members), 5.0, 0.0)
     assert decision.serving == 6  # nothing is stopped by somebody who has only just looked
     assert decision.actions == ()
@@ -549,9 +559,9 @@ def test_the_same_views_give_the_same_decisions() -> None:
 
 def test_what_the_pool_has_to_do_is_at_work_in_drains_and_in_the_queue() -> None:
     members = (
-        Member(id="a", state=State.SERVING, since=0.0, slots=10, requests=4, outstanding_tokens=100),
-        Member(id="b", state=State.SERVING, since=0.0, slots=10, requests=6, outstanding_tokens=200),
-        Member(id="goes", state=State.DRAINING, since=0.0, slots=10, requests=3, outstanding_tokens=50),
+        PoolMember(id="a", state=Lifecycle.SERVING, since=0.0, slots=10, requests=4, outstanding_tokens=100),
+        PoolMember(id="b", state=Lifecycle.SERVING, since=0.0, slots=10, requests=6, outstanding_tokens=200),
+        PoolMember(id="goes", state=Lifecycle.DRAINING, since=0.0, slots=10, requests=3, outstanding_tokens=50),
     )
     view = PoolView(members=members, waiting=5, waiting_tokens=500, tokens_per_s=70.0, start_s=1.0)
     seen = Signals().see(view, Sorted.of(members), 1.0)
@@ -562,9 +572,9 @@ def test_what_the_pool_has_to_do_is_at_work_in_drains_and_in_the_queue() -> None
 
 @pytest.mark.parametrize("coming", [False, True])
 def test_a_late_first_token_asks_for_one_more_unless_one_is_coming(coming: bool) -> None:
-    members = [Member(id=f"r{n}", state=State.SERVING, since=0.0, slots=10, requests=6) for n in range(2)]
+    members = [PoolMember(id=f"r{n}", state=Lifecycle.SERVING, since=0.0, slots=10, requests=6) for n in range(2)]
     if coming:
-        members.append(Member(id="new", state=State.STARTING, since=0.0, slots=10))
+        members.append(PoolMember(id="new", state=Lifecycle.STARTING, since=0.0, slots=10))
     view = PoolView(members=tuple(members), waiting=0, tokens_per_s=0.0, p95_ratio=2.0, start_s=60.0)
     said = " ".join(Scaler(CONFIG).decide(view, 1000.0, 0.0).reasons)
     assert ("TTFT p95 is 2.0 times" in said) != coming

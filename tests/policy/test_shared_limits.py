@@ -14,7 +14,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.policy.allowance import AHEAD_S, MOST_OF_BUCKET, Appetite, part_of, room_of
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.limits import Grant, OverLimit, RateLimiter, TenantLimits
 from headgate.policy.shared_limits import SOON_S, SharedLimits
 from headgate.sim.event_log import EventLog
 from headgate.sim.replay import Replayed, replay
@@ -222,9 +222,9 @@ def test_outstanding_tokens_are_divided_too() -> None:
 
 def test_alone_nothing_is_different() -> None:
     made = dispatcher(4, tenants={"t": LIMITS})
-    assert type(made.limits) is Limits
+    assert type(made.limits) is RateLimiter
     made.on(Leased("t", 1.0, 1.0, 0.0, 0.0), 0.0)  # from nobody
-    assert type(made.limits) is Limits
+    assert type(made.limits) is RateLimiter
 
 
 def test_an_allowance_decides_and_a_recorded_run_replays_to_the_same(tmp_path: Path) -> None:

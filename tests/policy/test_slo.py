@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
-from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.alert import Alert, AlertChange, AlertLevel, Severity
 from headgate.policy.burn import Availability
 from headgate.policy.promise import FleetReading
 from headgate.policy.slo import (
@@ -19,7 +19,7 @@ from headgate.policy.slo import (
     Promise,
     Reading,
     Slo,
-    State,
+    SloState,
     Tail,
     asks,
     promises,
@@ -46,9 +46,9 @@ class World:
         self.waiting, self.use = 0.0, 0.3
         self.cold = 0
         self.joined: tuple[str, ...] = ()
-        self.changes: list[Change] = []
+        self.changes: list[AlertChange] = []
 
-    def read(self) -> list[Change]:
+    def read(self) -> list[AlertChange]:
         tails = {
             (figure, percentile, window): Tail(self.seconds.get((figure, percentile), 0.01), self.count)
             for figure, percentile, window in asks(self.lane)
@@ -67,7 +67,7 @@ class World:
         self.changes += changes
         return changes
 
-    def run(self, seconds: float, each: Callable[[], None] | None = None, every_s: float = 1.0) -> list[Change]:
+    def run(self, seconds: float, each: Callable[[], None] | None = None, every_s: float = 1.0) -> list[AlertChange]:
         said = []
         for _ in range(round(seconds / every_s)):
             if each is not None:
@@ -76,7 +76,7 @@ class World:
             self.now += every_s
         return said
 
-    def until(self, alert: str, severity: Severity, within_s: int, every_s: float = 1.0) -> tuple[float, Change]:
+    def until(self, alert: str, severity: Severity, within_s: int, every_s: float = 1.0) -> tuple[float, AlertChange]:
         """How long it took, and what was said."""
         began = self.now
         while self.now - began <= within_s:
@@ -88,7 +88,7 @@ class World:
                     return took, change
         raise AssertionError(f"{alert} is not {severity.value} after {within_s} s")
 
-    def state(self) -> State:
+    def state(self) -> SloState:
         return self.slo.state(self.now)
 
     def severity(self, alert: str) -> Severity:
@@ -570,7 +570,7 @@ def test_lanes_are_judged_each_by_itself_and_one_not_read_keeps_its_state() -> N
 
 
 def test_the_same_readings_give_the_same_changes() -> None:
-    def story() -> list[Change]:
+    def story() -> list[AlertChange]:
         world, rng = World(), random.Random(7)
 
         def noise() -> None:
@@ -651,7 +651,7 @@ def test_a_few_cold_requests_are_no_news_however_large_their_share(cold: int, ra
 
 def test_a_text_does_not_contradict_its_severity_while_it_cools_down() -> None:
     """It said "20 % of the promised 1 s. Look at the queue wait …" under a badge that said critical."""
-    steps = (Step(CRITICAL, 1.0, 0.9, clear_after_s=30.0), Step(WARNING, 0.8, 0.7, clear_after_s=30.0))
+    steps = (AlertLevel(CRITICAL, 1.0, 0.9, clear_after_s=30.0), AlertLevel(WARNING, 0.8, 0.7, clear_after_s=30.0))
     alert = Alert("ttft_p95", "fast", steps, lambda alert: about_promise(alert, "ttft", 95, 5))
     alert.see(2.0, 1.0, 100, (2.0, 2.0), 0.0)
     assert "Look at the queue wait" in alert.tell(alert)
@@ -668,10 +668,10 @@ def test_a_text_does_not_contradict_its_severity_while_it_cools_down() -> None:
 
 def test_numbers_in_alerts_have_no_exponents() -> None:
     """`1e+03×` was what a page said when everything failed."""
-    alert = Alert("error_budget", "fast", (Step(CRITICAL, 1.0),), lambda alert: about_budget(alert, 0.999))
+    alert = Alert("error_budget", "fast", (AlertLevel(CRITICAL, 1.0),), lambda alert: about_budget(alert, 0.999))
     alert.see(1000.0, 14.4, 5, (69.0,), 0.0)
     assert "1000× as fast" in alert.tell(alert)
-    queue = Alert("queue_per_replica", "", (Step(WARNING, 1.0),), about_queue)
+    queue = Alert("queue_per_replica", "", (AlertLevel(WARNING, 1.0),), about_queue)
     queue.see(12_345.6, 1_000_000.0, 0, (0.1,), 0.0)
     assert "12346 requests wait for each usable replica, the target is 1000000" in queue.tell(queue)
 
@@ -684,7 +684,7 @@ def test_every_alert_says_when_it_is_only_cooling_down() -> None:
         (lambda alert: about_cold(alert, ("a", "b", "c", "d", "e")), 0.01),
     ]
     for tell, bound in tells:
-        alert = Alert("x", "", (Step(WARNING, 1.0, 0.9),), tell)
+        alert = Alert("x", "", (AlertLevel(WARNING, 1.0, 0.9),), tell)
         alert.see(2 * bound, bound, 100, (2.0,), 0.0)
         assert "still warning" not in alert.tell(alert)
         for value in (0.1 * bound, None):

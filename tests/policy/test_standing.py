@@ -18,7 +18,7 @@ from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.health import Health
 from headgate.policy.limits import TenantLimits
-from headgate.policy.passage import Pool
+from headgate.policy.passage import ModelQueue
 from headgate.policy.route import RouteConfig
 from headgate.policy.standing import (
     ENOUGH,
@@ -264,7 +264,7 @@ def test_how_often_slots_come_back_is_learned_and_guessed_before() -> None:
 
 
 def test_how_quickly_tenants_give_slots_back_is_remembered_within_bounds() -> None:
-    pool = Pool(None)
+    pool = ModelQueue(None)
     for number in range(MOST_TENANTS + 1):
         for _ in range(ENOUGH):
             pool.ended(f"t{number}", 0.001, 1.0)

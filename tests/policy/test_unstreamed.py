@@ -11,7 +11,7 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.gradient import STALE_S, WINDOW, GradientLimit
-from headgate.policy.health import Health, Saw, State
+from headgate.policy.health import Health, HealthState, Saw
 from headgate.policy.members import UNKNOWN_SIZE
 from headgate.policy.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
 from headgate.policy.promise import first_counts, per_token_s
@@ -49,7 +49,7 @@ def in_turn(names: str, slots: int | None) -> Dispatcher:
     return made
 
 
-def state(made: Dispatcher, name: str) -> State:
+def state(made: Dispatcher, name: str) -> HealthState:
     standing = made.health.standing(name)
     assert standing is not None
     return standing.state
@@ -130,7 +130,7 @@ def test_a_slow_replica_is_put_out_whichever_way_it_is_asked(stream: bool) -> No
     for number in range(300):
         serve(made, 20.0 * number, stream=stream, slow={"b": 5.0})
     assert made.health.ejections == 1
-    assert state(made, "b") is not State.UP
+    assert state(made, "b") is not HealthState.UP
 
 
 def test_answers_are_compared_with_answers_and_only_if_they_are_long_enough() -> None:
@@ -143,13 +143,13 @@ def test_answers_are_compared_with_answers_and_only_if_they_are_long_enough() ->
 CLOCK = count()
 
 
-def answers(health: Health, name: str, times: int, token_s: float | None, in_flight: int = 1) -> State:
+def answers(health: Health, name: str, times: int, token_s: float | None, in_flight: int = 1) -> HealthState:
     for _ in range(times):
         now = float(next(CLOCK))
         health.served(name, None, 100, None, now, token_s, in_flight)
         verdict = health.on(name, Saw.SUCCESS, now)
         if verdict.usable == 0.0:
-            return State.EJECTED
+            return HealthState.EJECTED
     return verdict.state
 
 
@@ -157,8 +157,8 @@ def test_one_whose_answers_take_three_times_as_long_is_an_outlier() -> None:
     health = watching("a", "b", "c")
     answers(health, "a", 30, 0.02)
     answers(health, "b", 30, 0.02)
-    assert answers(health, "c", 18, 0.07) is State.UP
-    assert answers(health, "c", 10, 0.07) is State.EJECTED
+    assert answers(health, "c", 18, 0.07) is HealthState.UP
+    assert answers(health, "c", 10, 0.07) is HealthState.EJECTED
     standing = health.standing("c")
     assert standing is not None
     assert standing.why == "slow answers"
@@ -169,9 +169,9 @@ def test_one_that_ramps_up_is_judged_by_its_answers_and_not_by_what_says_nothing
     health = watching("a", "b")
     answers(health, "a", 30, 0.02)
     answers(health, "b", 30, 0.02)
-    for says, expected in (((0.08,) * 5, State.EJECTED), ((0.08, 0.02) * 2, State.RAMPING)):
+    for says, expected in (((0.08,) * 5, HealthState.EJECTED), ((0.08, 0.02) * 2, HealthState.RAMPING)):
         now = float(next(CLOCK))
-        health.add(replica("new"), now, State.RAMPING)
+        health.add(replica("new"), now, HealthState.RAMPING)
         for token_s in says:
             health.served("new", None, 100, None, now, token_s)
             health.served("new", None, 100, None, now, None)
@@ -182,11 +182,12 @@ def test_one_that_ramps_up_is_judged_by_its_answers_and_not_by_what_says_nothing
 
 
 @pytest.mark.parametrize(("times", "in_flight", "expected"), [
-    (4.0, 10, State.EJECTED), (4.0, 20, State.UP), (5.9, 20, State.UP), (7.0, 20, State.EJECTED),
-    (5.9, 300, State.UP), (7.0, 300, State.EJECTED),
+    (4.0, 10, HealthState.EJECTED), (4.0, 20, HealthState.UP), (5.9, 20, HealthState.UP),
+    (7.0, 20, HealthState.EJECTED),
+    (5.9, 300, HealthState.UP), (7.0, 300, HealthState.EJECTED),
 ])  # fmt: skip
 def test_the_fuller_one_of_two_may_be_slower_for_that_and_no_more(
-    times: float, in_flight: int, expected: State
+    times: float, in_flight: int, expected: HealthState
 ) -> None:
     assert FULLEST == 2.0
     health = watching("a", "b")

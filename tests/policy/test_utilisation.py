@@ -14,7 +14,7 @@ from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.profile import PROFILES
 from headgate.policy.utilisation import RESOURCES, Use, words
-from headgate.sim.fleet import Fleet, Member, fleet_of
+from headgate.sim.fleet import SimFleet, SimGroup, fleet_of
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival
 from tests.policy.test_dispatcher import request
@@ -30,7 +30,7 @@ def poisson(rate: float, prompt: int, output: int, seconds: float = 120.0, **mor
     return made
 
 
-def played(arrivals: list[Arrival], fleet: Fleet | None = None, level: Level = "step") -> Simulated:
+def played(arrivals: list[Arrival], fleet: SimFleet | None = None, level: Level = "step") -> Simulated:
     return run(GatewayConfig(), arrivals, fleet or fleet_of(H100, 1), seed=1, level=level)
 
 
@@ -69,10 +69,10 @@ def test_many_short_prompts_on_a_quick_replica_are_not_taken_for_work() -> None:
 
 def test_lanes_with_replicas_of_their_own_are_measured_by_these() -> None:
     members = (
-        Member(profile=H100, lanes=frozenset(("long",))),
-        Member(profile=H100, count=3, lanes=frozenset(("fast", "slow", "batch"))),
+        SimGroup(profile=H100, lanes=frozenset(("long",))),
+        SimGroup(profile=H100, count=3, lanes=frozenset(("fast", "slow", "batch"))),
     )
-    found = played(poisson(2, 20_000, 4), Fleet(members=members))
+    found = played(poisson(2, 20_000, 4), SimFleet(members=members))
     assert found.results.ok.mean() < 0.9
     assert found.use > 0.7
 

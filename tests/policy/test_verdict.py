@@ -9,24 +9,24 @@ import pytest
 
 from headgate.model.models_config import CanaryConfig
 from headgate.model.outcome import Outcome
-from headgate.policy.contest import Contest, Failures, Fine, Harm, Spread, log_mean
-from headgate.policy.verdict import FALSE_ALARM, LINE, Judge, Sample, sample_of
+from headgate.policy.contest import BlockVariance, Contest, Failures, Fine, Harm, log_mean
+from headgate.policy.verdict import FALSE_ALARM, LINE, Judge, VersionSample, sample_of
 from tests.policy.records import record
 
 CONFIG = CanaryConfig()
 
 
-def ordinary(rng: random.Random, canary: bool, factor: float = 1.0) -> Sample:
+def ordinary(rng: random.Random, canary: bool, factor: float = 1.0) -> VersionSample:
     """A request; one in 200 takes five times as long."""
     ttft = 0.15 * exp(rng.gauss(0, 0.6)) * (5 if rng.random() < 1 / 200 else 1)
     tpot = 0.025 * exp(rng.gauss(0, 0.25))
     output = min(1024, 2 + int(150 * exp(rng.gauss(0, 0.7))))
     if canary:
         ttft, tpot = ttft * factor, tpot * factor
-    return Sample(canary, ttft, tpot, ttft + tpot * (output - 1), 0.0, output, False)
+    return VersionSample(canary, ttft, tpot, ttft + tpot * (output - 1), 0.0, output, False)
 
 
-Make = Callable[[random.Random, bool], Sample]
+Make = Callable[[random.Random, bool], VersionSample]
 
 
 def judged(seed: int, make: Make, limit: int = 20_000) -> tuple[str, int, str]:
@@ -56,22 +56,24 @@ def test_equal_versions_are_found_fine_and_worse_ones_worse() -> None:
 
 
 def test_what_is_worse_is_named() -> None:
-    def slow_to_start(rng: random.Random, canary: bool) -> Sample:
+    def slow_to_start(rng: random.Random, canary: bool) -> VersionSample:
         one = ordinary(rng, canary)
         assert one.ttft_s is not None
-        return Sample(canary, one.ttft_s * (1.5 if canary else 1), one.tpot_s, one.e2e_s, 0.0, one.output_tokens, False)
+        return VersionSample(
+            canary, one.ttft_s * (1.5 if canary else 1), one.tpot_s, one.e2e_s, 0.0, one.output_tokens, False
+        )
 
-    def queued(rng: random.Random, canary: bool) -> Sample:
-        return Sample(canary, queue_s=rng.expovariate(1 / (0.4 if canary else 0.1)))
+    def queued(rng: random.Random, canary: bool) -> VersionSample:
+        return VersionSample(canary, queue_s=rng.expovariate(1 / (0.4 if canary else 0.1)))
 
-    def failing(rng: random.Random, canary: bool) -> Sample:
-        return Sample(canary, failed=rng.random() < (0.3 if canary else 0.001))
+    def failing(rng: random.Random, canary: bool) -> VersionSample:
+        return VersionSample(canary, failed=rng.random() < (0.3 if canary else 0.001))
 
-    def talkative(rng: random.Random, canary: bool) -> Sample:
-        return Sample(canary, output_tokens=int(rng.uniform(50, 150) * (2 if canary else 1)))
+    def talkative(rng: random.Random, canary: bool) -> VersionSample:
+        return VersionSample(canary, output_tokens=int(rng.uniform(50, 150) * (2 if canary else 1)))
 
-    def terse(rng: random.Random, canary: bool) -> Sample:
-        return Sample(canary, output_tokens=int(rng.uniform(50, 150) * (1 if canary else 2)))
+    def terse(rng: random.Random, canary: bool) -> VersionSample:
+        return VersionSample(canary, output_tokens=int(rng.uniform(50, 150) * (1 if canary else 2)))
 
     assert judged(1, slow_to_start)[2].startswith("TTFT p9")
     assert judged(1, queued)[2].startswith("queue wait p95 is more than 1.05 times")
@@ -88,17 +90,17 @@ def test_a_canary_that_only_fails_is_noticed_at_five_percent_within_a_few_failur
     failures = 0
     while judge.verdict().state != "worse":
         canary = rng.random() < 0.05
-        judge.take(Sample(canary, failed=canary))
+        judge.take(VersionSample(canary, failed=canary))
         failures += canary
     assert failures <= 15
 
 
 def test_without_proof_of_few_failures_it_is_not_fine() -> None:
-    def rarely(rng: random.Random, canary: bool) -> Sample:
+    def rarely(rng: random.Random, canary: bool) -> VersionSample:
         if rng.random() < (0.035 if canary else 0.025):
-            return Sample(canary, failed=True)
+            return VersionSample(canary, failed=True)
         took_s = 0.1 * exp(rng.gauss(0, 0.1))
-        return Sample(canary, took_s, took_s, took_s, None, None, False)
+        return VersionSample(canary, took_s, took_s, took_s, None, None, False)
 
     state, _, why = judged(2, rarely, 6000)
     assert state == "undecided"
@@ -113,7 +115,7 @@ def test_evidence_of_harm_is_seldom_wrong_however_often_one_looks() -> None:
     most of them worse."""
     wrong = naive = 0
     for seed in range(150):
-        rng, harm, spread = random.Random(seed), Harm(), Spread()
+        rng, harm, spread = random.Random(seed), Harm(), BlockVariance()
         reached = looked = False
         for _ in range(150):
             hers = sum(rng.random() < 0.2 for _ in range(20))
@@ -163,23 +165,23 @@ def test_nothing_is_known_before_anything_has_ended() -> None:
 
 
 def test_differences_that_nobody_notices_are_none() -> None:
-    def instant(rng: random.Random, canary: bool) -> Sample:
-        return Sample(canary, rng.uniform(0.001, 0.002) * (3 if canary else 1), None, 0.01, 0.001, None, False)
+    def instant(rng: random.Random, canary: bool) -> VersionSample:
+        return VersionSample(canary, rng.uniform(0.001, 0.002) * (3 if canary else 1), None, 0.01, 0.001, None, False)
 
     assert judged(1, instant)[0] == "fine"
 
 
 def test_answers_that_are_all_of_one_length_can_be_compared_too() -> None:
-    assert judged(1, lambda rng, canary: Sample(canary, 0.1, 0.02, 1.0, 0.0, 16, False))[0] == "fine"
-    longer = judged(1, lambda rng, canary: Sample(canary, output_tokens=32 if canary else 16))
+    assert judged(1, lambda rng, canary: VersionSample(canary, 0.1, 0.02, 1.0, 0.0, 16, False))[0] == "fine"
+    longer = judged(1, lambda rng, canary: VersionSample(canary, output_tokens=32 if canary else 16))
     assert (longer[0], longer[1] < 2000) == ("worse", True)
 
 
 def test_a_figure_that_few_requests_have_is_not_waited_for() -> None:
-    def seldom_streamed(rng: random.Random, canary: bool) -> Sample:
+    def seldom_streamed(rng: random.Random, canary: bool) -> VersionSample:
         one = ordinary(rng, canary)
         tpot = one.tpot_s if rng.random() < 0.1 else None
-        return Sample(canary, one.ttft_s, tpot, one.e2e_s, 0.0, one.output_tokens, False)
+        return VersionSample(canary, one.ttft_s, tpot, one.e2e_s, 0.0, one.output_tokens, False)
 
     assert judged(4, seldom_streamed)[0] == "fine"
 
@@ -236,8 +238,8 @@ def test_what_a_record_says_about_a_version() -> None:
     assert (done.canary, done.output_tokens, done.failed) == (True, 21, False)
     assert done.ttft_s == pytest.approx(0.051)
     failed = sample_of(record(outcome=Outcome.REPLICA_FAILED), canary=False)
-    assert failed == Sample(False, failed=True)
-    assert sample_of(record(outcome=Outcome.INVALID), canary=True) == Sample(True, failed=True)
+    assert failed == VersionSample(False, failed=True)
+    assert sample_of(record(outcome=Outcome.INVALID), canary=True) == VersionSample(True, failed=True)
     for outcome in (Outcome.OVER_LIMIT, Outcome.UNAUTHORIZED, Outcome.SLOW_CLIENT):
         assert sample_of(record(outcome=outcome), canary=True) is None
     left = sample_of(record(outcome=Outcome.CANCELLED, ttft_s=None), canary=True)

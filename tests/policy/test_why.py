@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, EngineTimings, Gap, Record, Seen
+from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
 from headgate.policy.neighbours import Neighbour, as_neighbour
 from headgate.policy.why import (
     Explanation,
     Part,
-    Usual,
+    UsualTimes,
     explain,
     headline,
     main_cause,
@@ -25,7 +25,7 @@ from headgate.policy.why import (
 )
 from tests.policy.records import STAGES, record
 
-USUAL = Usual(accept_s=0.001, first_s=0.05, tokens=100, decode_s=0.4, tpot_s=0.02, gap_s=0.03, output_tokens=21)
+USUAL = UsualTimes(accept_s=0.001, first_s=0.05, tokens=100, decode_s=0.4, tpot_s=0.02, gap_s=0.03, output_tokens=21)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def told(explanation: Explanation) -> list[str]:
 
 
 def test_an_ordinary_answer_is_told_in_order_and_nobody_is_blamed() -> None:
-    seen = (Seen("a", 0.9, 0.0, 0.5, False), Seen("b", 0.4, 1.0, 0.0, False))
+    seen = (ConsideredReplica("a", 0.9, 0.0, 0.5, False), ConsideredReplica("b", 0.4, 1.0, 0.0, False))
     explanation = explain(record(seen=seen), [beside(5000, 99.0, 100.1)], [], USUAL)
     assert told(explanation) == ["accept", "queue", "route", "prefill", "decode"]
     assert [p.because.kind for p in explanation.parts] == [
@@ -401,7 +401,7 @@ def test_one_preemption_explains_one_gap() -> None:
 
 def test_gaps_that_are_as_usual_are_not_told() -> None:
     even = record(output_tokens=3, stream_s=0.1, gaps=(Gap(0.05, 0.05), Gap(0.1, 0.05)))
-    calm = Usual(accept_s=0.0, first_s=0.05, tokens=100, decode_s=0.1, tpot_s=0.05, gap_s=0.05, output_tokens=3)
+    calm = UsualTimes(accept_s=0.0, first_s=0.05, tokens=100, decode_s=0.1, tpot_s=0.05, gap_s=0.05, output_tokens=3)
     assert "gap" not in told(explain(even, [], [], calm))
 
 

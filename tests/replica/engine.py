@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed
-from headgate.replica.http import Call, Pool, PoolLimits, request_head
+from headgate.replica.http import Call, Connections, PoolLimits, request_head
 from tests.wire.serving import until
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -162,9 +162,9 @@ HEAD = request_head("/v1/x", "test")
 
 
 @contextlib.asynccontextmanager
-async def reaching(limits: PoolLimits | None = None) -> AsyncIterator[tuple[Engine, Pool]]:
+async def reaching(limits: PoolLimits | None = None) -> AsyncIterator[tuple[Engine, Connections]]:
     async with engine() as replica:
-        pool = Pool(replica.url, clock=monotonic, limits=limits)
+        pool = Connections(replica.url, clock=monotonic, limits=limits)
         try:
             yield replica, pool
         finally:
@@ -172,12 +172,12 @@ async def reaching(limits: PoolLimits | None = None) -> AsyncIterator[tuple[Engi
             await until(lambda: not pool.connections)
 
 
-def ask(pool: Pool, body: bytes = b"{}") -> tuple[Call, Heard]:
+def ask(pool: Connections, body: bytes = b"{}") -> tuple[Call, Heard]:
     heard = Heard()
     return pool.send(HEAD, body, heard), heard
 
 
-async def answered(pool: Pool, talk: Talk | None, replica: Engine, answer: bytes) -> tuple[Heard, Talk]:
+async def answered(pool: Connections, talk: Talk | None, replica: Engine, answer: bytes) -> tuple[Heard, Talk]:
     """One call from send to its end, on this connection or the next."""
     _, heard = ask(pool)
     if talk is None:

@@ -16,7 +16,7 @@ from headgate.model.tier import TIERS, Tier
 from headgate.replica.detect import Card, Cards, detect, kind_by_cards
 from headgate.replica.dialects import DIALECTS, continued, dialect_of, session_line, shape_for
 from headgate.replica.gauges import GAUGES
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 from tests.replica.kinds import OWNERS, double
 from tests.wire.serving import live
 
@@ -40,7 +40,7 @@ def test_an_engine_that_nobody_knows_is_spoken_to_like_any_openai_server() -> No
 
 async def detected(kind: str, signs: bool) -> str:
     async with double(kind, signs=signs) as engine:
-        pool = Pool(engine.url, clock=monotonic)
+        pool = Connections(engine.url, clock=monotonic)
         try:
             _, body = await pool.get("/v1/models")
             return await detect(msgspec.json.decode(body, type=Cards).data, pool.get)

@@ -11,7 +11,7 @@ import pytest
 from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached
 from headgate.replica.connection import Call, Connection
-from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.replica.http import Connections, PoolLimits, request_head
 from headgate.replica.sse import EventSplitter
 from headgate.wire.server import HttpServer
 from tests.replica.engine import (
@@ -325,7 +325,7 @@ async def test_a_get_that_fails_and_one_that_stalls() -> None:
 async def test_a_unix_socket(tmp_path: Path) -> None:
     server = HttpServer(echo, clock=monotonic)
     await server.listen_unix(tmp_path / "s")
-    pool = Pool(f"unix:{tmp_path / 's'}", clock=monotonic)
+    pool = Connections(f"unix:{tmp_path / 's'}", clock=monotonic)
     _, heard = ask(pool, b"hello")
     await heard.over.wait()
     assert heard.body == b"hello"
@@ -341,11 +341,13 @@ async def test_tls(tmp_path: Path) -> None:
     served.load_cert_chain(pem)
     server = HttpServer(echo, clock=monotonic)
     port = await server.listen("127.0.0.1", 0, tls=served)
-    trusting = Pool(f"https://localhost:{port}", clock=monotonic, tls=ssl.create_default_context(cafile=str(pem)))
+    trusting = Connections(
+        f"https://localhost:{port}", clock=monotonic, tls=ssl.create_default_context(cafile=str(pem))
+    )
     _, heard = ask(trusting, b"hello")
     await heard.over.wait()
     assert heard.body == b"hello"
-    wary = Pool(f"https://localhost:{port}", clock=monotonic)
+    wary = Connections(f"https://localhost:{port}", clock=monotonic)
     _, refused = ask(wary)
     await refused.over.wait()
     assert refused.failed is not None
@@ -362,7 +364,7 @@ async def test_tls(tmp_path: Path) -> None:
 @live
 async def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ValueError, match="address"):
-        Pool(url, clock=monotonic)
+        Connections(url, clock=monotonic)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ async def test_an_address_that_is_none(url: str) -> None:
 )
 @live
 async def test_what_is_said_as_host(url: str, host: str) -> None:
-    assert Pool(url, clock=monotonic).host == host
+    assert Connections(url, clock=monotonic).host == host
 
 
 def test_a_line_break_in_a_request_head_is_an_error() -> None:

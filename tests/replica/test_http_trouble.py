@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from headgate.model.clock import monotonic
-from headgate.replica.http import Pool, PoolLimits
+from headgate.replica.http import Connections, PoolLimits
 from headgate.wire.server import HttpServer
 from tests.replica.engine import (
     END,
@@ -46,7 +46,7 @@ async def test_a_connection_that_is_not_made_in_time() -> None:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         filler.connect(full.getsockname())  # a backlog of one: further SYNs are dropped
-        pool = Pool(
+        pool = Connections(
             f"http://127.0.0.1:{full.getsockname()[1]}", clock=monotonic, limits=PoolLimits(connect_timeout_s=0.05)
         )
         asked = [ask(pool)[1] for _ in range(3)]
@@ -57,11 +57,11 @@ async def test_a_connection_that_is_not_made_in_time() -> None:
         await until(lambda: not pool.connections)
 
 
-def _none_busy(pool: Pool) -> bool:
+def _none_busy(pool: Connections) -> bool:
     return not pool.busy
 
 
-def _none_open(pool: Pool) -> bool:
+def _none_open(pool: Connections) -> bool:
     return not pool.connections
 
 
@@ -71,7 +71,7 @@ async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() 
     server = HttpServer(echo, clock=monotonic)
     port = await server.listen("127.0.0.1", 0)
     for late_ms in range(2, 12):
-        pool = Pool(
+        pool = Connections(
             f"http://127.0.0.1:{port}", clock=monotonic, limits=PoolLimits(connect_timeout_s=late_ms / 1e3)
         )  # fmt: skip
         asked = [ask(pool, b"hello")[1] for _ in range(60)]

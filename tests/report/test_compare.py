@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headgate.report.compare import Difference, compare, judged, pairs, same_arrivals
+from headgate.report.compare import FigureDifference, compare, judged, pairs, same_arrivals
 from headgate.report.results import Results, Rows
 from tests.report.made import made
 
@@ -65,8 +65,8 @@ def test_the_same_file_twice_differs_in_nothing() -> None:
 
 
 def test_many_lines_need_stronger_evidence_each() -> None:
-    def line(chance: float) -> Difference:
-        return Difference(lane="fast", what="x", unit="ms", before=1.0, after=2.0, chance=chance)
+    def line(chance: float) -> FigureDifference:
+        return FigureDifference(lane="fast", what="x", unit="ms", before=1.0, after=2.0, chance=chance)
 
     assert [one.verdict for one in judged([line(0.03)])] == ["real"]
     assert [one.verdict for one in judged([line(0.03), line(0.04)])] == ["not told apart"] * 2
@@ -75,7 +75,7 @@ def test_many_lines_need_stronger_evidence_each() -> None:
 
 
 def test_what_is_said() -> None:
-    told = Difference(
+    told = FigureDifference(
         lane="fast",
         what="p99 TTFT",
         unit="ms",
@@ -87,7 +87,9 @@ def test_what_is_said() -> None:
         verdict="real",
     )
     assert str(told) == "p99 TTFT fast: 412 → 198 ms, −52 % [−58, −44], real"
-    share = Difference(lane="", what="good", unit="%", before=0.995, after=0.95, low=-0.06, high=0.0004, chance=0.2)
+    share = FigureDifference(
+        lane="", what="good", unit="%", before=0.995, after=0.95, low=-0.06, high=0.0004, chance=0.2
+    )
     assert str(share).startswith(
         "good all lanes: 99.50\N{NARROW NO-BREAK SPACE}% → 95.0\N{NARROW NO-BREAK SPACE}%, −4.5 points [−6.0, 0]"
     )

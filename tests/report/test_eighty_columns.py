@@ -21,7 +21,7 @@ from headgate.report.statistics import Estimate
 from headgate.report.summary import summarise
 from headgate.report.words import ms
 from headgate.sim import autoscale_report, plan_report
-from headgate.sim.autoscale_compare import Case
+from headgate.sim.autoscale_compare import ScaledDay
 from headgate.sim.curve import Curve, Point
 from headgate.sim.slo import Judged
 
@@ -91,9 +91,9 @@ class _Simulated:
     results = ()
 
 
-def scaled(name: str) -> Case:
+def scaled(name: str) -> ScaledDay:
     outcomes: Any = type("O", (), {"replica_hours": 123_456.7, "starts": 12_345, "simulated": _Simulated()})()
-    return Case(
+    return ScaledDay(
         name=name, outcomes=outcomes, kept=False, p99_s=float("inf"), turned_away=0.99, hours_missed=1000, by_hour=()
     )
 

@@ -5,7 +5,7 @@ import random
 from headgate.model.config import BatchConfig
 from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile, StepCost
-from headgate.sim.fleet import Delays, Failure, Fleet, Member
+from headgate.sim.fleet import Delays, Failure, SimFleet, SimGroup
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival
 
@@ -52,5 +52,5 @@ def simulated(
     batch: BatchConfig | None = None,
     **changes: object,
 ) -> Simulated:
-    member = Member(profile=machine(**changes), count=replicas, batch=batch)
-    return run(config, arrivals, Fleet(members=(member,), failures=failures, delays=delays), seed, level)
+    member = SimGroup(profile=machine(**changes), count=replicas, batch=batch)
+    return run(config, arrivals, SimFleet(members=(member,), failures=failures, delays=delays), seed, level)

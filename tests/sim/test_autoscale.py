@@ -20,13 +20,13 @@ from headgate.sim.autoscale import MONDAY, Outcomes, Scaled, autoscale, learn
 from headgate.sim.autoscale_command import ScaleOptions, run_scaled
 from headgate.sim.autoscale_compare import BOTH, NEITHER, VARIANTS, Setting, hours, one, with_foresight
 from headgate.sim.autoscale_oracle import TRIES, Schedule, levels
-from headgate.sim.command import Load, SimulateOptions
-from headgate.sim.fleet import Member
+from headgate.sim.command import SimulateOptions, WorkloadOptions
+from headgate.sim.fleet import SimGroup
 from headgate.sim.run import Level
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import CONFIG, machine
 
-MEMBER = Member(profile=machine(), slots=4, cold_start_s=60.0)
+MEMBER = SimGroup(profile=machine(), slots=4, cold_start_s=60.0)
 SCALE = ScaleConfig(min=1, max=12, forecast=False)
 
 
@@ -222,7 +222,7 @@ def test_hours_are_judged_each_for_themselves() -> None:
 def options(**changes: object) -> SimulateOptions:
     config = GatewayConfig(fleet=FleetConfig(kind="processes", scale=replace(SCALE, warm=1, forecast=True)))
     fields: dict[str, object] = {
-        "load": Load(workload="poisson:prompt=50-200,output=50-150", rate=6.0, duration_s=300.0, seed=3),
+        "load": WorkloadOptions(workload="poisson:prompt=50-200,output=50-150", rate=6.0, duration_s=300.0, seed=3),
         "config": config,
         "profile": machine(),
         "slots": 4,

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.model.event import Arrived, Command, Ended, Event
 from headgate.model.outcome import Outcome
-from headgate.sim.fleet import Failure, Fleet, Member
+from headgate.sim.fleet import Failure, SimFleet, SimGroup
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
 from headgate.workload.records import read_records
@@ -29,7 +29,7 @@ class Heard:
 
 def played(arrivals: list[Arrival], level: Level, slots: int = 16, **more: object) -> Heard:
     heard = Heard()
-    fleet = Fleet(members=(Member(profile=machine(slots=slots)),), delays=NO_DELAYS, **more)  # type: ignore[arg-type]
+    fleet = SimFleet(members=(SimGroup(profile=machine(slots=slots)),), delays=NO_DELAYS, **more)  # type: ignore[arg-type]
     run(CONFIG, arrivals, fleet, 1, level, log=heard)
     return heard
 

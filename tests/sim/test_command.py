@@ -12,12 +12,20 @@ from rich.console import Console
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, RoutingConfig
 from headgate.model.replica import Replica
-from headgate.sim.command import Load, PlanOptions, SimulateOptions, failure, run_plan, run_replay, run_simulate
+from headgate.sim.command import (
+    PlanOptions,
+    SimulateOptions,
+    WorkloadOptions,
+    failure,
+    run_plan,
+    run_replay,
+    run_simulate,
+)
 from headgate.sim.fleet import Failure
 from headgate.sim.plan import plan
 from tests.sim.scene import machine
 
-LOAD = Load(workload="poisson:prompt=50-600,output=5-40", rate=15.0, duration_s=20.0, seed=3)
+LOAD = WorkloadOptions(workload="poisson:prompt=50-600,output=5-40", rate=15.0, duration_s=20.0, seed=3)
 
 
 def consoles() -> tuple[Console, Console, io.StringIO]:
@@ -82,7 +90,7 @@ def test_replicas_come_from_the_config_where_none_are_counted() -> None:
 def test_a_run_in_which_nobody_was_served_fails() -> None:
     out, err, _ = consoles()
     options = SimulateOptions(
-        load=Load(workload="constant:prompt=50,output=5", rate=1.0, duration_s=10.0),
+        load=WorkloadOptions(workload="constant:prompt=50,output=5", rate=1.0, duration_s=10.0),
         config=GatewayConfig(),
         profile=machine(),
         replicas=1,
@@ -165,7 +173,7 @@ def test_a_folder_that_is_not_there_is_found_before_anything_is_run(tmp_path: Pa
 def planned(tmp_path: Path, **load: Any) -> dict[str, Any]:
     out, err, _ = consoles()
     options = PlanOptions(
-        load=Load(workload="poisson:rate=24,prompt=20-900,output=4-60", **load),
+        load=WorkloadOptions(workload="poisson:rate=24,prompt=20-900,output=4-60", **load),
         config=GatewayConfig(),
         profile=machine(),
         slos=("*:ttft:p95:0.5",),

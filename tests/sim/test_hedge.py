@@ -13,12 +13,12 @@ from headgate.model.hedge_config import HedgeConfig
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.profile import Noise, Residuals
 from headgate.sim.event_log import EventLog
-from headgate.sim.fleet import Failure, Fleet, Member
-from headgate.sim.gateway import Gateway, Ticket
-from headgate.sim.intake import Intake
+from headgate.sim.fleet import Failure, SimFleet, SimGroup
+from headgate.sim.gateway import SimGateway, SimTicket
+from headgate.sim.intake import SimIntake
 from headgate.sim.replay import Replayed, replay
 from headgate.sim.run import REPLICAS, Level, Simulated, run
-from headgate.sim.watch import Watch
+from headgate.sim.watch import SimProber
 from headgate.sim.world import World
 from tests.sim.scene import NO_DELAYS, machine, poisson
 
@@ -46,8 +46,8 @@ class Heard:
 
 def played(config: GatewayConfig, level: Level, rate: float = 25.0, count: int = 3000) -> tuple[Simulated, Heard]:
     heard = Heard()
-    members = (Member(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=4),)
-    fleet = Fleet(members=members, delays=NO_DELAYS)
+    members = (SimGroup(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=4),)
+    fleet = SimFleet(members=members, delays=NO_DELAYS)
     return run(config, poisson(7, rate, count, (20, 300)), fleet, 3, level, log=heard), heard
 
 
@@ -75,10 +75,10 @@ def test_under_saturation_it_is_off() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_run_with_hedges_and_deaths_replays_to_the_same_decisions(tmp_path: Path, level: Level) -> None:
     log = EventLog(tmp_path / "log", ON, 5)
-    members = (Member(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=4, cold_start_s=1.0),)
+    members = (SimGroup(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=4, cold_start_s=1.0),)
     failures = (Failure(0, 20.0, 25.0), Failure(2, 40.0, 42.0), Failure(1, 60.0, 61.0))
     arrivals = poisson(5, 25.0, 2000, (20, 300))
-    made = run(ON, arrivals, Fleet(members=members, failures=failures), 5, level, log=log)
+    made = run(ON, arrivals, SimFleet(members=members, failures=failures), 5, level, log=log)
     log.close()
     assert b'"hedge_won"' in (tmp_path / "log").read_bytes()
     assert isinstance(found := replay(tmp_path / "log"), Replayed), str(found)
@@ -91,17 +91,19 @@ def test_what_is_cancelled_leaves_nothing_at_its_replica(level: Level) -> None:
     world, closed = World(), []
     dispatcher = dispatcher_for(config, random.Random(1))
 
-    def close(ticket: Ticket, outcome: object, now: float) -> None:
+    def close(ticket: SimTicket, outcome: object, now: float) -> None:
         closed.append(ticket.request.id)
 
-    gateway = Gateway(world, dispatcher, Intake(config), NO_DELAYS, close)
-    fleet = Fleet(members=(Member(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=3),), delays=NO_DELAYS)
+    gateway = SimGateway(world, dispatcher, SimIntake(config), NO_DELAYS, close)
+    fleet = SimFleet(
+        members=(SimGroup(profile=machine(with_prefill=STUCK, decode_only=STUCK), count=3),), delays=NO_DELAYS
+    )
     stand_ins = []
     for seat in fleet.seats:
         chance = Noise(random.Random(seat.replica.id))
         stand_ins.append(REPLICAS[level](world, gateway, seat.replica.id, seat.member, NO_DELAYS, chance))
         stand_ins[-1].start()
-        Watch(world, gateway, seat.replica, stand_ins[-1], 1.0, 30.0)
+        SimProber(world, gateway, seat.replica, stand_ins[-1], 1.0, 30.0)
     gateway.play(iter(poisson(3, 30.0, 1500, (20, 300))))
     world.run()
     assert len(closed) == len(set(closed)) == 1500
@@ -115,7 +117,7 @@ def test_what_is_cancelled_leaves_nothing_at_its_replica(level: Level) -> None:
     assert not any(ticket.gone for one in stand_ins for ticket in _left(one))
 
 
-def _left(stand_in: object) -> list[Ticket]:
+def _left(stand_in: object) -> list[SimTicket]:
     """Whom it still works for, but for those that go with the step under way."""
     from headgate.sim.service import ServiceReplica
 

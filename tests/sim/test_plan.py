@@ -14,7 +14,7 @@ from headgate.sim.fleet import fleet_of
 from headgate.sim.impossible import Impossible
 from headgate.sim.plan import Plan, plan
 from headgate.sim.slo import judge_all, parse
-from headgate.sim.trial import Split, Trials
+from headgate.sim.trial import ReplicaSplit, Trials
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import CONFIG, machine, poisson
 
@@ -35,8 +35,8 @@ def test_one_replica_fewer_than_the_fewest_would_miss_something(answer: Plan) ->
     least = answer.least.replicas
     assert least > 1
     assert answer.split.own == 0
-    assert trials.case(ARRIVALS, Split(least), SLOS, 1).kept
-    assert not trials.case(ARRIVALS, Split(least - 1), SLOS, 1).kept
+    assert trials.case(ARRIVALS, ReplicaSplit(least), SLOS, 1).kept
+    assert not trials.case(ARRIVALS, ReplicaSplit(least - 1), SLOS, 1).kept
 
 
 def test_the_answer_is_where_a_fleet_should_be_run_and_keeps_every_slo(answer: Plan) -> None:
@@ -152,4 +152,4 @@ def test_trials_are_judged_by_every_workload() -> None:
     assert isinstance(alone, int)
     assert isinstance(both, int)
     assert alone < both
-    assert all(one.kept for one in judge_all(trials.case(busy, Split(both), SLOS, 2).simulated.results, SLOS))
+    assert all(one.kept for one in judge_all(trials.case(busy, ReplicaSplit(both), SLOS, 2).simulated.results, SLOS))

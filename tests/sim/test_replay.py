@@ -16,9 +16,9 @@ from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
 from headgate.sim.event_log import NAMES, EventLog, Settings
-from headgate.sim.fleet import Failure, Fleet, Member
-from headgate.sim.intake import Intake
-from headgate.sim.replay import BadLog, Difference, Log, Replayed, replay
+from headgate.sim.fleet import Failure, SimFleet, SimGroup
+from headgate.sim.intake import SimIntake
+from headgate.sim.replay import BadLog, DecisionDifference, Log, Replayed, replay
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import machine
@@ -59,12 +59,12 @@ def record(path: Path, seed: int, rate: float, count: int, level: Level = "gatew
     """A run with everything in it: two kinds of replicas, one whose size has to be found, deaths and returns."""
     log = EventLog(path, CONFIG, seed)
     members = (
-        Member(profile=machine(), count=2, slots=8, cold_start_s=1.0),
-        Member(profile=machine(), find_slots=True),
-        Member(profile=machine(), lanes=frozenset(("batch",))),
+        SimGroup(profile=machine(), count=2, slots=8, cold_start_s=1.0),
+        SimGroup(profile=machine(), find_slots=True),
+        SimGroup(profile=machine(), lanes=frozenset(("batch",))),
     )
     failures = (Failure(0, 2.0, 5.0), Failure(2, 4.0, 4.5))
-    run(CONFIG, mixed(seed, rate, count), Fleet(members=members, failures=failures), seed, level, log=log)
+    run(CONFIG, mixed(seed, rate, count), SimFleet(members=members, failures=failures), seed, level, log=log)
     log.close()
     return log
 
@@ -103,7 +103,7 @@ def test_another_decision_than_recorded_is_shown(tmp_path: Path) -> None:
     kept[at] = msgspec.json.encode(line) + b"\n"
     path.write_bytes(b"".join(kept))
     found = replay(path)
-    assert isinstance(found, Difference)
+    assert isinstance(found, DecisionDifference)
     assert found.event_number == at
     assert found.line == at + 1
     assert isinstance(found.expected[0], Dispatch)
@@ -121,7 +121,7 @@ def test_an_event_that_is_missing_makes_a_difference_at_or_after_its_place(tmp_p
     del kept[at]
     path.write_bytes(b"".join(kept))
     found = replay(path)
-    assert isinstance(found, Difference)
+    assert isinstance(found, DecisionDifference)
     assert found.event_number >= at
 
 
@@ -130,7 +130,7 @@ def test_another_seed_decides_otherwise(tmp_path: Path) -> None:
     record(path, 5, 60.0, 300)
     head, _, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(head.replace(b'"seed":"5"', b'"seed":"6"') + b"\n" + rest)
-    assert isinstance(replay(path), Difference)
+    assert isinstance(replay(path), DecisionDifference)
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_change_of_config_is_replayed_as_well(tmp_path: Path) -> None:
     path = tmp_path / "log"
     changed = GatewayConfig(anonymous=Tenant(name="anonymous", requests_per_min=2))
     log = EventLog(path, GatewayConfig(), 3)
-    dispatcher, intake = dispatcher_for(GatewayConfig(), random.Random(3)), Intake(GatewayConfig())
+    dispatcher, intake = dispatcher_for(GatewayConfig(), random.Random(3)), SimIntake(GatewayConfig())
 
     def tell(event: Arrived | Probed | ReplicaJoined, now: float) -> None:
         log.add(event, now, dispatcher.on(event, now))
@@ -215,7 +215,7 @@ def test_a_change_of_config_is_replayed_as_well(tmp_path: Path) -> None:
     assert isinstance(found, Replayed), str(found)
     kept = [line for line in lines(path) if b'"reconfigured"' not in line]
     path.write_bytes(b"".join(kept))
-    assert isinstance(replay(path), Difference)
+    assert isinstance(replay(path), DecisionDifference)
 
 
 # -- the log itself -----------------------------------------------------------------------------------------

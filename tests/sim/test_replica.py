@@ -8,9 +8,9 @@ import pytest
 from headgate.model.config import BatchConfig
 from headgate.policy.batch import Batcher
 from headgate.policy.profile import Residuals, StepCost
-from headgate.policy.shape import Shape
+from headgate.policy.shape import StepFeatures
 from headgate.report.results import Results
-from headgate.sim.fleet import Delays, Fleet, Member
+from headgate.sim.fleet import Delays, SimFleet, SimGroup
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import CONFIG, machine, poisson, simulated
@@ -19,9 +19,9 @@ from tests.sim.scene import CONFIG, machine, poisson, simulated
 def test_a_lone_request_takes_exactly_what_the_profile_says() -> None:
     profile = machine()
     results = simulated([Arrival(1.0, 700, 5)]).results
-    first = profile.step_s(Shape(prefill=512, pairs=512 * 512))
-    second = profile.step_s(Shape(prefill=188, pairs=188 * (2 * 512 + 188)))
-    steps = [profile.step_s(Shape(decodes=1, context=701 + number)) for number in range(4)]
+    first = profile.step_s(StepFeatures(prefill=512, pairs=512 * 512))
+    second = profile.step_s(StepFeatures(prefill=188, pairs=188 * (2 * 512 + 188)))
+    steps = [profile.step_s(StepFeatures(decodes=1, context=701 + number)) for number in range(4)]
     assert results.ttft_s[0] == pytest.approx(first + second)
     assert results.e2e_s[0] == pytest.approx(first + second + sum(steps))
     assert results.tpot_s[0] == pytest.approx(sum(steps) / 4)
@@ -119,8 +119,8 @@ def test_one_that_is_believed_to_have_more_room_than_it_has_refuses_little_and_s
     arrivals = poisson(5, 30.0, 600, prompt=(20, 100))
 
     def served(slots: int) -> tuple[int, int]:
-        member = Member(profile=profile, slots=slots, batch=config)
-        made = run(CONFIG, arrivals, Fleet(members=(member,), delays=Delays(send_s=0.001, back_s=0.001)), 1, "step")
+        member = SimGroup(profile=profile, slots=slots, batch=config)
+        made = run(CONFIG, arrivals, SimFleet(members=(member,), delays=Delays(send_s=0.001, back_s=0.001)), 1, "step")
         return int((made.results.kind == 0).sum()), made.events
 
     (known, few), (believed, many) = served(6), served(64)

@@ -11,7 +11,7 @@ from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig, RoutingConfig, Tenant
 from headgate.policy.profile import Residuals, StepCost
 from headgate.report.results import Results
-from headgate.sim.fleet import Failure, Fleet, Member, dilated, fleet_from, fleet_of
+from headgate.sim.fleet import Failure, SimFleet, SimGroup, dilated, fleet_from, fleet_of
 from headgate.sim.run import Level, run, simulate
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import Workload
@@ -131,8 +131,8 @@ def test_what_a_dead_replica_had_goes_on_elsewhere_unless_it_had_begun(level: Le
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_replica_that_comes_back_is_used_again_after_its_cold_start(level: Level) -> None:
-    member = Member(profile=machine(), cold_start_s=3.0)
-    fleet = Fleet(members=(member,), failures=(Failure(0, 5.0, 6.0),), delays=NO_DELAYS)
+    member = SimGroup(profile=machine(), cold_start_s=3.0)
+    fleet = SimFleet(members=(member,), failures=(Failure(0, 5.0, 6.0),), delays=NO_DELAYS)
     arrivals = [Arrival(0.5 * number, 100, 2) for number in range(60)]
     results = simulate(CONFIG, arrivals, fleet, 1, level)
     served = results.at_s[results.ok] + results.ttft_s[results.ok]
@@ -142,8 +142,8 @@ def test_a_replica_that_comes_back_is_used_again_after_its_cold_start(level: Lev
 
 
 def test_a_replica_that_starts_late_takes_its_share_from_then_on() -> None:
-    late = Member(profile=machine(), starts_s=5.0, cold_start_s=5.0)
-    fleet = Fleet(members=(Member(profile=machine()), late), delays=NO_DELAYS)
+    late = SimGroup(profile=machine(), starts_s=5.0, cold_start_s=5.0)
+    fleet = SimFleet(members=(SimGroup(profile=machine()), late), delays=NO_DELAYS)
     arrivals = poisson(9, 30.0, 700, prompt=(100, 300))
     found = run(CONFIG, arrivals, fleet, 1, "gateway").results
     waited = found.queue_s > 0
@@ -191,7 +191,7 @@ def test_fleets_come_from_configs_too() -> None:
 def test_a_dilated_replica_takes_that_many_times_as_long() -> None:
     arrivals = [Arrival(0.0, 700, 20)]
     plain = simulated(arrivals).results
-    slow = run(CONFIG, arrivals, Fleet(members=(dilated(machine(), 4.0),), delays=NO_DELAYS), 1).results
+    slow = run(CONFIG, arrivals, SimFleet(members=(dilated(machine(), 4.0),), delays=NO_DELAYS), 1).results
     assert slow.e2e_s[0] == pytest.approx(4.0 * plain.e2e_s[0])
 
 

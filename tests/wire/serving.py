@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from headgate.model.clock import monotonic
 from headgate.wire.exchange import Exchange, Handler
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.protocol import ServerProtocol
 from headgate.wire.server import HttpServer
 
@@ -102,7 +102,7 @@ class Served(NamedTuple):
 @contextlib.asynccontextmanager
 async def serving(
     handler: Handler,
-    limits: Limits | None = None,
+    limits: WireLimits | None = None,
     *,
     judge: Handler | None = None,
     always: frozenset[str] = frozenset(),

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.model.errors import InvalidRequest
 from headgate.wire.exchange import Exchange, Handler
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from tests.wire.serving import GET, Client, Held, live, serving, until
 
 
@@ -159,7 +159,7 @@ async def test_a_slow_reader_is_noticed_early_and_loses_nothing() -> None:
         exchange.on_writable = go_on
         go_on()
 
-    async with serving(flood, Limits(write_high_water=8192, notsent_lowat=8192)) as served:
+    async with serving(flood, WireLimits(write_high_water=8192, notsent_lowat=8192)) as served:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.setblocking(False)
@@ -182,7 +182,7 @@ async def test_accepted_sockets_have_no_delay_and_a_small_kernel_buffer() -> Non
         (connection,) = served.server._state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == Limits().notsent_lowat
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == WireLimits().notsent_lowat
 
 
 @live
@@ -256,7 +256,7 @@ async def test_a_client_that_only_asks_and_never_reads_is_not_read_either() -> N
         exchange.respond(200, page, "text/plain")
 
     loop = asyncio.get_running_loop()
-    async with serving(respond, Limits(flush_timeout_s=0.3)) as served:
+    async with serving(respond, WireLimits(flush_timeout_s=0.3)) as served:
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.setblocking(False)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.protocol import ServerProtocol
 from headgate.wire.state import ServerState
 from tests.wire.serving import GET, Recorder, live, post, serving, steady
@@ -26,7 +26,7 @@ def converse(parts: list[bytes]) -> tuple[list[object], list[bytes], bool]:
         seen.append((exchange.method, exchange.path, exchange.query, exchange.headers, exchange.body))
         exchange.respond(200, exchange.body)
 
-    state = ServerState(handler=handler, clock=lambda: 0.0, limits=Limits(), new_id=lambda: "id", loop=loop)
+    state = ServerState(handler=handler, clock=lambda: 0.0, limits=WireLimits(), new_id=lambda: "id", loop=loop)
     connection = ServerProtocol(state)
     transport = Recorder()
     connection.connection_made(transport)

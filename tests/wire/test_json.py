@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from headgate.model.errors import InvalidRequest
 from headgate.wire.json import decode, parse
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.long_json import LONG_BYTES
 from tests.wire.serving import steady
 
-LIMITS = Limits()
+LIMITS = WireLimits()
 
 
 def refusal(body: bytes) -> InvalidRequest:
@@ -225,7 +225,7 @@ def test_a_refused_body_is_freed_without_the_garbage_collector(flawed: bytes) ->
 
     def refused() -> None:
         with contextlib.suppress(InvalidRequest):
-            parse(flawed, Limits())
+            parse(flawed, WireLimits())
             raise AssertionError("it was taken")
 
     refused()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headgate.model.clock import monotonic
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.protocol import ServerProtocol
 from headgate.wire.reader import RequestReader
 from headgate.wire.server import HttpServer
@@ -44,7 +44,7 @@ k56uDiSLLJCwat0P8jLDwUIZ9WK1qSYseg==
 )
 @live
 async def test_a_request_that_stalls_is_answered_408(part: bytes, what: str) -> None:
-    async with serving(echo, Limits(header_timeout_s=0.03, body_timeout_s=0.03, linger_s=0.03)) as served:
+    async with serving(echo, WireLimits(header_timeout_s=0.03, body_timeout_s=0.03, linger_s=0.03)) as served:
         client = await served.connect()
         answer = await client.ask(part)
         assert answer.status == 408
@@ -54,7 +54,7 @@ async def test_a_request_that_stalls_is_answered_408(part: bytes, what: str) -> 
 
 @live
 async def test_a_trickle_does_not_extend_the_header_deadline() -> None:
-    async with serving(echo, Limits(header_timeout_s=0.05)) as served:
+    async with serving(echo, WireLimits(header_timeout_s=0.05)) as served:
         client = await served.connect()
         client.send(b"GET / HTTP/1.1\r\nx: ")
         answer = asyncio.ensure_future(client.answer())
@@ -67,7 +67,7 @@ async def test_a_trickle_does_not_extend_the_header_deadline() -> None:
 @pytest.mark.parametrize("before", [b"", GET], ids=["fresh", "after an answer"])
 @live
 async def test_an_idle_connection_is_closed_in_silence(before: bytes) -> None:
-    async with serving(echo, Limits(idle_timeout_s=0.03)) as served:
+    async with serving(echo, WireLimits(idle_timeout_s=0.03)) as served:
         client = await served.connect()
         if before:
             await client.ask(before)
@@ -77,7 +77,7 @@ async def test_an_idle_connection_is_closed_in_silence(before: bytes) -> None:
 @live
 async def test_an_exchange_may_take_longer_than_any_timeout() -> None:
     held = Held()
-    timeouts = Limits(header_timeout_s=0.01, body_timeout_s=0.01, idle_timeout_s=0.02)
+    timeouts = WireLimits(header_timeout_s=0.01, body_timeout_s=0.01, idle_timeout_s=0.02)
     async with serving(held, timeouts) as served:
         client = await served.connect()
         client.send(GET)
@@ -90,7 +90,7 @@ async def test_an_exchange_may_take_longer_than_any_timeout() -> None:
 
 @live
 async def test_a_closing_connection_whose_client_reads_nothing_is_aborted() -> None:
-    async with serving(lambda x: x.respond(200, b"x" * 9_000_000), Limits(flush_timeout_s=0.03)) as served:
+    async with serving(lambda x: x.respond(200, b"x" * 9_000_000), WireLimits(flush_timeout_s=0.03)) as served:
         client = await served.connect()
         cast(asyncio.Transport, client.writer.transport).pause_reading()
         client.send(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
@@ -101,7 +101,7 @@ async def test_a_closing_connection_whose_client_reads_nothing_is_aborted() -> N
 @live
 async def test_one_client_too_many_is_told_so() -> None:
     held = Held()
-    async with serving(held, Limits(max_connections=1, linger_s=0.03)) as served:
+    async with serving(held, WireLimits(max_connections=1, linger_s=0.03)) as served:
         first = await served.connect()
         first.send(GET)
         exchange = await held.arrived.get()
@@ -204,7 +204,7 @@ async def test_an_idle_connection_stays_until_its_next_answer_has_said_close() -
 @live
 async def test_of_requests_that_are_in_hand_only_the_last_answer_says_close_and_there_is_an_end_to_it() -> None:
     held = Held()
-    async with serving(held, Limits(pipelined=4)) as served:
+    async with serving(held, WireLimits(pipelined=4)) as served:
         client = await served.connect()
         client.send(GET * 3)
         first = await held.arrived.get()
@@ -281,7 +281,7 @@ async def test_tls_is_spoken_when_a_context_is_given(tmp_path: Path) -> None:
     pem.write_text(LOCALHOST_KEY_AND_CERT.strip())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    server = HttpServer(echo, clock=monotonic, limits=Limits(body_bytes=10, linger_s=0.03))
+    server = HttpServer(echo, clock=monotonic, limits=WireLimits(body_bytes=10, linger_s=0.03))
     port = await server.listen("127.0.0.1", 0, tls=context)
     trusting = ssl.create_default_context(cafile=str(pem))
     trusting.check_hostname = False

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from headgate.model.errors import InvalidRequest
 from headgate.wire.json import SEARCHED_BYTES, parse
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.long_json import LONG_BYTES, SLICE, count, lightened, parse_long, parse_middling, whole
 from tests.wire.serving import steady
 from tests.wire.test_json import FRAGMENTS, VALUES
 
-LIMITS = Limits()
+LIMITS = WireLimits()
 MB = 1 << 20
 
 
-def refusal(body: bytes, limits: Limits = LIMITS) -> str:
+def refusal(body: bytes, limits: WireLimits = LIMITS) -> str:
     with pytest.raises(InvalidRequest) as raised:
         parse_long(body, limits)
     return raised.value.message
@@ -111,7 +111,7 @@ def test_what_is_too_much_or_in_doubt_is_refused(body: bytes, message: str) -> N
 
 
 def test_limits_are_the_servers_own() -> None:
-    few = Limits(json_values=3, json_containers=2, json_depth=2)
+    few = WireLimits(json_values=3, json_containers=2, json_depth=2)
     assert parse_long(b"[1,2,3,4]", few) == [1, 2, 3, 4]
     assert "more than 3 values" in refusal(b"[1,2,3,4,5]", few)
     assert "more than 2 objects" in refusal(b"[[],[]]", few)

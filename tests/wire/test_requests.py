@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.protocol import ServerProtocol
 from headgate.wire.state import ServerState
 from tests.wire.serving import GET, Held, Recorder, echo, live, post, serving, until
 
-SMALL = Limits(header_bytes=1000, header_count=10, body_bytes=1000, linger_s=0.2)
+SMALL = WireLimits(header_bytes=1000, header_count=10, body_bytes=1000, linger_s=0.2)
 
 
 @live
@@ -125,7 +125,7 @@ async def test_a_client_still_sending_its_refused_body_can_read_the_answer() -> 
 
 @live
 async def test_headers_that_begin_in_a_read_full_of_body_are_not_taken_for_endless() -> None:
-    async with serving(echo, Limits(header_bytes=500)) as served:
+    async with serving(echo, WireLimits(header_bytes=500)) as served:
         client = await served.connect()
         first, second = post(b"x" * 5000), post(b"second")
         client.send(first[:100])
@@ -207,7 +207,7 @@ async def test_pipelined_requests_are_handed_over_one_by_one() -> None:
 
 @live
 async def test_more_pipelined_requests_than_allowed_are_left_unanswered() -> None:
-    async with serving(echo, Limits(pipelined=3, linger_s=0.1)) as served:
+    async with serving(echo, WireLimits(pipelined=3, linger_s=0.1)) as served:
         client = await served.connect()
         client.send(GET * 10)
         assert (await client.rest()).count(b"HTTP/1.1 200") == 3
@@ -248,7 +248,7 @@ def test_a_request_is_stamped_when_its_first_byte_is_read() -> None:
         stamps.append(exchange.received_at)
         exchange.respond(200, b"")
 
-    state = ServerState(handler=handler, clock=lambda: next(clock), limits=Limits(), new_id=str, loop=loop)
+    state = ServerState(handler=handler, clock=lambda: next(clock), limits=WireLimits(), new_id=str, loop=loop)
     connection = ServerProtocol(state)
     connection.connection_made(Recorder())
     for part in (GET[:1], GET[1:9], GET[9:], GET + GET):
@@ -278,7 +278,7 @@ async def test_requests_that_are_answered_at_once_let_others_go_first_in_between
 
 @live
 async def test_what_comes_while_pipelined_requests_take_turns_is_answered_after_them() -> None:
-    async with serving(echo, Limits(held_bytes=100_000)) as served:
+    async with serving(echo, WireLimits(held_bytes=100_000)) as served:
         client = await served.connect()
         bodies = [b"%d" % number for number in range(40)]
         for body in bodies:
@@ -292,7 +292,7 @@ def taking_turns() -> tuple[ServerProtocol, Recorder]:
     loop = asyncio.get_running_loop()
     ids = itertools.count()
     state = ServerState(
-        handler=echo, clock=loop.time, limits=Limits(held_bytes=1000), new_id=lambda: f"r{next(ids)}", loop=loop
+        handler=echo, clock=loop.time, limits=WireLimits(held_bytes=1000), new_id=lambda: f"r{next(ids)}", loop=loop
     )
     protocol, transport = ServerProtocol(state), Recorder()
     protocol.connection_made(transport)

@@ -12,7 +12,7 @@ from websockets.frames import CloseCode, Opcode
 from headgate.model.clock import monotonic
 from headgate.model.errors import Unauthorized
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.server import HttpServer
 from tests.wire.serving import GET, Client, Held, echo, live, post, serving, until
 from tests.wire.test_lifecycle import LOCALHOST_KEY_AND_CERT
@@ -59,7 +59,7 @@ async def test_a_body_in_tiny_chunks_takes_about_its_own_size() -> None:
 @live
 async def test_unfinished_bodies_have_one_bound_together_and_the_oldest_goes_first() -> None:
     """100 bodies of 8 MB that nobody ends took 813 MB before, now 285 MB with the default of 256 MiB."""
-    limits = Limits(body_bytes=4 * MB, bodies_bytes=16 * MB, linger_s=0.05)
+    limits = WireLimits(body_bytes=4 * MB, bodies_bytes=16 * MB, linger_s=0.05)
     part = post(b"x" * 2 * MB)[:-1]
     async with serving(echo, limits) as served:
         before = resident()
@@ -86,7 +86,7 @@ async def test_unfinished_bodies_have_one_bound_together_and_the_oldest_goes_fir
 @live
 async def test_what_is_held_behind_a_request_counts_as_well() -> None:
     held = Held()
-    async with serving(held, Limits(bodies_bytes=100_000, body_bytes=100_000)) as served:
+    async with serving(held, WireLimits(bodies_bytes=100_000, body_bytes=100_000)) as served:
         first, second = await served.connect(), await served.connect()
         for client in (first, second):
             client.send(GET)
@@ -126,7 +126,7 @@ async def test_messages_that_are_not_complete_count_as_well() -> None:
 )
 @live
 async def test_who_asks_is_judged_before_the_body_is_read(rest: bytes) -> None:
-    async with serving(echo, Limits(linger_s=0.05), judge=refuse_everybody) as served:
+    async with serving(echo, WireLimits(linger_s=0.05), judge=refuse_everybody) as served:
         client = await served.connect()
         answer = await client.ask(NOBODY + rest)
         assert (answer.status, answer.headers["connection"]) == (401, "close")
@@ -136,7 +136,7 @@ async def test_who_asks_is_judged_before_the_body_is_read(rest: bytes) -> None:
 @live
 async def test_a_judged_body_is_refused_after_the_answers_before_it() -> None:
     held = Held()
-    async with serving(held, Limits(linger_s=0.05), judge=refuse_everybody) as served:
+    async with serving(held, WireLimits(linger_s=0.05), judge=refuse_everybody) as served:
         client = await served.connect()
         client.send(GET + NOBODY + b"content-length: 1000\r\n\r\nabc")
         exchange = await held.arrived.get()
@@ -170,7 +170,7 @@ async def test_a_judge_sees_the_request_and_lets_it_pass_once() -> None:
 
 @live
 async def test_the_oldest_idle_connection_makes_way() -> None:
-    async with serving(echo, Limits(max_connections=3)) as served:
+    async with serving(echo, WireLimits(max_connections=3)) as served:
         clients: list[Client] = []
         for _ in range(3):
             clients.append(await served.connect())
@@ -188,7 +188,7 @@ async def test_the_oldest_idle_connection_makes_way() -> None:
 @pytest.mark.parametrize("part", [b"GET / HT", post(b"abc")[:-1]], ids=["headers", "body"])
 @live
 async def test_a_request_that_is_not_complete_makes_way_where_nothing_is_idle(part: bytes) -> None:
-    async with serving(echo, Limits(max_connections=2)) as served:
+    async with serving(echo, WireLimits(max_connections=2)) as served:
         clients: list[Client] = []
         for _ in range(2):
             clients.append(await served.connect())
@@ -232,7 +232,7 @@ async def test_where_every_place_is_busy_only_health_checks_are_answered() -> No
         else:
             held(exchange)
 
-    limits = Limits(max_connections=2, linger_s=0.1)
+    limits = WireLimits(max_connections=2, linger_s=0.1)
     async with serving(handler, limits, always=frozenset({"/health"})) as served:
         busy = [await served.connect() for _ in range(2)]
         for client in busy:
@@ -269,7 +269,7 @@ async def test_a_tls_handshake_takes_a_place_and_has_a_deadline(tmp_path: Path) 
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(pem)
     trusting = ssl.create_default_context(cafile=str(pem))
-    server = HttpServer(echo, clock=monotonic, limits=Limits(max_connections=3, header_timeout_s=0.3))
+    server = HttpServer(echo, clock=monotonic, limits=WireLimits(max_connections=3, header_timeout_s=0.3))
     port = await server.listen("127.0.0.1", 0, tls=tls)
     opened: list[Client] = []
 
@@ -334,7 +334,7 @@ async def test_what_is_sent_behind_a_request_does_not_hide_that_the_client_left(
 @live
 async def test_a_request_is_answered_whatever_is_sent_behind_it_and_then_the_connection_ends() -> None:
     held = Held()
-    async with serving(held, Limits(linger_s=0.2)) as served:
+    async with serving(held, WireLimits(linger_s=0.2)) as served:
         client = await served.connect()
         client.send(GET)
         exchange = await held.arrived.get()
@@ -354,7 +354,7 @@ async def test_a_request_is_answered_whatever_is_sent_behind_it_and_then_the_con
 @pytest.mark.parametrize("body", [b"abc", b""], ids=["with a body", "announced"])
 @live
 async def test_an_encoded_body_is_refused_in_words(coding: str, body: bytes) -> None:
-    async with serving(echo, Limits(linger_s=0.05)) as served:
+    async with serving(echo, WireLimits(linger_s=0.05)) as served:
         client = await served.connect()
         answer = await client.ask(
             f"POST / HTTP/1.1\r\nhost: a\r\ncontent-encoding: {coding}\r\ncontent-length: 3\r\n\r\n".encode() + body
@@ -376,7 +376,7 @@ async def test_a_body_that_says_it_is_not_encoded_is_taken(coding: str) -> None:
 @live
 async def test_the_preface_of_http_2_gets_an_answer_in_words(cut: int) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    async with serving(echo, Limits(linger_s=0.05)) as served:
+    async with serving(echo, WireLimits(linger_s=0.05)) as served:
         client = await served.connect()
         client.send(preface[:cut])
         await asyncio.sleep(0.02)

@@ -21,7 +21,7 @@ from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.message import MessageExchange, text_frame
 from headgate.wire.server import HttpServer
 from headgate.wire.state import ServerState
@@ -92,7 +92,7 @@ class Parrots:
 @asynccontextmanager
 async def parrots(**limits: Any) -> AsyncIterator[tuple[Parrots, Served]]:
     handler = Parrots()
-    async with serving(handler, Limits(**limits)) as served:
+    async with serving(handler, WireLimits(**limits)) as served:
         yield handler, served
     assert all(talk.lost == 1 for talk in handler.talks)
 
@@ -305,7 +305,7 @@ def test_whatever_comes_nothing_is_raised_and_nothing_follows_a_close(pieces: li
             return 0
 
     loop = asyncio.new_event_loop()
-    server = ServerState(handler=lambda _: None, clock=monotonic, limits=Limits(), new_id=str, loop=loop)
+    server = ServerState(handler=lambda _: None, clock=monotonic, limits=WireLimits(), new_id=str, loop=loop)
     talk, wire = Parrot(), Wire()
     socket = WebSocket(talk)
     socket.take_over(server, wire, True)
@@ -357,7 +357,7 @@ async def test_a_client_that_has_an_answer_still_to_read_need_not_answer_pings()
             self.ended = True
 
     loop = asyncio.get_running_loop()
-    limits = Limits(ping_every_s=0.01, pong_timeout_s=0.01)
+    limits = WireLimits(ping_every_s=0.01, pong_timeout_s=0.01)
     server = ServerState(handler=lambda _: None, clock=monotonic, limits=limits, new_id=str, loop=loop)
     talk, wire, looks = Parrot(), Full(), 0
     talk.busy = True

@@ -13,7 +13,7 @@ import msgspec
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.replica.connection import Call, Listener, PoolLimits
-from headgate.replica.http import Once, Pool, request_head
+from headgate.replica.http import Connections, Once, request_head
 from headgate.workload.arrival import Arrival
 from headgate.workload.prompt import prompt_text
 
@@ -23,7 +23,7 @@ LIMITS = PoolLimits(max_idle=8192, connect_timeout_s=10.0)
 PROBE_S = 5.0
 MOST_TURNS = 1000
 """Of the loop, until connections that were closed are gone."""
-Prepared = tuple[Pool, bytes, bytes]
+Prepared = tuple[Connections, bytes, bytes]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,7 +56,7 @@ class Asker:
         is of no use to the next."""
         self.asking = asking
         self.urls = tuple(address(url) for url in urls)
-        self._pools = [Pool(url, clock=clock, limits=LIMITS) for url in self.urls]
+        self._pools = [Connections(url, clock=clock, limits=LIMITS) for url in self.urls]
         self._turns = cycle(self._pools)
         self._salt = salt
         self._rng = random.Random(f"{asking.seed}/{salt}")
@@ -87,7 +87,7 @@ class Asker:
                     f"{pool.url}/v1/models names no model (status {status}): say which with --model NAME"
                 )
 
-    async def _ask_models(self, pool: Pool) -> tuple[int, bytes]:
+    async def _ask_models(self, pool: Connections) -> tuple[int, bytes]:
         once = Once(asyncio.get_running_loop().create_future())
         call = pool.send(self._head_of(pool, "/v1/models", "", None, "GET"), b"", once)
         try:
@@ -128,7 +128,7 @@ class Asker:
                 break
             await asyncio.sleep(0)
 
-    def _head_of(self, pool: Pool, path: str, tenant: str, lane: str | None, method: str = "POST") -> bytes:
+    def _head_of(self, pool: Connections, path: str, tenant: str, lane: str | None, method: str = "POST") -> bytes:
         keys = self.asking.keys
         key = keys.get(tenant, keys.get("", ""))
         headers = [("x-headgate-timings", "1")]

@@ -11,7 +11,7 @@ from math import inf
 from msgspec.structs import replace
 
 from headgate.bench.asker import Asker
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.bench.shot import Shot
 from headgate.model.clock import Clock
 from headgate.report.arrivals import CUT_OFF
@@ -41,7 +41,7 @@ class ClosedPlayer(Player):
         arrivals: Iterator[Arrival],
         asker: Asker,
         rows: Rows,
-        tally: Tally,
+        tally: RunTally,
         clock: Clock,
         timeout_s: float = 600.0,
         *,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from headgate.model.errors import StartupError
 from headgate.report import html_page, json_file
-from headgate.report.compare import Difference, compare
+from headgate.report.compare import FigureDifference, compare
 
 
 def run(paths: Sequence[Path], *, page: Path | None = None, seed: int = 0, out: Console | None = None) -> int:
@@ -32,7 +32,7 @@ def run(paths: Sequence[Path], *, page: Path | None = None, seed: int = 0, out: 
     return 0
 
 
-def _style(difference: Difference) -> str:
+def _style(difference: FigureDifference) -> str:
     if difference.verdict != "real":
         return "dim"
     worse = difference.change > 0 if difference.what != "good" else difference.change < 0

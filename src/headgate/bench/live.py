@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.model.clock import Clock
 from headgate.report.words import count, ms, rate
 
@@ -20,7 +20,7 @@ WINDOW_S = 5.0
 
 
 class Watcher:
-    def __init__(self, console: Console, tally: Tally, total_s: float | None, clock: Clock) -> None:
+    def __init__(self, console: Console, tally: RunTally, total_s: float | None, clock: Clock) -> None:
         """`total_s` is how long all of it is scheduled to take; None: nobody knows."""
         self._console, self._tally, self._total_s, self._clock = console, tally, total_s, clock
         self.player: Player | None = None

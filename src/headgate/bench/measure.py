@@ -18,7 +18,7 @@ from headgate.bench.beside import Added, added, slices
 from headgate.bench.closed import ClosedPlayer, endless
 from headgate.bench.live import Watcher
 from headgate.bench.options import BenchOptions, check_loop, check_tenants, read_extra, read_keys
-from headgate.bench.player import Player, Tally
+from headgate.bench.player import Player, RunTally
 from headgate.garbage import rarely_collected
 from headgate.model.clock import Clock, monotonic
 from headgate.report import goodput
@@ -91,7 +91,7 @@ class _Run:
     ) -> None:
         self._options, self._workload, self._targets = options, workload, targets
         self._ways, self._console, self._clock = ways, console, clock
-        self._tally = Tally()
+        self._tally = RunTally()
         self._interrupted = False
         self._closed: ClosedPlayer | None = None
         total = workload.duration_s

@@ -27,7 +27,7 @@ LATE_S, LATE_SHARE, LAG_P99_S = 0.05, 0.01, 0.01
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTally:
     """What is known of a run so far."""
 
     sent: int = 0
@@ -77,7 +77,7 @@ class Player:
         arrivals: Iterator[Arrival],
         asker: Asker,
         rows: Rows,
-        tally: Tally,
+        tally: RunTally,
         clock: Clock,
         timeout_s: float = 600.0,
     ) -> None:

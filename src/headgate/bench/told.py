@@ -1,7 +1,7 @@
 """What must a reader know of a run beside its figures? Which lanes the server used, what it had cached, which loop."""
 
 from headgate.bench.closed import ClosedPlayer
-from headgate.bench.player import Tally
+from headgate.bench.player import RunTally
 from headgate.report.words import count, percent
 from headgate.workload.load import Workload
 
@@ -10,14 +10,14 @@ MUCH = 0.5
 SHOWN = 12
 
 
-def lanes(tally: Tally) -> dict[str, dict[str, int]]:
+def lanes(tally: RunTally) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for (label, lane), many in sorted(tally.lanes.items()):
         found.setdefault(label, {})[lane] = many
     return found
 
 
-def facts(tally: Tally, closed: ClosedPlayer | None) -> dict[str, str]:
+def facts(tally: RunTally, closed: ClosedPlayer | None) -> dict[str, str]:
     said: dict[str, str] = {}
     if closed is not None:
         said["loop"] = f"closed, {closed.places} at once; every latency counts from when its request was sent"
@@ -30,7 +30,7 @@ def facts(tally: Tally, closed: ClosedPlayer | None) -> dict[str, str]:
     return said
 
 
-def notes(workload: Workload, tally: Tally, closed: ClosedPlayer | None) -> list[str]:
+def notes(workload: Workload, tally: RunTally, closed: ClosedPlayer | None) -> list[str]:
     found: list[str] = []
     if closed is not None:
         found.append(

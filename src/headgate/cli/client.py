@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.proxy_probe import Look, Probed
+from headgate.cli.proxy_probe import Look, ProbeReport
 from headgate.model.errors import StartupError
 from headgate.model.plain import plain
 from headgate.policy.explanation import many, seconds
@@ -34,7 +34,7 @@ _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
 
 def why(url: str, request_id: str, key: str | None = None, console: Console | None = None) -> None:
     """Where one request's time went, as a waterfall with the causes beside it."""
-    answer = Gateway(url, key).ask(f"/admin/requests/{quote(request_id, safe='')}")
+    answer = AdminClient(url, key).ask(f"/admin/requests/{quote(request_id, safe='')}")
     console = console or _console()
     console.print(waterfall(answer, max(8, min(BAR, console.width // 4))))
 
@@ -51,7 +51,7 @@ def slow(
 ) -> None:
     """The slowest requests of the last while, each with the reason in a line."""
     query = {"last": f"{duration(last):g}", "limit": str(limit), "by": by, **({"lane": lane} if lane else {})}
-    answer = Gateway(url, key).ask(f"/admin/slow?{urlencode(query)}")
+    answer = AdminClient(url, key).ask(f"/admin/slow?{urlencode(query)}")
     console, rows = console or _console(), answer["slow"]
     where = f" in lane {lane}" if lane else ""
     if not rows:
@@ -68,11 +68,11 @@ def doctor(
     console: Console | None = None,
     *,
     own: str | None = None,
-    probe: Callable[[str, Look], Probed] | None = None,
+    probe: Callable[[str, Look], ProbeReport] | None = None,
 ) -> bool:
     """What is wrong, by which figures, and what to do about it. Whether nothing of it is critical. `own` is the
     gateway's own address where `url` is that of a proxy; `probe` tries out what is between."""
-    console, gateway = console or _console(), Gateway(own or url, key)
+    console, gateway = console or _console(), AdminClient(own or url, key)
     gateway.ask("/health/live")
     status, answer = gateway.get("/health/ready")
     ready = status == 200
@@ -93,7 +93,7 @@ def doctor(
     if not found:
         console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
     if ready and probe is not None:
-        found = [*found, *_probed(probe(Gateway(url, None).url, gateway.get), console)]
+        found = [*found, *_probed(probe(AdminClient(url, None).url, gateway.get), console)]
     for finding in found:
         console.print(finding_text(finding))
     return ready and not any(finding["severity"] == "critical" for finding in found)
@@ -128,7 +128,7 @@ def ended_line(ended: dict[str, dict[str, int]]) -> Text:
     return Text.assemble(("· ", "cyan"), f"answers ended early since the start: {by}{told}")
 
 
-def _probed(told: Probed, console: Console) -> list[dict[str, Any]]:
+def _probed(told: ProbeReport, console: Console) -> list[dict[str, Any]]:
     for line in told.passed:
         console.print(Text.assemble(("✓ ", "green"), line))
     for line in told.skipped:
@@ -148,7 +148,7 @@ def duration(text: str) -> float:
 # -- asking ----------------------------------------------------------------------------------------------------
 
 
-class Gateway:
+class AdminClient:
     def __init__(self, url: str, key: str | None) -> None:
         url = url if "://" in url else f"http://{url}"
         parts = urlsplit(url)

@@ -9,7 +9,7 @@ from cyclopts import App, Group, Parameter, validators
 from headgate.model.gateway_config import GatewayConfig
 
 if TYPE_CHECKING:
-    from headgate.export.kubernetes import Parts
+    from headgate.export.kubernetes import ManifestValues
 
 export = App(name="export", help="Print what other tools need, made from the gateway's own config.")
 FRONT = Group("In front of the gateway")
@@ -156,18 +156,18 @@ class ClusterFlags:
     keda: Annotated[bool, Parameter(negative="")] = False
     """KEDA scales the engines, and the gateway does not."""
 
-    def parts(self, config: GatewayConfig) -> "Parts":
-        from headgate.export.kubernetes import Parts, checked
+    def parts(self, config: GatewayConfig) -> "ManifestValues":
+        from headgate.export.kubernetes import ManifestValues, checked
         from headgate.model.gateway_config import EmbeddedConfig
         from headgate.wiring.fleet import engine_flags
 
         embedded = config.embedded or EmbeddedConfig()
         told = () if embedded == EmbeddedConfig() else tuple(engine_flags(embedded))
         return checked(
-            Parts(
+            ManifestValues(
                 name=self.name,
                 namespace=self.namespace,
-                image=self.image or Parts().image,
+                image=self.image or ManifestValues().image,
                 engine_image=self.engine_image,
                 gateways=self.gateways,
                 gpus=self.gpus,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.client import MOST_BYTES, TIMEOUT_S, Gateway, _message, duration
+from headgate.cli.client import MOST_BYTES, TIMEOUT_S, AdminClient, _message, duration
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.policy.explanation import seconds
@@ -25,7 +25,7 @@ STOPPED_WITHIN_S = 120.0
 NOTES = 10
 
 
-class Changer(Gateway):
+class Changer(AdminClient):
     """Also sends."""
 
     def send(
@@ -64,7 +64,7 @@ class Changer(Gateway):
 
 
 def show(url: str, key: str | None = None, console: Console | None = None) -> None:
-    state = Gateway(url, key).ask("/admin/fleet")
+    state = AdminClient(url, key).ask("/admin/fleet")
     console = console or Console(highlight=False)
     if state["outage"]:
         console.print(Text.assemble(("OUTAGE ", "bold red"), state["outage"]))

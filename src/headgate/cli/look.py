@@ -79,7 +79,7 @@ def doctor(
     """
     from headgate.cli import client, proxy_probe
 
-    def through(where: str, look: proxy_probe.Look) -> proxy_probe.Probed:
+    def through(where: str, look: proxy_probe.Look) -> proxy_probe.ProbeReport:
         return proxy_probe.probe(where, api_key, look)
 
     if not client.doctor(url, key, own=gateway, probe=through if probe else None):

@@ -53,7 +53,7 @@ class Tries:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeReport:
     passed: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Probed:
 
 
 @dataclass(slots=True)
-class Arrival:
+class TimedAnswer:
     """An answer as it came in here."""
 
     sent_at: float
@@ -82,10 +82,12 @@ class Untried(Exception):
     """It could not be tried; the message says why."""
 
 
-def probe(url: str, api_key: str | None, look: Look, tries: Tries | None = None, clock: Clock = monotonic) -> Probed:
+def probe(
+    url: str, api_key: str | None, look: Look, tries: Tries | None = None, clock: Clock = monotonic
+) -> ProbeReport:
     """Try it. `url` is what clients use; `look` asks the gateway itself."""
-    tries, found = tries or Tries(), Probed()
-    client = Client(url, api_key, clock)
+    tries, found = tries or Tries(), ProbeReport()
+    client = ProbeClient(url, api_key, clock)
     try:
         model = client.model()
         _judge_tokens(client, model, look, tries, found)
@@ -98,7 +100,7 @@ def probe(url: str, api_key: str | None, look: Look, tries: Tries | None = None,
 # -- tokens -----------------------------------------------------------------------------------------------
 
 
-def _judge_tokens(client: "Client", model: str, look: Look, tries: Tries, found: Probed) -> None:
+def _judge_tokens(client: "ProbeClient", model: str, look: Look, tries: Tries, found: ProbeReport) -> None:
     request_id = _new_id()
     seen = client.stream(_body(model, tries.streamed, tries.streamed_tokens, True), request_id)
     status, answer = look(f"/admin/requests/{quote(request_id)}")
@@ -113,7 +115,7 @@ def _judge_tokens(client: "Client", model: str, look: Look, tries: Tries, found:
         _compare(seen, answer["record"], found)
 
 
-def _compare(seen: Arrival, record: dict[str, Any], found: Probed) -> None:
+def _compare(seen: TimedAnswer, record: dict[str, Any], found: ProbeReport) -> None:
     sent_s, count = record["stream_s"], len(seen.at)
     held = seen.over_s < HELD_SHARE * sent_s
     lumps = seen.longest_gap_s > record["max_gap_s"] + LUMP_S
@@ -139,7 +141,7 @@ def _compare(seen: Arrival, record: dict[str, Any], found: Probed) -> None:
     )
 
 
-def _judge_alone(seen: Arrival, found: Probed, status: int) -> None:
+def _judge_alone(seen: TimedAnswer, found: ProbeReport, status: int) -> None:
     """Without the gateway's own record: an answer that took its time, and then was all there at once."""
     if seen.at[0] - seen.sent_at > 4 * LUMP_S and seen.over_s < TOO_QUICK_S:
         found.findings.append(
@@ -164,7 +166,7 @@ def _judge_alone(seen: Arrival, found: Probed, status: int) -> None:
 # -- leaving ----------------------------------------------------------------------------------------------
 
 
-def _judge_leaving(client: "Client", model: str, look: Look, tries: Tries, found: Probed) -> None:
+def _judge_leaving(client: "ProbeClient", model: str, look: Look, tries: Tries, found: ProbeReport) -> None:
     """With an answer that is not streamed: where nothing is written, only a proxy that looks notices."""
     request_id = _new_id()
     path, clock = f"/admin/requests/{quote(request_id)}", client.clock
@@ -217,7 +219,7 @@ def _leave(connection: HTTPConnection) -> None:
 # -- asking -----------------------------------------------------------------------------------------------
 
 
-class Client:
+class ProbeClient:
     """What a client of the OpenAI API would send, with a stopwatch."""
 
     def __init__(self, url: str, api_key: str | None, clock: Clock) -> None:
@@ -238,12 +240,12 @@ class Client:
             except (LookupError, TypeError, ValueError):
                 return "default"
 
-    def stream(self, body: bytes, request_id: str) -> Arrival:
+    def stream(self, body: bytes, request_id: str) -> TimedAnswer:
         with self._connected() as connection:
             sent_at = self.clock()
             self._send(connection, body, request_id)
             answer = self._answer(connection)
-            seen = Arrival(sent_at, {name.lower(): value for name, value in answer.getheaders()}, [])
+            seen = TimedAnswer(sent_at, {name.lower(): value for name, value in answer.getheaders()}, [])
             plain = _decoder(seen.headers.get("content-encoding", ""))
             rest = b""
             while data := answer.read1(1 << 16):

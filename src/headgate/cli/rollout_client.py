@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.client import Gateway, exact
+from headgate.cli.client import AdminClient, exact
 from headgate.cli.fleet_client import Changer
 from headgate.model.errors import StartupError
 from headgate.policy.explanation import seconds
@@ -24,7 +24,7 @@ def act(url: str, key: str | None, name: str, verb: str, body: dict[str, Any], c
 
 
 def status(url: str, key: str | None, name: str | None, console: Console | None = None) -> None:
-    models = Gateway(url, key).ask("/admin/rollout")["models"]
+    models = AdminClient(url, key).ask("/admin/rollout")["models"]
     console = console or Console(highlight=False)
     known = [model["name"] for model in models]
     if name is not None and name not in known:

@@ -110,11 +110,13 @@ def simulate(
         File for a report with plots.
     """
     from headgate.engine.profile_file import find
-    from headgate.sim.command import Load, SimulateOptions, run_simulate
+    from headgate.sim.command import SimulateOptions, WorkloadOptions, run_simulate
 
     scaled = scale or compare_scaling
     options = SimulateOptions(
-        load=Load(workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed),
+        load=WorkloadOptions(
+            workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed
+        ),
         config=_load(config),
         profile=find(profile),
         what_if=None if what_if is None else _load(what_if),
@@ -191,10 +193,12 @@ def plan(
         File for a report with plots.
     """
     from headgate.engine.profile_file import find
-    from headgate.sim.command import Load, PlanOptions, run_plan
+    from headgate.sim.command import PlanOptions, WorkloadOptions, run_plan
 
     options = PlanOptions(
-        load=Load(workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed),
+        load=WorkloadOptions(
+            workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed
+        ),
         config=_load(config),
         profile=find(profile),
         slos=slo,

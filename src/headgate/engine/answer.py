@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headgate.engine.engine import Said
-from headgate.engine.openai import Choice, Dialect, Usage
+from headgate.engine.engine import SequenceOutput
+from headgate.engine.openai import AnswerFormat, Choice, TokenUsage
 from headgate.engine.tools import CallStream
 from headgate.model.errors import SlowClient
 from headgate.model.sequence import Sequence
@@ -37,7 +37,7 @@ class Answer:
     def __init__(
         self,
         exchange: Exchange,
-        dialect: Dialect,
+        dialect: AnswerFormat,
         sequences: list[Sequence],
         wishes: Wishes,
         tokenize_ms: float,
@@ -57,7 +57,7 @@ class Answer:
         if wishes.stream:
             exchange.stream()
 
-    def hear(self, said: Said) -> None:
+    def hear(self, said: SequenceOutput) -> None:
         """Take what one of the sequences said."""
         if said.error is not None:
             self._exchange.fail(said.error)
@@ -80,7 +80,9 @@ class Answer:
             if not self._open:
                 self._exchange.respond(200, self._dialect.whole(self._choices, self._usage(), self._extra(choice)))
 
-    def _told_apart(self, choice: Choice, stream: CallStream, said: Said) -> tuple[Said, list[dict[str, Any]]]:
+    def _told_apart(
+        self, choice: Choice, stream: CallStream, said: SequenceOutput
+    ) -> tuple[SequenceOutput, list[dict[str, Any]]]:
         """What is left of it as text, and the calls in it as OpenAI writes them."""
         text, found = stream.push(said.text)
         if said.finish is not None:
@@ -97,7 +99,7 @@ class Answer:
             choice.calls.append({"id": call_id, "type": "function", "function": function})
         return replace(said, text=text), [{"index": at, **choice.calls[at]} for at in range(first, len(choice.calls))]
 
-    def _stream(self, index: int, said: Said, calls: list[dict[str, Any]]) -> None:
+    def _stream(self, index: int, said: SequenceOutput, calls: list[dict[str, Any]]) -> None:
         choice, wishes, exchange = self._choices[index], self._wishes, self._exchange
         last = not self._open
         if said.text or calls or said.logprobs or choice.finish or (self._dialect.token_ids and said.tokens):
@@ -115,9 +117,9 @@ class Answer:
     def _give_up(self) -> None:
         self._abandon(self._sequences)
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> TokenUsage:
         prompts = self._sequences[:: self._wishes.n]  # n answers to one prompt count it once, as OpenAI does
-        return Usage(
+        return TokenUsage(
             prompt_tokens=sum(s.prompt_len for s in prompts),
             completion_tokens=sum(len(choice.tokens) for choice in self._choices),
             cached_tokens=sum(s.cached for s in prompts),

@@ -13,7 +13,7 @@ from headgate.engine.llguidance import Guidance
 from headgate.engine.trial import lower_priority
 
 
-class Aside:
+class GrammarThread:
     """Compiles for one thread, and frees what any thread drops."""
 
     def __init__(self, guidance: Guidance) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from headgate.engine.aside import Aside
+from headgate.engine.aside import GrammarThread
 from headgate.engine.grammar import MOST_GRAMMAR_BYTES, Compiled, Grammars
 from headgate.engine.trial import UNDECIDED, WALL_S, receive, send
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
@@ -61,7 +61,7 @@ class Compiling:
         self._closing = False
         self._work: SimpleQueue[_Job | None] = SimpleQueue()
         self._helper: subprocess.Popen[bytes] | None = None
-        self.aside = Aside(grammars.guidance)
+        self.aside = GrammarThread(grammars.guidance)
         self._thread = threading.Thread(target=self._main, name="compile", daemon=True)
         self._thread.start()
 

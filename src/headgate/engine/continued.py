@@ -13,14 +13,14 @@ from headgate.model.errors import InvalidRequest
 MOST_PIECES: Final = 65_536
 
 
-class Coder(Protocol):
+class PieceCoder(Protocol):
     @property
     def n_vocab(self) -> int: ...
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]: ...
     def piece(self, token: int) -> bytes: ...
 
 
-def said_before(tokenizer: Coder, pieces: Sequence[str]) -> list[int]:
+def said_before(tokenizer: PieceCoder, pieces: Sequence[str]) -> list[int]:
     if len(pieces) > MOST_PIECES:
         raise InvalidRequest(f"at most {MOST_PIECES} pieces can be gone on after", param="continued")
     made = {piece: tokenizer.encode(piece) for piece in dict.fromkeys(pieces)}
@@ -43,5 +43,5 @@ def _data(piece: str) -> bytes:
     return piece.encode("utf-8", "replace")
 
 
-def _text(tokenizer: Coder, tokens: Sequence[int]) -> bytes:
+def _text(tokenizer: PieceCoder, tokens: Sequence[int]) -> bytes:
     return b"".join([tokenizer.piece(token) for token in tokens])

@@ -18,7 +18,7 @@ from headgate.model.errors import EngineFailed, QueueFull, ServeError
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
-from headgate.policy.batch import Batcher, Refuse
+from headgate.policy.batch import Batcher, BatchRefusal
 from headgate.policy.blocks import Short
 
 
@@ -60,7 +60,7 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class EngineRequest:
     """What the server hands over."""
 
     sequence: Sequence
@@ -88,7 +88,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SequenceOutput:
     """What one sequence has to tell after a step."""
 
     sequence_id: int
@@ -106,7 +106,7 @@ class Said:
 
 GRAMMAR = "grammar"
 """Why it was ended: its grammar could not be followed any further."""
-Sink = Callable[[list[Said]], None]
+Sink = Callable[[list[SequenceOutput]], None]
 OnStep = Callable[[Step, float, float, float], None]
 """A step that is over: when it began, how long it took, and how long of that in the runner."""
 
@@ -115,7 +115,7 @@ OnStep = Callable[[Step, float, float, float], None]
 class _Life:
     """What the engine knows of a sequence beside the Batcher's facts."""
 
-    ask: Ask
+    ask: EngineRequest
     text: TextStream
     bound: Bound | None
     detokenize_s: float = 0.0
@@ -154,7 +154,7 @@ class Engine:
         self._vocabulary = vocabulary
         self._clock = clock
         self._sink = sink
-        self._inbox: SimpleQueue[Ask | _Cancel | _Stop] = SimpleQueue()
+        self._inbox: SimpleQueue[EngineRequest | _Cancel | _Stop] = SimpleQueue()
         self._lives: dict[int, _Life] = {}
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -163,9 +163,9 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: EngineRequest) -> None:
         if self.failed is not None:
-            self._sink([Said(ask.sequence.id, "", error=self.failed)])
+            self._sink([SequenceOutput(ask.sequence.id, "", error=self.failed)])
         else:
             self._inbox.put(ask)
 
@@ -205,9 +205,9 @@ class Engine:
         gone, self._lives = list(self._lives), {}
         while not self._inbox.empty():
             match self._inbox.get():
-                case Ask(sequence):
+                case EngineRequest(sequence):
                     gone.append(sequence.id)
-        self._sink([Said(sequence_id, "", error=self.failed) for sequence_id in gone])
+        self._sink([SequenceOutput(sequence_id, "", error=self.failed) for sequence_id in gone])
         self.runner.shutdown()
 
     def _take_mail(self) -> bool:
@@ -216,7 +216,7 @@ class Engine:
         try:
             while True:
                 match self._inbox.get(block=idle):
-                    case Ask() as ask:
+                    case EngineRequest() as ask:
                         self._open(ask)
                     case _Cancel(sequence_id):
                         self._cancel(sequence_id)
@@ -226,17 +226,17 @@ class Engine:
         except Empty:
             return True
 
-    def _open(self, ask: Ask) -> None:
+    def _open(self, ask: EngineRequest) -> None:
         sequence = ask.sequence
         try:
             self.runner.open(sequence)
         except ServeError as error:
-            self._sink([Said(sequence.id, "", error=error)])
+            self._sink([SequenceOutput(sequence.id, "", error=error)])
             return
         refused = self.batcher.add(sequence)
-        if isinstance(refused, Refuse):
+        if isinstance(refused, BatchRefusal):
             self.runner.close(sequence.id)
-            self._sink([Said(sequence.id, "", error=QueueFull(refused.reason))])
+            self._sink([SequenceOutput(sequence.id, "", error=QueueFull(refused.reason))])
             return
         bound = None if ask.bounds is None else Bound(ask.bounds)
         text = TextStream(ask.stops, sequence.sampling.min_tokens - sequence.continued)
@@ -257,7 +257,7 @@ class Engine:
         began = self._clock()
         sampled = self.runner.run(step)
         now = self._clock()
-        said: list[Said] = []
+        said: list[SequenceOutput] = []
         kept: list[Sampled] = []
         stopped: list[int] = []
         for one in sampled:
@@ -274,7 +274,7 @@ class Engine:
             if stop or life.stop or life.error:
                 stopped.append(one.sequence_id)
             kept.append(Sampled(one.sequence_id, tokens))
-            said.append(Said(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
+            said.append(SequenceOutput(one.sequence_id, text, tokens, one.logprobs[: len(tokens)]))
         slots = {row.sequence.id: row.slot for row in step.rows}
         ended = {s.id: s for s in self.batcher.done(step, kept, frozenset(stopped), now, now - began)}
         for index, one_said in enumerate(said):
@@ -297,18 +297,20 @@ class Engine:
                 return one.tokens[: index + 1], text, True
         return one.tokens, text, False
 
-    def _last(self, sequence: Sequence, said: Said, slot: int, now: float) -> Said:
+    def _last(self, sequence: Sequence, said: SequenceOutput, slot: int, now: float) -> SequenceOutput:
         life = self._lives[sequence.id]
         text = said.text + life.text.finish()
         self._close(sequence.id)
         if life.error is not None:
-            return Said(said.sequence_id, "", error=life.error)
+            return SequenceOutput(said.sequence_id, "", error=life.error)
         if life.ask.pin and isinstance(short := self.batcher.pin(slot, now), Short):
             tokens = short.blocks * self.batcher.ledger.block_tokens
-            return Said(said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it"))
+            return SequenceOutput(
+                said.sequence_id, "", error=EngineFailed(f"{tokens} tokens of host memory too few to pin it")
+            )
         finish = Finish.LENGTH if life.stop in (TIME, GRAMMAR) else sequence.finish
         told = timings(sequence, life, now)
-        return Said(said.sequence_id, text, said.tokens, said.logprobs, finish, told, life.stop)
+        return SequenceOutput(said.sequence_id, text, said.tokens, said.logprobs, finish, told, life.stop)
 
 
 def timings(sequence: Sequence, life: _Life, now: float) -> Timings:

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.engine.aside import Aside
+from headgate.engine.aside import GrammarThread
 from headgate.engine.llguidance import NO_TOKEN, Guidance
 from headgate.engine.tokenizer import Tokenizer
 from headgate.model.errors import InvalidRequest
@@ -121,7 +121,7 @@ class Grammars:
                     self._compiled.popitem(last=False)
             return compiled
 
-    def make(self, grammar: str, aside: Aside | None = None) -> Compiled | str:
+    def make(self, grammar: str, aside: GrammarThread | None = None) -> Compiled | str:
         """Compile it now, or say why it is no grammar. What a client sent belongs into a trial before. `aside`: where
         it is compiled and freed; None: by the threads that ask for it and drop it."""
         data = grammar.encode("utf-8", "replace")

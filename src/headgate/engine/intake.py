@@ -39,7 +39,7 @@ IN_ORDER = replace(LANES["slow"], ttft_target_s=86_400.0)
 """All alike, and with a deadline that neither passes nor ages: order of arrival decides."""
 
 
-class Coder(Protocol):
+class TextCoder(Protocol):
     """Whoever makes tokens of text: a model's tokenizer, or one for an engine without a model."""
 
     @property
@@ -65,7 +65,7 @@ class Coder(Protocol):
 @dataclass(frozen=True, slots=True)
 class Intake:
     config: EngineConfig
-    tokenizer: Coder
+    tokenizer: TextCoder
     context: int
     """Longest sequence the engine can hold, in tokens."""
     ids: Iterator[int]

@@ -15,7 +15,7 @@ from headgate.model.clock import Clock, monotonic
 from headgate.model.errors import EngineFailed, InvalidRequest, ServeError, StartupError
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Sequence
-from headgate.model.step import Copy, Drop, Load, Move, Row, Save, Step, Trim
+from headgate.model.step import Copy, Drop, Move, Restore, Row, Save, Step, Trim
 
 Q8_0_BYTES = 34 / 32
 """A block of 32 values is 32 bytes and a 2-byte scale."""
@@ -108,9 +108,9 @@ class LlamaRunner:
     # -- moves ----------------------------------------------------------------------------------------
 
     def _carry_out(self, step: Step) -> None:
-        # llama.cpp defers the data of a copy to the next decode. A Save or Load in between would read
+        # llama.cpp defers the data of a copy to the next decode. A Save or Restore in between would read
         # or overwrite a slot too early, so such a step, and one without a decode, copies by way of the host.
-        deferred = bool(step.rows) and not any(isinstance(move, Save | Load) for move in step.moves)
+        deferred = bool(step.rows) and not any(isinstance(move, Save | Restore) for move in step.moves)
         for move in step.moves:
             if not self._moved(move, deferred):
                 raise EngineFailed(f"llama.cpp refused {move}: {library().why()}")
@@ -125,10 +125,10 @@ class LlamaRunner:
                 self._context.copy(source, slot)
                 return self._context.trim(slot, length)
             case Save(slot, blob, _):
-                # All of the slot: llama.cpp can't save a part. Load cuts it to its length.
+                # All of the slot: llama.cpp can't save a part. Restore cuts it to its length.
                 self._blobs[blob] = self._context.save(slot)
                 return bool(self._blobs[blob].size)
-            case Load(blob, slot, length):
+            case Restore(blob, slot, length):
                 return self._restored(self._blobs[blob], slot, length)
             case Drop(blob):
                 del self._blobs[blob]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.engine.engine import Said, Timings
+from headgate.engine.engine import SequenceOutput, Timings
 from headgate.engine.recommended import OPENAI, Recommended
 from headgate.model.errors import InvalidRequest
 from headgate.model.output_config import Runaway
@@ -202,7 +202,7 @@ def _top_logprobs(body: ChatBody | TextBody) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -216,7 +216,7 @@ class Usage:
         }
 
 
-class Dialect:
+class AnswerFormat:
     """The shape of one request's answers: chat or text, streamed or whole."""
 
     def __init__(
@@ -244,9 +244,9 @@ class Dialect:
     def chunk(
         self,
         index: int,
-        said: Said,
+        said: SequenceOutput,
         finish: str | None,
-        usage: Usage | None,
+        usage: TokenUsage | None,
         extra: dict[str, Any],
         calls: Sequence[dict[str, Any]] = (),
     ) -> bytes:
@@ -273,10 +273,10 @@ class Dialect:
         tail = msgspec.json.encode({"usage": usage.as_json(), **extra} if usage else extra) if usage or extra else b"{}"
         return self._chunk_head + msgspec.json.encode(choice) + (b"]," + tail[1:] if len(tail) > 2 else b"]}")
 
-    def usage_chunk(self, usage: Usage, extra: dict[str, Any]) -> bytes:
+    def usage_chunk(self, usage: TokenUsage, extra: dict[str, Any]) -> bytes:
         return self._chunk_head + b"]," + msgspec.json.encode({"usage": usage.as_json(), **extra})[1:]
 
-    def whole(self, choices: list["Choice"], usage: Usage, extra: dict[str, Any]) -> bytes:
+    def whole(self, choices: list["Choice"], usage: TokenUsage, extra: dict[str, Any]) -> bytes:
         bodies = []
         for index, choice in enumerate(choices):
             body: dict[str, Any] = {"index": index, "finish_reason": choice.finish}

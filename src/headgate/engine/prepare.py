@@ -13,10 +13,10 @@ from headgate.model.errors import EngineFailed, ServeError
 from headgate.model.sequence import Sequence
 from headgate.wire import json
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 
 log = logging.getLogger(__name__)
-LIMITS = Limits()
+LIMITS = WireLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ import msgspec
 from headgate.engine.answer import Answer, Wishes
 from headgate.engine.bound import Bounds
 from headgate.engine.compiling import Compiling
-from headgate.engine.engine import Ask, Engine, Said
+from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.engine.grammar import Compiled, Grammars
 from headgate.engine.intake import Intake
-from headgate.engine.openai import ChatBody, Dialect, StreamOptions, TextBody, TokenizeBody
+from headgate.engine.openai import AnswerFormat, ChatBody, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
 from headgate.engine.recommended import OPENAI
-from headgate.engine.status import Emulation, EngineCollector, Figures, page
+from headgate.engine.status import Emulation, EngineCollector, EngineFigures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
 from headgate.model.config import EngineConfig
@@ -61,7 +61,7 @@ class EngineServer:
     def __init__(self, config: EngineConfig, clock: Clock, emulation: Emulation | None = None) -> None:
         self.config = config
         self.emulation = emulation
-        self.figures = Figures()
+        self.figures = EngineFigures()
         if emulation is not None:
             self.figures.emulated.labels(emulation.profile, f"{emulation.dilation:g}").set(1)
         self.cold_start: dict[str, float] = {}
@@ -83,7 +83,7 @@ class EngineServer:
         self._clock = clock
         self._engine: Engine | None = None
         self._intake: Intake | None = None
-        self._listeners: dict[int, Callable[[Said], None]] = {}
+        self._listeners: dict[int, Callable[[SequenceOutput], None]] = {}
         self._watched: dict[int, _Watched] = {}
         self._loop = asyncio.get_running_loop()
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
@@ -100,7 +100,7 @@ class EngineServer:
 
     # -- life -----------------------------------------------------------------------------------------
 
-    def sink(self, said: list[Said]) -> None:
+    def sink(self, said: list[SequenceOutput]) -> None:
         """Called on the engine's thread, once per step: one wake-up of the loop for all sequences."""
         self._loop.call_soon_threadsafe(self._dispatch, said)
 
@@ -148,14 +148,14 @@ class EngineServer:
         (sequence,), _ = intake.sequences(body, self._clock())
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def hear(said: Said) -> None:
+        def hear(said: SequenceOutput) -> None:
             if said.error is not None and not future.done():
                 future.set_exception(said.error)
             elif said.finish is not None and not future.done():
                 future.set_result(None)
 
         self._listeners[sequence.id] = hear
-        engine.submit(Ask(sequence, pin=pin))
+        engine.submit(EngineRequest(sequence, pin=pin))
         try:
             await future
         finally:
@@ -215,7 +215,7 @@ class EngineServer:
         name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
         emulated = None if self.emulation is None else self.emulation.fingerprint
         spelling, ids = intake.tokenizer.spelling, body.return_token_ids
-        dialect = Dialect(kind, name, self.config.model_name, int(wall()), spelling, ids, emulated)
+        dialect = AnswerFormat(kind, name, self.config.model_name, int(wall()), spelling, ids, emulated)
         options = body.stream_options or StreamOptions()
         wishes = Wishes(
             stream=body.stream,
@@ -232,9 +232,9 @@ class EngineServer:
         for sequence in prepared.sequences:
             self._listeners[sequence.id] = answer.hear
             self._watched[sequence.id] = _Watched(sequence)
-            engine.submit(Ask(sequence, prepared.stops, bounds=bounds, compiled=compiled))
+            engine.submit(EngineRequest(sequence, prepared.stops, bounds=bounds, compiled=compiled))
 
-    def _dispatch(self, said: list[Said]) -> None:
+    def _dispatch(self, said: list[SequenceOutput]) -> None:
         for one in said:
             listener = self._listeners.get(one.sequence_id)
             if listener is None:
@@ -247,7 +247,7 @@ class EngineServer:
             except Exception:  # one client's trouble must not silence the others of this step
                 log.exception("sequence %d: its listener failed", one.sequence_id)
 
-    def _measure(self, said: Said) -> None:
+    def _measure(self, said: SequenceOutput) -> None:
         watched = self._watched.get(said.sequence_id)
         if watched is None:
             return

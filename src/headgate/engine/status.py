@@ -41,7 +41,7 @@ class Emulation:
         return f"emulated-{self.profile}" + (f"-x{self.dilation:g}" if self.dilation != 1.0 else "")
 
 
-class Figures:
+class EngineFigures:
     """What the event loop counts itself. Labels are lanes and outcomes, so their number is bounded."""
 
     def __init__(self) -> None:

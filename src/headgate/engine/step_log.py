@@ -19,7 +19,7 @@ from headgate.engine.engine import Engine
 from headgate.model.errors import StartupError
 from headgate.model.step import Step
 from headgate.policy.profile_fit import StepLine
-from headgate.policy.shape import Shape, is_decode, shape
+from headgate.policy.shape import StepFeatures, is_decode, shape
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ MOST_BYTES = 2 << 30
 """About a day of a busy GPU."""
 
 
-class Header(msgspec.Struct, kw_only=True, tag_field="headgate", tag="step log"):
+class StepLogHeader(msgspec.Struct, kw_only=True, tag_field="headgate", tag="step log"):
     """The first line."""
 
     version: int = VERSION
@@ -67,7 +67,7 @@ class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def header_of(
     engine: Engine, model: str, bytes_per_token: int, emulated: str | None = None, dilation: float = 1.0
-) -> Header:
+) -> StepLogHeader:
     ledger, batch = engine.batcher.ledger, engine.batcher.config
     sizes: dict[str, str | int] = {
         "name": model,
@@ -81,11 +81,11 @@ def header_of(
         "step_tokens": batch.step_tokens,
         "chunk_limit": batch.chunk_limit,
     }
-    return Header(profile=sizes, emulated=emulated, dilation=dilation)
+    return StepLogHeader(profile=sizes, emulated=emulated, dilation=dilation)
 
 
 class StepLog:
-    def __init__(self, path: Path, header: Header, started: float, *, flush_s: float = FLUSH_S) -> None:
+    def __init__(self, path: Path, header: StepLogHeader, started: float, *, flush_s: float = FLUSH_S) -> None:
         """Raises StartupError when `path` can't be written. `started`: the engine's clock now."""
         try:
             self._file = _begun(path, msgspec.json.encode(header) + b"\n")
@@ -194,7 +194,7 @@ def _line(step: Step, at: float, took_s: float, run_s: float) -> _Line:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> StepLogHeader:
     return _header(path, next(_lines(path), b""))
 
 
@@ -216,16 +216,16 @@ def read(path: Path) -> Iterator[StepLine]:
         yield StepLine(line.at / dilation, line.took_s / dilation, line.run_s / dilation, _shape(line))
 
 
-def _header(path: Path, data: bytes) -> Header:
-    header = _decoded(path, 1, data, Header)
+def _header(path: Path, data: bytes) -> StepLogHeader:
+    header = _decoded(path, 1, data, StepLogHeader)
     if header.version != VERSION or not header.dilation > 0:
         wrong = f"version {header.version}" if header.version != VERSION else f"a dilation of {header.dilation}"
         raise StartupError(f"{path}, line 1: a step log with {wrong} can't be read here; make it again")
     return header
 
 
-def _shape(line: _Line) -> Shape:
-    return Shape(
+def _shape(line: _Line) -> StepFeatures:
+    return StepFeatures(
         prefill=line.drafts + sum(count for _, count in line.prefill),
         decodes=line.decodes,
         context=line.context,
@@ -250,5 +250,5 @@ def _decoded(path: Path, number: int, data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        what = "the header of a step log" if kind is Header else "a step"
+        what = "the header of a step log" if kind is StepLogHeader else "a step"
         raise StartupError(f"{path}, line {number}: not {what} ({error})") from error

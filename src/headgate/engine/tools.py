@@ -37,7 +37,7 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     name: str
     arguments: str
     """JSON, as the model wrote it."""
@@ -150,10 +150,10 @@ class CallStream:
         self._held = ""
         self._inside = False
 
-    def push(self, text: str) -> tuple[str, list[Call]]:
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text that may be sent, and the calls that are complete."""
         self._held += text
-        said, calls = "", list[Call]()
+        said, calls = "", list[ToolCall]()
         while True:
             mark = CLOSE if self._inside else OPEN
             at = self._held.find(mark)
@@ -176,7 +176,7 @@ class CallStream:
             said, self._held = said + self._held[:sent], self._held[sent:]
         return said, calls
 
-    def finish(self) -> tuple[str, list[Call]]:
+    def finish(self) -> tuple[str, list[ToolCall]]:
         """Nothing more comes. A call that was cut off, as by a limit, is text; one that only lacks its end mark is a
         call."""
         held, self._held = self._held, ""
@@ -188,14 +188,14 @@ class CallStream:
         return ("" if found else OPEN + held), found
 
 
-def _read(text: str) -> list[Call]:
+def _read(text: str) -> list[ToolCall]:
     """One call, or a list of them; none if it is anything else."""
     text = text.strip()
     try:
         written = msgspec.json.decode(text if text.startswith("[") else f"[{text}]", type=list[_Written])
     except (msgspec.DecodeError, UnicodeEncodeError):
         return []
-    return [Call(one.name, bytes(one.arguments).decode()) for one in written]
+    return [ToolCall(one.name, bytes(one.arguments).decode()) for one in written]
 
 
 def _overlap(text: str) -> int:

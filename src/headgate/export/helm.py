@@ -12,7 +12,7 @@ from typing import Any
 
 from headgate import __version__
 from headgate.export import keda
-from headgate.export.kubernetes import Manifest, Parts, cluster_text, dump, engine_args, manifests
+from headgate.export.kubernetes import Manifest, ManifestValues, cluster_text, dump, engine_args, manifests
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import GatewayConfig
 
@@ -53,7 +53,7 @@ With more than one gateway none of them scales the engines: set keda.enabled, or
 
 
 def write_chart(
-    config: GatewayConfig, parts: Parts, folder: Path, text: str = "", prometheus: str = keda.PROMETHEUS
+    config: GatewayConfig, parts: ManifestValues, folder: Path, text: str = "", prometheus: str = keda.PROMETHEUS
 ) -> list[Path]:
     """The files written. A folder that holds anything but such a chart is left alone."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "Chart.yaml").is_file():
@@ -67,7 +67,9 @@ def write_chart(
     return written
 
 
-def chart(config: GatewayConfig, parts: Parts, text: str = "", prometheus: str = keda.PROMETHEUS) -> dict[str, str]:
+def chart(
+    config: GatewayConfig, parts: ManifestValues, text: str = "", prometheus: str = keda.PROMETHEUS
+) -> dict[str, str]:
     """Path within the chart → text."""
     about = {
         "apiVersion": "v2",
@@ -95,7 +97,7 @@ def chart(config: GatewayConfig, parts: Parts, text: str = "", prometheus: str =
     return files
 
 
-def _marked(parts: Parts) -> Parts:
+def _marked(parts: ManifestValues) -> ManifestValues:
     """The same with marks. `gateways` and `keda` are decided when the chart is installed, so all that either may need
     is in it: the role allows scaling, and the config's scaled_here is an expression."""
     return replace(
@@ -133,7 +135,7 @@ def _template(manifest: Manifest) -> str:
     return re.sub(r"'?⟦(- )?(.*?)⟧([a-z-]*)'?", lambda it: f"{{{{{it[1] or ' '}{it[2]} }}}}{it[3]}", text)
 
 
-def _values(config: GatewayConfig, parts: Parts, text: str, prometheus: str) -> str:
+def _values(config: GatewayConfig, parts: ManifestValues, text: str, prometheus: str) -> str:
     plain = manifests(config, parts)["engine"][0]["spec"]["template"]["spec"]["containers"][0]
     scale = config.fleet.scale
     made = keda.scaled_object(config, parts)["spec"]
@@ -168,7 +170,7 @@ def _image(text: str) -> dict[str, str]:
     return {"repository": repository, "tag": "" if tag == __version__ else tag}
 
 
-def _config_value(config: GatewayConfig, parts: Parts, text: str) -> str:
+def _config_value(config: GatewayConfig, parts: ManifestValues, text: str) -> str:
     """The gateway's file as a template: what depends on the release is an expression, whatever else looks like one
     is not."""
     inside = cluster_text(config, replace(parts, name="⟦.Release.Name⟧", gateways=1, keda=False), text)

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
-from headgate.export.kubernetes import Manifest, Parts, dump
+from headgate.export.kubernetes import Manifest, ManifestValues, dump
 from headgate.model.gateway_config import GatewayConfig
 
 PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
@@ -19,14 +19,14 @@ INTERACTIVE_S = 60.0
 """A lane that promises its first token sooner than this has somebody waiting in front of it."""
 
 
-def keda(config: GatewayConfig, parts: Parts, prometheus: str = PROMETHEUS) -> str:
+def keda(config: GatewayConfig, parts: ManifestValues, prometheus: str = PROMETHEUS) -> str:
     head = "# Made by `headgate export keda`: change the config, not this file.\n"
     if config.fleet.kubernetes.scaled_here:
         head += "# Set fleet.kubernetes.scaled_here to false: the gateway must not scale the same engines.\n"
     return head + dump(scaled_object(config, parts, prometheus))
 
 
-def scaled_object(config: GatewayConfig, parts: Parts, prometheus: Any = PROMETHEUS) -> Manifest:
+def scaled_object(config: GatewayConfig, parts: ManifestValues, prometheus: Any = PROMETHEUS) -> Manifest:
     scale = config.fleet.scale
     least = min(scale.min, scale.max) if not interactive(config) else max(1, scale.min)
     queue = _trigger("queue", waiting_per_replica(), scale.queue_per_replica, prometheus)

@@ -28,7 +28,7 @@ MOUNT = "/etc/headgate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ManifestValues:
     """What differs between one cluster and the next. In a Helm chart each is a template's expression."""
 
     name: str = "headgate"
@@ -63,13 +63,13 @@ class Parts:
         return f"{self.name}-engine"
 
 
-def kubernetes(config: GatewayConfig, parts: Parts, text: str = "") -> str:
+def kubernetes(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
     """All of it for `kubectl apply -f -`. `text` is the config file itself."""
     made = [it for group in manifests(config, parts, text).values() for it in group]
     return notes(config, parts) + "---\n".join(dump(it) for it in made)
 
 
-def manifests(config: GatewayConfig, parts: Parts, text: str = "") -> dict[str, list[Manifest]]:
+def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> dict[str, list[Manifest]]:
     """By what they are about. Order matters only to people."""
     groups = {
         "config": [_config(config, parts, text)],
@@ -83,7 +83,7 @@ def manifests(config: GatewayConfig, parts: Parts, text: str = "") -> dict[str, 
     return groups
 
 
-def notes(config: GatewayConfig, parts: Parts) -> str:
+def notes(config: GatewayConfig, parts: ManifestValues) -> str:
     lines = ["Made by `headgate export kubernetes`: change the config, not this file."]
     if not config.has_keys:
         lines.append("No tenant has a key, so whoever reaches the Service is served (--insecure).")
@@ -114,7 +114,7 @@ _Dumper.add_representer(
 )
 
 
-def checked(parts: Parts) -> Parts:
+def checked(parts: ManifestValues) -> ManifestValues:
     """The same, if Kubernetes takes its names and there is such an engine."""
     if parts.engine_kind not in DIALECTS:
         hint = did_you_mean(parts.engine_kind, sorted(DIALECTS))
@@ -131,12 +131,12 @@ def checked(parts: Parts) -> Parts:
 # -- config and access ------------------------------------------------------------------------------------
 
 
-def cluster_text(config: GatewayConfig, parts: Parts, text: str = "") -> str:
+def cluster_text(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
     """The gateway's file as it is mounted."""
     return in_cluster(text, parts.engine_name, config.listen.port, config.fleet.kubernetes.port, parts.scaled_here)
 
 
-def _config(config: GatewayConfig, parts: Parts, text: str) -> Manifest:
+def _config(config: GatewayConfig, parts: ManifestValues, text: str) -> Manifest:
     """A Secret, because hashes of keys and headers for collectors are in it."""
     data = parts.config if parts.config is not None else cluster_text(config, parts, text)
     return {
@@ -146,7 +146,7 @@ def _config(config: GatewayConfig, parts: Parts, text: str) -> Manifest:
     }
 
 
-def _access(parts: Parts) -> list[Manifest]:
+def _access(parts: ManifestValues) -> list[Manifest]:
     """What fleet/kubernetes_fleet.py does with the API, and nothing else."""
     group = "rbac.authorization.k8s.io"
     rules = [
@@ -176,7 +176,7 @@ def _access(parts: Parts) -> list[Manifest]:
 # -- the gateway ------------------------------------------------------------------------------------------
 
 
-def _gateway(config: GatewayConfig, parts: Parts) -> Manifest:
+def _gateway(config: GatewayConfig, parts: ManifestValues) -> Manifest:
     args = ["serve", "--config", f"{MOUNT}/headgate.yaml", *([] if config.has_keys else ["--insecure"])]
     container = {
         "name": "gateway",
@@ -207,7 +207,7 @@ def _gateway(config: GatewayConfig, parts: Parts) -> Manifest:
     return _deployment(parts, "gateway", parts.name, parts.gateways, pod, scraped)
 
 
-def _service(config: GatewayConfig, parts: Parts) -> Manifest:
+def _service(config: GatewayConfig, parts: ManifestValues) -> Manifest:
     port = 443 if config.listen.tls is not None else 80
     return {
         **_head("v1", "Service", parts.name, parts, "gateway"),
@@ -222,7 +222,7 @@ def _service(config: GatewayConfig, parts: Parts) -> Manifest:
 # -- engines ----------------------------------------------------------------------------------------------
 
 
-def _engine(config: GatewayConfig, parts: Parts) -> Manifest:
+def _engine(config: GatewayConfig, parts: ManifestValues) -> Manifest:
     linger_s, own = max(NOTICE_S, math.ceil(config.fleet.drain_s)), parts.engine_kind == "headgate"
     health = DIALECTS[parts.engine_kind].health[0]
     args = engine_args(config, parts)
@@ -252,7 +252,7 @@ def _engine(config: GatewayConfig, parts: Parts) -> Manifest:
     return _deployment(parts, "engine", parts.engine_name, fixed, pod, {})
 
 
-def engine_args(config: GatewayConfig, parts: Parts) -> list[str]:
+def engine_args(config: GatewayConfig, parts: ManifestValues) -> list[str]:
     if parts.engine_args is not None:
         return list(parts.engine_args)
     own = ["engine", "--host", "0.0.0.0", "--port", str(config.fleet.kubernetes.port), *parts.engine_flags]
@@ -266,7 +266,7 @@ def _engine_resources(gpus: int) -> Manifest:
     return resources
 
 
-def _policy(config: GatewayConfig, parts: Parts) -> Manifest:
+def _policy(config: GatewayConfig, parts: ManifestValues) -> Manifest:
     """Engines ask nobody for a key, so only gateways may ask them."""
     gateways = {"podSelector": {"matchLabels": _labels(parts, "gateway")}}
     return {
@@ -283,7 +283,7 @@ def _policy(config: GatewayConfig, parts: Parts) -> Manifest:
 
 
 def _deployment(
-    parts: Parts, component: str, name: str, replicas: Any, pod: Manifest, annotations: Manifest
+    parts: ManifestValues, component: str, name: str, replicas: Any, pod: Manifest, annotations: Manifest
 ) -> Manifest:
     labels = _labels(parts, component)
     meta: Manifest = {"labels": labels} | ({"annotations": annotations} if annotations else {})
@@ -298,7 +298,7 @@ def _deployment(
     return {**_head("apps/v1", "Deployment", name, parts, component), "spec": spec}
 
 
-def _budget(parts: Parts, component: str) -> Manifest:
+def _budget(parts: ManifestValues, component: str) -> Manifest:
     name = parts.name if component == "gateway" else parts.engine_name
     return {
         **_head("policy/v1", "PodDisruptionBudget", name, parts, component),
@@ -333,11 +333,11 @@ def _nobody() -> Manifest:
     return {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _head(api: str, kind: str, name: str, parts: Parts, component: str) -> Manifest:
+def _head(api: str, kind: str, name: str, parts: ManifestValues, component: str) -> Manifest:
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": _labels(parts, component)}}
 
 
-def _labels(parts: Parts, component: str) -> dict[str, str]:
+def _labels(parts: ManifestValues, component: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "headgate",
         "app.kubernetes.io/instance": parts.name,

@@ -12,7 +12,7 @@ Model = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     expr: str
     legend: str = ""
     dashed: bool = False
@@ -100,7 +100,7 @@ def _lane_variable(series: str) -> Model:
 def line(
     title: str,
     about: str,
-    *queries: Query,
+    *queries: PanelQuery,
     unit: str = "short",
     stacked: bool = False,
     marks: tuple[tuple[float, str], ...] = (),
@@ -133,7 +133,7 @@ def line(
 def stat(
     title: str,
     about: str,
-    query: Query,
+    query: PanelQuery,
     *,
     unit: str = "short",
     steps: tuple[float, float] | None = None,
@@ -153,7 +153,7 @@ def stat(
     }
 
 
-def states(title: str, about: str, query: Query) -> Model:
+def states(title: str, about: str, query: PanelQuery) -> Model:
     """A strip for each series, coloured by the state it is in."""
     (_, (_, lowest)), *others = STATES.items()
     marks = tuple((value, colour) for value, (_, colour) in others)
@@ -165,7 +165,7 @@ def states(title: str, about: str, query: Query) -> Model:
     }
 
 
-def heatmap(title: str, about: str, query: Query) -> Model:
+def heatmap(title: str, about: str, query: PanelQuery) -> Model:
     """From a histogram's buckets, as Prometheus counts them."""
     panel = _panel("heatmap", title, about, (query,))
     panel["targets"][0]["format"] = "heatmap"
@@ -181,7 +181,7 @@ def heatmap(title: str, about: str, query: Query) -> Model:
     }
 
 
-def _panel(kind: str, title: str, about: str, queries: tuple[Query, ...]) -> Model:
+def _panel(kind: str, title: str, about: str, queries: tuple[PanelQuery, ...]) -> Model:
     targets = [
         {"refId": _ref(place), "datasource": SOURCE, "expr": query.expr, "legendFormat": query.legend or "__auto"}
         for place, query in enumerate(queries)

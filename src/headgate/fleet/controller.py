@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from headgate.fleet import shown
 from headgate.fleet.member import Book, Hands, Member, Work
-from headgate.fleet.port import Appeared, Change, Fleet, FleetError, Spec
+from headgate.fleet.port import Appeared, Change, FleetError, Launcher, Spec
 from headgate.fleet.shown import is_gone
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
 from headgate.model.fleet_config import FleetConfig
 from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.lifecycle import COMING, OVER, ROUTED, Happened, State
+from headgate.policy.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
 from headgate.policy.scale import Action, Activate, Decision, Park, PoolView, Start
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,20 @@ def _nobody(change: Change) -> None:
     """Who hears of changes once the controller is closed."""
 
 
-class Scaler(Protocol):
+class ScalingPolicy(Protocol):
     def decide(self, view: PoolView, now: float, wall: float) -> Decision: ...
 
 
 class Controller:
     def __init__(
-        self, fleet: Fleet, scaler: Scaler, spec: Spec, hands: Hands, config: FleetConfig, clock: Clock, wall: Clock
+        self,
+        fleet: Launcher,
+        scaler: ScalingPolicy,
+        spec: Spec,
+        hands: Hands,
+        config: FleetConfig,
+        clock: Clock,
+        wall: Clock,
     ) -> None:
         self.book = Book(wall)
         self.members: dict[ReplicaId, Member] = {}
@@ -182,7 +189,7 @@ class Controller:
         if member is None:
             member = self.members[replica.id] = Member(replica, now, now)
         elif member.state in OVER:
-            member.happened(Happened.STARTED, "started again", now)
+            member.happened(LifecycleEvent.STARTED, "started again", now)
             member.asked_at, member.comes_back, member.cold_start = now, False, {}
         else:
             self._hands.leave(replica.id)  # the same under another address
@@ -192,29 +199,29 @@ class Controller:
         self._do(self._wait_for_answer(member))
 
     def _vanished(self, member: Member, why: str, comes_back: bool, now: float) -> None:
-        if member.state is not State.STOPPED:
+        if member.state is not Lifecycle.STOPPED:
             self._hands.leave(member.id)
             self.book.note("trouble", f"{member.id} is lost", (why,), member.id)
             log.warning("%s: %s", member.id, why)
-        member.happened(Happened.LOST, why, now)
+        member.happened(LifecycleEvent.LOST, why, now)
         member.comes_back = comes_back
         if not comes_back:
             del self.members[member.id]
         here = self._config.kind == "processes"  # elsewhere, whoever runs the cluster may be about to mend it
-        if here and member.state is State.FAILED and not self.was_ready.is_set() and not self.broken.done():
+        if here and member.state is Lifecycle.FAILED and not self.was_ready.is_set() and not self.broken.done():
             # It would not get ready the next time either.
             self.broken.set_exception(StartupError(f"no replica gets ready: {member.id}: {why}"))
 
     async def _wait_for_answer(self, member: Member) -> None:
-        while member.state is State.STARTING:
+        while member.state is Lifecycle.STARTING:
             if await self._hands.answers(member.id):
-                member.happened(Happened.ANSWERED, "it answers", self._clock())
+                member.happened(LifecycleEvent.ANSWERED, "it answers", self._clock())
             else:
                 await asyncio.sleep(GLANCE_EVERY_S)
 
     def _ready(self, member: Member) -> None:
         now = self._clock()
-        if member.happened(Happened.WARMED, "warm", now):
+        if member.happened(LifecycleEvent.WARMED, "warm", now):
             self.was_ready.set()
             self._do(self._note_start(member, now - member.asked_at))
             self._nudged.set()
@@ -228,13 +235,13 @@ class Controller:
     # -- what time changes -------------------------------------------------------------------------------------
 
     def _follow(self, member: Member, work: Work, now: float) -> None:
-        if member.state is State.RAMPING and work.share >= 1.0:
-            member.happened(Happened.RAMPED, "ramp over", now)
-        elif member.state is State.DRAINING:
+        if member.state is Lifecycle.RAMPING and work.share >= 1.0:
+            member.happened(LifecycleEvent.RAMPED, "ramp over", now)
+        elif member.state is Lifecycle.DRAINING:
             self._follow_drain(member, work, now)
         elif member.state in COMING and now - member.since > self._config.start_limit_s:
             self._drain(member.id, f"not ready after {plain(self._config.start_limit_s, 6)} s", now)
-        well = work.share > 0.0 or member.state not in (*ROUTED, State.PARKED)
+        well = work.share > 0.0 or member.state not in (*ROUTED, Lifecycle.PARKED)
         member.out_since = None if well else now if member.out_since is None else member.out_since
         if member.out_since is not None and now - member.out_since >= OUT_FOR_S:
             self._drain(member.id, f"out for {plain(OUT_FOR_S, 6)} s: it is replaced", now)
@@ -242,14 +249,14 @@ class Controller:
     def _follow_drain(self, member: Member, work: Work, now: float) -> None:
         if member.then_park:
             if not work.requests:
-                member.happened(Happened.PARK, "empty", now)
+                member.happened(LifecycleEvent.PARK, "empty", now)
         elif not work.requests or now >= member.drained_by:
             self._stop(member, f"cut off with {work.requests} running" if work.requests else "drained", now)
 
     def _burst(self) -> bool:
         if self.held:
             return self._hands.waiting() > 0
-        return any(member.state is State.PARKED for member in self.members.values()) and self._hands.strained()
+        return any(member.state is Lifecycle.PARKED for member in self.members.values()) and self._hands.strained()
 
     # -- what is decided -----------------------------------------------------------------------------------------
 
@@ -286,10 +293,10 @@ class Controller:
 
     def _activate(self, replica_id: ReplicaId, why: str, now: float) -> str:
         member = self.members.get(replica_id)
-        if member is None or not member.happened(Happened.ACTIVATED, why, now):
+        if member is None or not member.happened(LifecycleEvent.ACTIVATED, why, now):
             return ""
         before = any(other.state in ROUTED and other.since < now for other in self.members.values())
-        ramp = member.state is State.RAMPING and before  # with nobody to take the rest people would only wait
+        ramp = member.state is Lifecycle.RAMPING and before  # with nobody to take the rest people would only wait
         self._hands.route(replica_id, True, ramp)
         return f"activate {replica_id}"
 
@@ -297,9 +304,9 @@ class Controller:
         member = self.members.get(replica_id)
         if member is None:
             return ""
-        if member.state is State.READY and member.happened(Happened.PARK, why, now):
+        if member.state is Lifecycle.READY and member.happened(LifecycleEvent.PARK, why, now):
             return f"park {replica_id}"
-        if member.state in ROUTED and member.happened(Happened.DRAIN, why, now):
+        if member.state in ROUTED and member.happened(LifecycleEvent.DRAIN, why, now):
             member.then_park = True
             self._hands.route(replica_id, False)
             return f"park {replica_id}"
@@ -312,16 +319,16 @@ class Controller:
         if member.state in COMING or member.state in OVER:
             self._stop(member, why, now)
             return f"stop {replica_id}"
-        again = member.state is State.DRAINING and member.then_park
-        if not member.happened(Happened.DRAIN, why, now) and not again:
+        again = member.state is Lifecycle.DRAINING and member.then_park
+        if not member.happened(LifecycleEvent.DRAIN, why, now) and not again:
             return ""
         member.then_park, member.drained_by = False, now + self._config.drain_s
         self._hands.route(replica_id, False)
         return f"drain {replica_id}"
 
     def _stop(self, member: Member, why: str, now: float) -> None:
-        joined = member.state is not State.FAILED
-        member.happened(Happened.STOPPED, why, now)
+        joined = member.state is not Lifecycle.FAILED
+        member.happened(LifecycleEvent.STOPPED, why, now)
         if joined:
             self._hands.leave(member.id)
         self.book.note("replica", f"{member.id} is stopped", (why,), member.id)
@@ -333,7 +340,7 @@ class Controller:
         except FleetError as error:
             self.book.note("trouble", f"{member.id} could not be stopped", (str(error),), member.id)
             log.warning("%s could not be stopped: %s", member.id, error)
-        if self.members.get(member.id) is member and member.state is State.STOPPED:
+        if self.members.get(member.id) is member and member.state is Lifecycle.STOPPED:
             del self.members[member.id]
 
     # ------------------------------------------------------------------------------------------------------------

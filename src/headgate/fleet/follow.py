@@ -1,6 +1,6 @@
 """For a fleet that somebody else scales, such as KEDA: whoever is ready serves, and nobody is started or stopped."""
 
-from headgate.policy.lifecycle import OVER, State
+from headgate.policy.lifecycle import OVER, Lifecycle
 from headgate.policy.scale import Activate, Decision, PoolView
 
 
@@ -9,6 +9,6 @@ class Follow:
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         there = [member for member in view.members if member.state not in OVER]
-        idle = [member for member in there if member.state in (State.READY, State.PARKED)]
+        idle = [member for member in there if member.state in (Lifecycle.READY, Lifecycle.PARKED)]
         actions = tuple(Activate(member.id) for member in idle)
         return Decision(len(there), 0, actions, ("whoever is ready serves: something else scales this pool",))

@@ -44,12 +44,12 @@ class ApiError(FleetError):
         self.status = status
 
 
-class Gone(ApiError):
+class WatchExpired(ApiError):
     """What has changed since then is no longer known: list anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ApiAccess:
     """Where the API server is, and how to be let in."""
 
     url: str
@@ -58,9 +58,9 @@ class Access:
     ca_file: Path | None
 
 
-def find_access(config: KubernetesConfig, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Access:
+def find_access(config: KubernetesConfig, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiAccess:
     if config.api is not None:
-        return Access(config.api.rstrip("/"), config.namespace or "default", config.token_file, config.ca_file)
+        return ApiAccess(config.api.rstrip("/"), config.namespace or "default", config.token_file, config.ca_file)
     host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (account / "token").is_file():
         raise FleetError(
@@ -70,11 +70,11 @@ def find_access(config: KubernetesConfig, env: Mapping[str, str] = os.environ, a
     host = f"[{host}]" if ":" in host else host
     namespace = config.namespace or (account / "namespace").read_text().strip()
     token, ca = config.token_file or account / "token", config.ca_file or account / "ca.crt"
-    return Access(f"https://{host}:{port}", namespace, token, ca)
+    return ApiAccess(f"https://{host}:{port}", namespace, token, ca)
 
 
 class Api:
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ApiAccess) -> None:
         parts = urlsplit(access.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise FleetError(f"fleet.kubernetes.api: expected https://host:port, got {access.url!r}")
@@ -114,7 +114,7 @@ class Api:
             query["continue"] = further
 
     async def watch(self, path: str, selector: str, version: str) -> AsyncGenerator[Object, None]:
-        """What changes from then on, until the server ends it. Raises Gone if then is too long ago."""
+        """What changes from then on, until the server ends it. Raises WatchExpired if then is too long ago."""
         query = {
             "labelSelector": selector,
             "watch": "true",
@@ -146,7 +146,7 @@ class Api:
     @asynccontextmanager
     async def _exchange(
         self, method: str, path: str, body: bytes, content_type: str, silence_s: float
-    ) -> AsyncIterator["Answer"]:
+    ) -> AsyncIterator["ApiResponse"]:
         head = [f"{method} {self._base}{path} HTTP/1.1", f"host: {self._netloc}", "accept: application/json"]
         head += ["connection: close", "user-agent: headgate", f"content-length: {len(body)}", *self._authorization()]
         head += [f"content-type: {content_type}"] if content_type else []
@@ -155,7 +155,7 @@ class Api:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
             writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + body)
-            answer = Answer(reader, silence_s)
+            answer = ApiResponse(reader, silence_s)
             await answer.begin()
             yield answer
         except (OSError, HttpParserError, asyncio.IncompleteReadError) as error:
@@ -174,7 +174,7 @@ class Api:
             raise FleetError(f"{self._token_file}: {error.strerror or error}: no token for the API server") from error
 
 
-class Answer:
+class ApiResponse:
     """One answer as it is read. httptools calls the methods that begin with on_."""
 
     def __init__(self, reader: asyncio.StreamReader, silence_s: float) -> None:
@@ -241,7 +241,7 @@ def _error(status: int, body: bytes) -> ApiError:
         message = body[:200].decode(errors="replace").strip()
     message = " ".join((message or f"the API server answered {status}").split())
     if status == 410:
-        return Gone(status, message)
+        return WatchExpired(status, message)
     if status in (401, 403):
         message += "; `headgate export kubernetes` prints the role that the gateway's service account needs"
     return ApiError(status, message)

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
-from headgate.fleet.kubernetes_api import Api, ApiError, Gone, Object, find_access
+from headgate.fleet.kubernetes_api import Api, ApiError, Object, WatchExpired, find_access
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
 from headgate.model.cluster_config import KubernetesConfig
 from headgate.model.plain import plain
@@ -240,7 +240,7 @@ class KubernetesFleet:
                 version = await self._watch(version)
                 pause_s = PAUSES_S[0]
                 continue
-            except Gone:
+            except WatchExpired:
                 log.info("the watch of pods is too old: they are listed anew")
             except (FleetError, TimeoutError) as error:
                 log.warning("pods can't be watched right now: %s", error or "it fell silent")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from headgate.model.clock import Clock
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.lifecycle import Happened, State, next_state
+from headgate.policy.lifecycle import Lifecycle, LifecycleEvent, next_state
 
 NOTES = 256
 """Decisions and changes of state that are kept, the latest."""
@@ -78,7 +78,7 @@ class Member:
     asked_at: float
     """When its start began."""
     since: float
-    state: State = State.STARTING
+    state: Lifecycle = Lifecycle.STARTING
     why: str = "started"
     then_park: bool = False
     """While it drains: it is kept afterwards, not stopped."""
@@ -94,7 +94,7 @@ class Member:
     def id(self) -> ReplicaId:
         return self.replica.id
 
-    def happened(self, happened: Happened, why: str, now: float) -> bool:
+    def happened(self, happened: LifecycleEvent, why: str, now: float) -> bool:
         """Whether that changed anything."""
         after = next_state(self.state, happened)
         if after is self.state:

@@ -65,7 +65,7 @@ Change = Appeared | Vanished
 Callback = Callable[[Change], None]
 
 
-class Fleet(Protocol):
+class Launcher(Protocol):
     async def open(self) -> None:
         """Raises FleetError if there is nothing to start replicas on."""
 

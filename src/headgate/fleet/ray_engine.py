@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RayPlace:
     """Where a replica is, for now."""
 
     url: str
@@ -67,8 +67,8 @@ class EngineActor:
     def spec(self) -> Spec:
         return self._spec
 
-    def where(self) -> Place:
-        return Place(f"http://{self._host}:{self._port}", self._node, self._process.pid)
+    def where(self) -> RayPlace:
+        return RayPlace(f"http://{self._host}:{self._port}", self._node, self._process.pid)
 
     def until_end(self) -> None:
         """Never returns of itself: whoever waits is told by Ray that the actor has ended."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
-from headgate.fleet.ray_engine import EngineActor, Place
+from headgate.fleet.ray_engine import EngineActor, RayPlace
 from headgate.model.cluster_config import RayConfig
 from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
@@ -68,7 +68,7 @@ class RayFleet:
     def list(self) -> tuple[Replica, ...]:
         return tuple(self._replicas.values())
 
-    def where(self, replica_id: ReplicaId) -> "asyncio.Future[Place]":
+    def where(self, replica_id: ReplicaId) -> "asyncio.Future[RayPlace]":
         """The node it is on, and its engine's process there."""
         handle = self._handles[replica_id]
         return asyncio.ensure_future(_answer(handle.where))
@@ -174,7 +174,7 @@ class RayFleet:
             return  # it has no place yet, or is gone again
         self._found(replica_id, handle, spec, place)
 
-    def _found(self, replica_id: ReplicaId, handle: Any, spec: Spec, place: Place) -> None:
+    def _found(self, replica_id: ReplicaId, handle: Any, spec: Spec, place: RayPlace) -> None:
         self._handles[replica_id] = handle
         self._appear(replica_id, spec, place)
         follower = self._follow(replica_id, handle, spec)
@@ -206,7 +206,7 @@ class RayFleet:
         self._stopping.discard(replica_id)
         self._vanish(replica_id, "stopped" if stopped else "its actor has ended for good")
 
-    async def _again(self, handle: Any) -> Place | None:
+    async def _again(self, handle: Any) -> RayPlace | None:
         """Its next place; None: there will be none."""
         while True:
             try:
@@ -216,7 +216,7 @@ class RayFleet:
             except self._ray.exceptions.RayError:
                 await asyncio.sleep(AGAIN_S)
 
-    def _appear(self, replica_id: ReplicaId, spec: Spec, place: Place) -> None:
+    def _appear(self, replica_id: ReplicaId, spec: Spec, place: RayPlace) -> None:
         replica = Replica(
             id=replica_id,
             url=place.url,
@@ -241,6 +241,6 @@ class RayFleet:
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
 
-async def _answer(method: Any) -> Place:
-    place: Place = await method.remote()
+async def _answer(method: Any) -> RayPlace:
+    place: RayPlace = await method.remote()
     return place

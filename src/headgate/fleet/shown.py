@@ -6,7 +6,7 @@ from typing import Any
 
 from headgate.fleet.member import Book, Hands, Member
 from headgate.policy import scale
-from headgate.policy.lifecycle import OVER, State
+from headgate.policy.lifecycle import OVER, Lifecycle
 from headgate.policy.scale import Decision, PoolView
 
 NEWS = 8
@@ -17,7 +17,10 @@ def pool_view(members: Iterable[Member], asked_for: int, hands: Hands, start_s: 
     """For the Scaler. `asked_for`: starts that the fleet has not answered yet."""
     demand = hands.demand(now)
     there = [_as_seen(member, hands, now) for member in members if not is_gone(member)]
-    coming = [scale.Member(id=f"(asked for: {number})", state=State.STARTING, since=now) for number in range(asked_for)]
+    coming = [
+        scale.PoolMember(id=f"(asked for: {number})", state=Lifecycle.STARTING, since=now)
+        for number in range(asked_for)
+    ]
     return PoolView(
         members=(*there, *coming),
         waiting=demand.waiting,
@@ -32,13 +35,13 @@ def is_gone(member: Member) -> bool:
     return member.state in OVER and not member.comes_back
 
 
-def _as_seen(member: Member, hands: Hands, now: float) -> scale.Member:
+def _as_seen(member: Member, hands: Hands, now: float) -> scale.PoolMember:
     """One that is out or being started again is on its way back: others stand in, and no further one is started."""
     work = hands.work(member.id, now)
-    coming = member.out_since is not None or member.state is State.FAILED
-    return scale.Member(
+    coming = member.out_since is not None or member.state is Lifecycle.FAILED
+    return scale.PoolMember(
         id=member.id,
-        state=State.STARTING if coming else member.state,
+        state=Lifecycle.STARTING if coming else member.state,
         since=member.since,
         requests=work.requests,
         outstanding_tokens=work.tokens,

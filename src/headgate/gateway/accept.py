@@ -18,7 +18,7 @@ from headgate.gateway.naming import Naming
 from headgate.gateway.prompt import MEDIA_TOKENS, found_in
 from headgate.gateway.response_voice import Native, Translated
 from headgate.gateway.responses import Untold, as_chat, cap, read
-from headgate.gateway.shape import Shape, Usual
+from headgate.gateway.shape import ChatFields, UsualFields
 from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.gateway_config import Tenant
 from headgate.model.lane import Lane
@@ -32,7 +32,7 @@ from headgate.policy.prompt_size import PromptSizes
 from headgate.wire import json
 from headgate.wire.canonical import NOT_CANONICAL, canonical
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.long_json import LONG_BYTES, lightened, parse_long, whole
 
 LONGEST_NAME: Final = 256
@@ -139,7 +139,7 @@ class Acceptor:
         lanes: dict[str, Lane],
         classifier: Classifier,
         identities: Identities,
-        limits: Limits,
+        limits: WireLimits,
         output: Output | None = None,
         open_fields: frozenset[str] = frozenset(),
     ) -> None:
@@ -290,10 +290,10 @@ class Acceptor:
             accepted.lighten()
         return accepted
 
-    def _understood(self, body: object) -> tuple[Shape, bool]:
+    def _understood(self, body: object) -> tuple[ChatFields, bool]:
         """And whether the body is as it came."""
         try:
-            return msgspec.convert(body, Usual), True
+            return msgspec.convert(body, UsualFields), True
         except msgspec.ValidationError:
             changed = isinstance(body, dict) and made_whole(body)
         name = body.get("model") if isinstance(body, dict) else None
@@ -351,7 +351,7 @@ class Acceptor:
         if count > most:
             raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
 
-    def _lane(self, shape: Shape, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
+    def _lane(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
         named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
         name = named or tenant.default_lane
         if name is None:
@@ -363,7 +363,7 @@ class Acceptor:
             raise InvalidRequest(f"lane {name!r} is not open to tenant {tenant.name!r}", param="lane")
         return lane
 
-    def _priority(self, shape: Shape, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
+    def _priority(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
         """Said by the client only if it is trusted; whoever else could name it would name the best."""
         if tenant.trusted:
             if shape.priority is not None:
@@ -398,7 +398,7 @@ class Acceptor:
         return usual if allowed is None else min(allowed, usual)
 
 
-def _asked(shape: Shape, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
+def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
     """Output tokens that it asks for, by whatever name. Names of other APIs are taken out of the body."""
     asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
     other = shape.max_output_tokens

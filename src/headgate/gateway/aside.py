@@ -110,7 +110,7 @@ class AsideQueue:
         return last
 
 
-class Aside:
+class ParsingThread:
     """The thread: one, as more would only share the interpreter's lock."""
 
     def __init__(self, loop: AbstractEventLoop, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any, Final
 
 from headgate.gateway.prompt import PromptFound
-from headgate.gateway.shape import INTEGERS, LONGEST_STOP, Shape
+from headgate.gateway.shape import INTEGERS, LONGEST_STOP, ChatFields
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import Lane
 from headgate.model.plain import plain
@@ -137,7 +137,7 @@ def _at_least(name: str, number: int, least: int) -> int:
 # -- what a lane allows -----------------------------------------------------------------------------------------
 
 
-def choices_of(shape: Shape, extra: Extra | None, found: PromptFound, lane: Lane, embeds: bool) -> int:
+def choices_of(shape: ChatFields, extra: Extra | None, found: PromptFound, lane: Lane, embeds: bool) -> int:
     """How many answers it asks for, each a sequence of its own in the engine. Raises InvalidRequest."""
     if embeds:
         if found.prompts > lane.inputs_limit:
@@ -153,7 +153,7 @@ def choices_of(shape: Shape, extra: Extra | None, found: PromptFound, lane: Lane
     return choices
 
 
-def keep_bounds(shape: Shape, extra: Extra, lane: Lane) -> None:
+def keep_bounds(shape: ChatFields, extra: Extra, lane: Lane) -> None:
     """Raises InvalidRequest."""
     stop, bias = shape.stop, shape.logit_bias
     if isinstance(stop, list) and len(stop) > lane.stops_limit:
@@ -191,9 +191,9 @@ def made_whole(body: dict[str, Any]) -> bool:
     return changed
 
 
-def looked_into(body: object, ranges: Ranges) -> Shape:
+def looked_into(body: object, ranges: Ranges) -> ChatFields:
     """Of a body that is not in the usual ranges: what it asks, or what is wrong with it. Raises InvalidRequest."""
-    shape = json.convert(body, Shape)
+    shape = json.convert(body, ChatFields)
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "dimensions"):
         _within(name, getattr(shape, name), 1, inf)
     _within("n", shape.n, 1, ranges.n)

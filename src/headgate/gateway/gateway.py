@@ -16,7 +16,7 @@ import msgspec
 from headgate.gateway.abilities import RESPONSES, Abilities
 from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import NO_LANE, Account
-from headgate.gateway.aside import Aside, too_many_waiting
+from headgate.gateway.aside import ParsingThread, too_many_waiting
 from headgate.gateway.bounded import bounded, still_bounded
 from headgate.gateway.continuation import rest_of
 from headgate.gateway.failure import failure
@@ -32,13 +32,13 @@ from headgate.model.errors import EngineFailed, Gone, Refused, ReplicaAnswered, 
 from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, FirstToken, Hedge, Tick
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, Gap, Record, Seen, kept
+from headgate.model.record import Ahead, Attempt, ConsideredReplica, Gap, Record, kept
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.limits import over_message
 from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
-from headgate.replica.http import Call, Listener, Once, Pool, request_head
+from headgate.replica.http import Call, Connections, Listener, Once, request_head
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
 from headgate.wire.long_json import LONG_BYTES
@@ -67,12 +67,12 @@ PASSED_ON: Final = ("traceparent", "tracestate")
 """Headers a replica gets to see as the client sent them."""
 
 
-class Place:
+class Endpoint:
     """A replica that requests can be sent to, and how."""
 
     __slots__ = ("answered_at", "default_model", "dialect", "heads", "pool", "replica", "shape")
 
-    def __init__(self, replica: Replica, pool: Pool) -> None:
+    def __init__(self, replica: Replica, pool: Connections) -> None:
         self.replica = replica
         self.pool = pool
         self.heads: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ class Ticket:
         """Where it is, or was last."""
         self.attempts = 0
         self.reason = ""
-        self.seen: tuple[Seen, ...] = ()
+        self.seen: tuple[ConsideredReplica, ...] = ()
         self.cold = False
         self.ahead: Ahead | None = None
         # Its stages follow each other without a gap: whatever ends one begins the next.
@@ -205,12 +205,12 @@ class Gateway:
         """For whoever records what was asked."""
         self.hold: Callable[[Request], bool] | None = None
         """Whether an arrival waits a moment for its tenant's allowance; None: no other gateway shares the limits."""
-        self._places: dict[ReplicaId, Place] = {}
+        self._places: dict[ReplicaId, Endpoint] = {}
         acceptor.abilities = Abilities(self._places)
         self.shadows: Shadows | None = None
         """Who makes copies, where names have versions."""
         self._loop = asyncio.get_running_loop()
-        self._aside = Aside(self._loop, clock)
+        self._aside = ParsingThread(self._loop, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
 
@@ -485,7 +485,7 @@ class Gateway:
         body = rival.body(self._body(ticket, accepted, place, lane))
         rival.start(_ask(ticket, place, self._head(ticket, place), _encode(body), rival))
 
-    def _head(self, ticket: Ticket, place: Place) -> bytes:
+    def _head(self, ticket: Ticket, place: Endpoint) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
         request = accepted.request
         # Made once per path; only the id, and what is passed on, differ from request to request.
@@ -503,7 +503,7 @@ class Gateway:
             head += session_line(dialect, request.session)
         return head
 
-    def _body(self, ticket: Ticket, accepted: Accepted, place: Place, lane: Lane) -> dict[str, Any]:
+    def _body(self, ticket: Ticket, accepted: Accepted, place: Endpoint, lane: Lane) -> dict[str, Any]:
         """As this replica wants it; the very same where it wants nothing else."""
         request, replica = accepted.request, place.replica
         body = accepted.body
@@ -737,12 +737,12 @@ class Gateway:
     # -- replicas ----------------------------------------------------------------------------------------
 
     @property
-    def places(self) -> Mapping[ReplicaId, Place]:
+    def places(self) -> Mapping[ReplicaId, Endpoint]:
         return self._places
 
-    def join(self, replica: Replica, pool: Pool) -> None:
+    def join(self, replica: Replica, pool: Connections) -> None:
         known = self._places.get(replica.id)
-        self._places[replica.id] = place = Place(replica, pool)
+        self._places[replica.id] = place = Endpoint(replica, pool)
         if known is not None:
             place.default_model = known.default_model
 
@@ -827,7 +827,7 @@ def _safely(do: Callable[[], None]) -> bool:
     return True
 
 
-def _ask(ticket: Ticket, place: Place, head: bytes, body: bytes, listener: Listener) -> Call:
+def _ask(ticket: Ticket, place: Endpoint, head: bytes, body: bytes, listener: Listener) -> Call:
     call = place.pool.send(head, body, listener)
     if ticket.failures:
         call.once = True

@@ -28,7 +28,7 @@ _BACKSLASH: Final = 92
 _STREAMED: Final = {"chat.completion.chunk": "chat.completion"}
 
 
-class Whole:
+class GatheredAnswer:
     """An answer as it grows."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ class Gather:
         self._prompt_tokens = prompt_tokens
         self._clock = clock
         self._call: Call | None = None
-        self._whole = Whole()
+        self._whole = GatheredAnswer()
         self._headers: dict[str, str] = {}
         self._streams = False
         self._said_done = False

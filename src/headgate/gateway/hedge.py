@@ -24,7 +24,7 @@ from headgate.model.errors import Gone, InvalidRequest, ReplicaAnswered, Replica
 from headgate.model.event import Event, Hedge, HedgeWon
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
-from headgate.model.record import Attempt, Hedged, Seen
+from headgate.model.record import Attempt, ConsideredReplica, Hedged
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
 from headgate.replica.http import Call
@@ -39,20 +39,20 @@ _CLIENT_FAULTS: Final = (400, 404, 405, 409, 413, 415, 422, 501)
 _ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
 
 
-class Ticket(Protocol):
+class HedgedTicket(Protocol):
     """What is read and written of the passage."""
 
     accepted: Accepted
     replica: Replica | None
     reason: str
-    seen: tuple[Seen, ...]
+    seen: tuple[ConsideredReplica, ...]
     since: float
     retry_s: float
 
     def note(self, attempt: Attempt) -> None: ...
 
 
-class Gateway(Protocol):
+class HedgeDriver(Protocol):
     """Who is told. `ticket` is the one that the Rival was made with."""
 
     def hear(self, event: Event, now: float | None = None) -> None: ...
@@ -84,8 +84,8 @@ class Rival:
 
     def __init__(
         self,
-        gateway: Gateway,
-        ticket: Ticket,
+        gateway: HedgeDriver,
+        ticket: HedgedTicket,
         relay: Relay,
         replica: Replica,
         command: Hedge,

@@ -16,7 +16,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.plain import plain
 from headgate.policy.capability import Room, ask_of, choose
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.rollout import Split, digest_of
+from headgate.policy.rollout import TrafficSplit, digest_of
 
 PIN: Final = "x-headgate-version"
 """Trusted clients say with it which version they want."""
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True):
     """One public name, as it stands right now."""
 
     config: ModelConfig
-    split: Split | None = None
+    split: TrafficSplit | None = None
     """None: it has rules instead of versions."""
     targets: Mapping[str, str] = {}
     """Version → model."""

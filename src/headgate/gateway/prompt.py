@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.gateway.abilities import RESPONSES
 from headgate.gateway.responses import parts
-from headgate.gateway.shape import Shape
+from headgate.gateway.shape import ChatFields
 from headgate.model.errors import InvalidRequest
 
 MOST_MESSAGES_HASHED: Final = 128
@@ -57,7 +57,7 @@ class PromptFound:
         """How many it is, where it came as token ids; 0: as text."""
 
 
-def found_in(shape: Shape, path: str, body: dict[str, Any]) -> PromptFound:
+def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
     """Raises InvalidRequest where nothing is asked."""
     prompts, tokens = 1, 0
     if path.endswith("/chat/completions"):

@@ -49,7 +49,7 @@ from headgate.replica.shape import Chunk, Usage, decode_chunk
 from headgate.wire.errors import STATUS, Headers
 from headgate.wire.exchange import Exchange
 
-__all__ = ["Owner", "Relay", "RelayLimits", "Summary"]
+__all__ = ["Relay", "RelayLimits", "RelayOwner", "Summary"]
 
 DONE: Final = b"[DONE]"
 COMPLETED: Final = Outcome.COMPLETED
@@ -147,7 +147,7 @@ class Summary:
         """How long the client was behind."""
 
 
-class Owner(Protocol):
+class RelayOwner(Protocol):
     """Whose request it is."""
 
     def on_first(self) -> None:
@@ -173,7 +173,7 @@ class Owner(Protocol):
         been called. `Relay.abandon` lets go of the replica."""
 
 
-class Rival(Protocol):
+class HedgedAttempt(Protocol):
     """The same request at another replica, while neither has answered."""
 
     def cancel(self) -> None:
@@ -232,7 +232,7 @@ class Relay:
     def __init__(
         self,
         exchange: Exchange,
-        owner: Owner,
+        owner: RelayOwner,
         limits: RelayLimits,
         slow_client: WhenSlow,
         stream: bool,
@@ -278,7 +278,7 @@ class Relay:
         self._unheard = True
         """Nothing has come from the replica that is asked now."""
         self._call: Call | None = None
-        self.rival: Rival | None = None
+        self.rival: HedgedAttempt | None = None
         self._status = 0
         """Of the replica's answer, once its head has come."""
         self._room_in_s: float | None = None

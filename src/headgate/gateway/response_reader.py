@@ -10,7 +10,7 @@ import msgspec
 
 from headgate.gateway.output import REPETITION, plain
 from headgate.gateway.relay import Relay
-from headgate.gateway.response_voice import DONE, Said, read_said
+from headgate.gateway.response_voice import DONE, ResponseEvent, read_said
 from headgate.model.errors import ReplicaFailed
 from headgate.policy.runaway import Detector
 from headgate.replica.http import Call
@@ -29,7 +29,7 @@ BEFORE: Final = frozenset(
 )
 ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 FAILS: Final = frozenset({"response.failed", "response.error", "error"})
-INCOMPLETE: Final = Said(type="error", message="the replica's stream ended before its response was complete")
+INCOMPLETE: Final = ResponseEvent(type="error", message="the replica's stream ended before its response was complete")
 MOST_HELD: Final = 64
 """Events before the first token that are kept for it. More are left out: no client needs so many."""
 
@@ -97,7 +97,7 @@ class ResponseReader:
             self._relay.on_events([*held, *events])
             events.clear()
 
-    def _repeats(self, said: Said) -> bool:
+    def _repeats(self, said: ResponseEvent) -> bool:
         assert self._detector is not None
         return self._detector.hear(plain(bytes(said.delta)[1:-1]))  # without its quotes
 
@@ -117,17 +117,17 @@ class ResponseReader:
         self._relay.on_broken(flaw)
 
 
-def _read(data: bytes) -> Said | None:
+def _read(data: bytes) -> ResponseEvent | None:
     """None: it is no JSON object."""
     try:
         if not data.isascii():
             data.decode()
         return read_said(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Said() if data == DONE or is_event(data) else None
+        return ResponseEvent() if data == DONE or is_event(data) else None
 
 
-def _error(said: Said, data: bytes) -> bytes:
+def _error(said: ResponseEvent, data: bytes) -> bytes:
     """As the Relay knows errors."""
     if data.startswith(b'{"error"'):
         return data

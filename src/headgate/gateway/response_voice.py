@@ -22,7 +22,7 @@ NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Looku
 """What reading something else as a chat may raise."""
 
 
-class Said(msgspec.Struct):
+class ResponseEvent(msgspec.Struct):
     """What an engine's event is, as far as it has to be known."""
 
     type: str = ""
@@ -32,10 +32,10 @@ class Said(msgspec.Struct):
     code: str | int | None = None
 
 
-_decode_said = msgspec.json.Decoder(Said).decode
+_decode_said = msgspec.json.Decoder(ResponseEvent).decode
 
 
-def read_said(data: bytes) -> Said:
+def read_said(data: bytes) -> ResponseEvent:
     """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError."""
     try:
         return _decode_said(data)

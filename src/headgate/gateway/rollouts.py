@@ -14,8 +14,8 @@ from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
 from headgate.model.models_config import ModelConfig
 from headgate.model.record import Record
-from headgate.policy.rollout import Mode, No, Rollout, Stage, Step
-from headgate.policy.verdict import NOT_ITS_DOING, Sample, sample_of
+from headgate.policy.rollout import Mode, No, Rollout, RolloutStep, Stage
+from headgate.policy.verdict import NOT_ITS_DOING, VersionSample, sample_of
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +43,21 @@ class Rollouts:
 
     # -- what people say -----------------------------------------------------------------------------------
 
-    def start(self, name: str, version: str, mode: Mode, share: float | None) -> Step | No:
+    def start(self, name: str, version: str, mode: Mode, share: float | None) -> RolloutStep | No:
         rollout = self._rollouts[name]
         targets = {one.name: one.model for one in rollout.config.versions}
         if version in targets and not self._models.room(targets[version]).limit:
             return No(f"no replica serves {targets[version]} right now: start one before version {version} is tried")
         return self._said(rollout, rollout.start(version, mode, share, self._wall()))
 
-    def promote(self, name: str) -> Step | No:
+    def promote(self, name: str) -> RolloutStep | No:
         return self._said(self._rollouts[name], self._rollouts[name].promote(self._wall()))
 
-    def rollback(self, name: str) -> Step | No:
+    def rollback(self, name: str) -> RolloutStep | No:
         return self._said(self._rollouts[name], self._rollouts[name].rollback(self._wall()))
 
-    def _said(self, rollout: Rollout, said: Step | No) -> Step | No:
-        if isinstance(said, Step):
+    def _said(self, rollout: Rollout, said: RolloutStep | No) -> RolloutStep | No:
+        if isinstance(said, RolloutStep):
             self._publish(rollout, said)
         return said
 
@@ -72,7 +72,7 @@ class Rollouts:
                 sample = _of_baseline(record) if rollout.stage is Stage.SHADOW else None
                 if record.fell_back:  # it says nothing about the version that helped out
                     canary = record.fell_back == rollout.candidate
-                    sample = Sample(canary, failed=True) if record.outcome not in NOT_ITS_DOING else None
+                    sample = VersionSample(canary, failed=True) if record.outcome not in NOT_ITS_DOING else None
                 else:
                     sample = sample or sample_of(record, record.version == rollout.candidate)
                 if sample is not None:
@@ -84,7 +84,7 @@ class Rollouts:
                 log.warning("%s: %s at %.0f %%: %s", rollout.config.name, step.stage, step.share * 100, step.reason)
                 self._publish(rollout, step)
 
-    def _take_shadow(self, name: str, sample: Sample) -> None:
+    def _take_shadow(self, name: str, sample: VersionSample) -> None:
         rollout = self._rollouts.get(name)
         if rollout is not None and rollout.stage is Stage.SHADOW:
             rollout.take(sample)
@@ -161,7 +161,7 @@ class Rollouts:
             table[name] = Entry(rollout.config, rollout.split, targets, rollout.shadow)
         return table
 
-    def _publish(self, rollout: Rollout, _: Step) -> None:
+    def _publish(self, rollout: Rollout, _: RolloutStep) -> None:
         self._models.swap(self._table())
         self._shadows.allow(rollout.config.name, rollout.config.shadow.concurrency if rollout.shadow else 0)
         self._save()
@@ -177,13 +177,13 @@ class Rollouts:
             log.error("the state of rollouts could not be written to %s: %s", self._state, error)
 
 
-def _of_baseline(record: Record) -> Sample | None:
+def _of_baseline(record: Record) -> VersionSample | None:
     """Beside a shadow, from when it was sent: copies do not wait in the gateway's queue."""
     sample = sample_of(record, canary=False)
     if sample is None or sample.failed is not False:
         return sample
     at_replica_s = record.first_s + record.stream_s
-    return Sample(False, record.first_s, record.tpot_s, at_replica_s, None, sample.output_tokens, False)
+    return VersionSample(False, record.first_s, record.tpot_s, at_replica_s, None, sample.output_tokens, False)
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.warmup import Warmup
-from headgate.gateway.watch import Watch
+from headgate.gateway.watch import Prober
 from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.health import Standing
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 
 
 class FleetView(Protocol):
@@ -30,18 +30,18 @@ class FleetView(Protocol):
         """Its replicas that are paid for: from asked for to gone, whatever they do."""
 
 
-class Roster:
+class ReplicaSet:
     def __init__(
         self,
         gateway: Gateway,
-        new_pool: Callable[[Replica], Pool],
+        new_pool: Callable[[Replica], Connections],
         probe_interval_s: float,
         deep_interval_s: float,
         warmup: Warmup,
         say: Callable[[str], None],
     ) -> None:
         self.catalog = gateway.acceptor.names = Catalog(gateway.hear)
-        self.watches: dict[ReplicaId, Watch] = {}
+        self.watches: dict[ReplicaId, Prober] = {}
         self.urls: dict[ReplicaId, str] = {}
         self.fleet: FleetView | None = None
         """None: nobody starts and stops replicas here."""
@@ -52,7 +52,7 @@ class Roster:
         self._say = say
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
 
-    def join(self, replica: Replica, *, parked: bool = False) -> Watch:
+    def join(self, replica: Replica, *, parked: bool = False) -> Prober:
         """It is used once it has answered; parked: only once `route` says so."""
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
@@ -60,7 +60,7 @@ class Roster:
         self._gateway.join(replica, pool)
         self.catalog.add(replica)
         self.urls[replica.id] = replica.url
-        watch = Watch(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
+        watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
         self.watches[replica.id] = watch
         if parked:
             self._gateway.hear(ReplicaParked(replica.id, True))
@@ -103,7 +103,7 @@ class Roster:
             )
         return told
 
-    # -- what a Watch asks and tells ---------------------------------------------------------------------------
+    # -- what a Prober asks and tells ---------------------------------------------------------------------------
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         self.catalog.said(replica_id, models, adapters)

@@ -17,9 +17,9 @@ from headgate.gateway.output import speaks
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.policy.fleet import Fleet
-from headgate.policy.verdict import Sample
-from headgate.replica.http import Call, Pool, request_head
+from headgate.policy.fleet import RouteIndex
+from headgate.policy.verdict import VersionSample
+from headgate.replica.http import Call, Connections, request_head
 from headgate.replica.openai import flaw_in, read_usage
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class Tally:
+class ShadowTally:
     allowed: int = 0
     under_way: int = 0
     copied: int = 0
@@ -41,35 +41,35 @@ class Tally:
     failed: int = 0
 
 
-class Place(Protocol):
+class ShadowEndpoint(Protocol):
     """A replica and the connections to it."""
 
     @property
     def replica(self) -> Replica: ...
     @property
-    def pool(self) -> Pool: ...
+    def pool(self) -> Connections: ...
 
 
 class Shadows:
     def __init__(
         self,
-        fleet: Fleet,
-        places: Mapping[ReplicaId, Place],
+        fleet: RouteIndex,
+        places: Mapping[ReplicaId, ShadowEndpoint],
         clock: Clock,
     ) -> None:
-        self.told: Callable[[str, Sample], None] = lambda name, sample: None
+        self.told: Callable[[str, VersionSample], None] = lambda name, sample: None
         """Hears how each went."""
         self._fleet = fleet
         self._places = places
         self._clock = clock
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, ShadowTally] = {}
         self._loop = asyncio.get_running_loop()
 
     def allow(self, name: str, concurrency: int) -> None:
-        self._tallies.setdefault(name, Tally()).allowed = concurrency
+        self._tallies.setdefault(name, ShadowTally()).allowed = concurrency
 
     def counts(self, name: str) -> dict[str, int]:
-        tally = self._tallies.get(name, Tally())
+        tally = self._tallies.get(name, ShadowTally())
         return {
             "under_way": tally.under_way,
             "copied": tally.copied,
@@ -79,14 +79,14 @@ class Shadows:
 
     def copy(self, name: str, model: str, path: str, body: dict[str, Any], prompt_bytes: int) -> None:
         """Later, when the request itself is on its way."""
-        tally = self._tallies.setdefault(name, Tally())
+        tally = self._tallies.setdefault(name, ShadowTally())
         if tally.under_way >= tally.allowed or prompt_bytes > MOST_BYTES:
             tally.left_out += 1
             return
         tally.under_way += 1
         self._loop.call_soon(self._send, name, tally, model, path, body)
 
-    def _send(self, name: str, tally: Tally, model: str, path: str, body: dict[str, Any]) -> None:
+    def _send(self, name: str, tally: ShadowTally, model: str, path: str, body: dict[str, Any]) -> None:
         load = self._replica(model)
         if load is None:
             tally.under_way -= 1
@@ -96,12 +96,12 @@ class Shadows:
         pool = place.pool
         tally.copied += 1
 
-        def over(sample: Sample) -> None:
+        def over(sample: VersionSample) -> None:
             tally.under_way -= 1
             tally.failed += sample.failed is True
             self.told(name, sample)
 
-        copy = Copy(self._clock, bool(body.get("stream")), over)
+        copy = ShadowCopy(self._clock, bool(body.get("stream")), over)
         asked = {**body, "model": place.replica.served_as or model}
         try:
             copy.call = pool.send(request_head(path, pool.host), _encode(asked), copy)
@@ -118,7 +118,7 @@ class Shadows:
         return min(usable, key=lambda load: self._places[load.id].pool.busy, default=None)
 
 
-class Copy:
+class ShadowCopy:
     """The Listener of one copy. Over exactly once."""
 
     __slots__ = (
@@ -135,10 +135,10 @@ class Copy:
         "call",
     )
 
-    def __init__(self, clock: Clock, stream: bool, over: Callable[[Sample], None]) -> None:
+    def __init__(self, clock: Clock, stream: bool, over: Callable[[VersionSample], None]) -> None:
         self._clock = clock
         self._stream = stream
-        self._over: Callable[[Sample], None] | None = over
+        self._over: Callable[[VersionSample], None] | None = over
         self._sent_at = clock()
         self._first_at: float | None = None
         self._last_at: float | None = None
@@ -201,8 +201,8 @@ class Copy:
             call.cancel()
         first, last, tokens = self._first_at, self._last_at, self._tokens or self._events
         if failed or last is None:
-            over(Sample(True, failed=True))
+            over(VersionSample(True, failed=True))
             return
         ttft = None if first is None else first - self._sent_at
         tpot = (last - first) / (tokens - 1) if first is not None and tokens > 1 else None
-        over(Sample(True, ttft, tpot, last - self._sent_at, None, tokens or None, False))
+        over(VersionSample(True, ttft, tpot, last - self._sent_at, None, tokens or None, False))

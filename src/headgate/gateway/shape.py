@@ -9,11 +9,11 @@ LONGEST_STOP = 1024
 """Characters of a stop sequence."""
 
 
-class StreamOptions(msgspec.Struct, gc=False):
+class StreamFields(msgspec.Struct, gc=False):
     include_usage: bool | None = None
 
 
-class Shape(msgspec.Struct, kw_only=True, gc=False):
+class ChatFields(msgspec.Struct, kw_only=True, gc=False):
     """The part of a body that the gateway has to understand; the rest passes through. Null is the same as nothing."""
 
     model: str | None = None
@@ -21,7 +21,7 @@ class Shape(msgspec.Struct, kw_only=True, gc=False):
     prompt: str | list[Any] | None = None
     input: str | list[Any] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamFields | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -48,7 +48,7 @@ _AtLeastOne = Annotated[int, Meta(ge=1)]
 _Stop = Annotated[str, Meta(max_length=LONGEST_STOP)]
 
 
-class Usual(Shape, kw_only=True, gc=False):
+class UsualFields(ChatFields, kw_only=True, gc=False):
     """One whose values are in OpenAI's own ranges: nearly every body is, and for it this is all that is looked at."""
 
     max_tokens: _AtLeastOne | None = None

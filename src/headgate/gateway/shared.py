@@ -15,7 +15,7 @@ from headgate.gateway.shared_store import Lease, Store, StoreGone
 from headgate.model.clock import Clock
 from headgate.model.event import Event, Leased, Shared
 from headgate.model.request import Request
-from headgate.policy.allowance import Appetite, Ask, part_of
+from headgate.policy.allowance import AllowanceClaim, Appetite, part_of
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.limits import ROUNDING_S, TenantLimits
 from headgate.policy.shared_limits import Purse, SharedLimits, cost_s
@@ -36,7 +36,7 @@ NOTHING: Final = (0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldRequest:
     request: Request
     until: float
     asked: bool = False
@@ -61,7 +61,7 @@ class Sharing:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._held: list[Held] = []
+        self._held: list[HeldRequest] = []
         self._timer: asyncio.TimerHandle | None = None
         self._appetites: dict[str, Appetite] = {}
         """Of those that have an allowance, or had one a moment ago."""
@@ -92,7 +92,7 @@ class Sharing:
         now = self._clock()
         if len(self._held) >= MOST_HELD or shared.wait_s(request.tenant, limits, request.tokens, now):
             return False
-        self._held.append(Held(request, now + HOLD_S))
+        self._held.append(HeldRequest(request, now + HOLD_S))
         if self._timer is None:
             self._timer = self._loop.call_later(HOLD_S, self._overdue)
         self._wake.set()
@@ -113,7 +113,7 @@ class Sharing:
         if self._held and self._timer is None:
             self._timer = self._loop.call_later(max(0.0, self._held[0].until - now), self._overdue)
 
-    def _release(self, ready: list[Held]) -> None:
+    def _release(self, ready: list[HeldRequest]) -> None:
         if not ready:
             return
         gone = set(map(id, ready))
@@ -217,7 +217,7 @@ class Sharing:
             except Exception as flaw:
                 self._flawed(flaw)
 
-    async def _lease(self, asks: list[Ask]) -> None:
+    async def _lease(self, asks: list[AllowanceClaim]) -> None:
         if not asks:
             return
         for ask in asks:  # what is given back must not be spent meanwhile
@@ -232,22 +232,22 @@ class Sharing:
         answered = {ask.tenant for ask in asks}
         self._release([held for held in self._held if held.request.tenant in answered and self._answered(held)])
 
-    def _leased(self, ask: Ask, lease: Lease) -> None:
+    def _leased(self, ask: AllowanceClaim, lease: Lease) -> None:
         """What was owed has been charged, and is owed no longer."""
         requests_s = lease.requests_s + max(0.0, ask.charge[0])
         tokens_s = lease.tokens_s + max(0.0, ask.charge[1])
         self._floors.discard(ask.tenant)
         self._hear(Leased(ask.tenant, requests_s, tokens_s, lease.requests_full_s, lease.tokens_full_s))
 
-    def _answered(self, held: Held) -> bool:
+    def _answered(self, held: HeldRequest) -> bool:
         limits = self._dispatcher.tenants.get(held.request.tenant)
         return held.asked or limits is None or self._limits.covers(held.request.tenant, limits, held.request.tokens)
 
     # -- how much ---------------------------------------------------------------------------------------------
 
-    def _asks(self, now: float) -> list[Ask]:
+    def _asks(self, now: float) -> list[AllowanceClaim]:
         shared = self._limits
-        needs: dict[str, list[Held]] = {}
+        needs: dict[str, list[HeldRequest]] = {}
         for held in self._held:
             held.asked = True
             needs.setdefault(held.request.tenant, []).append(held)
@@ -256,7 +256,7 @@ class Sharing:
         made = (self._ask(tenant, needs.get(tenant, []), now) for tenant in tenants)
         return [ask for ask in made if ask is not None]
 
-    def _ask(self, tenant: str, needs: list[Held], now: float) -> Ask | None:
+    def _ask(self, tenant: str, needs: list[HeldRequest], now: float) -> AllowanceClaim | None:
         """None: it has what it should have."""
         limits = self._dispatcher.tenants.get(tenant)
         purse = self._limits.purses.get(tenant) or Purse()
@@ -284,11 +284,11 @@ class Sharing:
         floor = self._limits.full_in_s(tenant, now) if tenant in self._floors else NOTHING
         if (charge, least, most, floor) == (NOTHING,) * 4:
             return None
-        return Ask(tenant, burst_s, charge, least, most, floor)
+        return AllowanceClaim(tenant, burst_s, charge, least, most, floor)
 
-    def _return(self, tenant: str, purse: Purse) -> Ask:
+    def _return(self, tenant: str, purse: Purse) -> AllowanceClaim:
         limits = self._dispatcher.tenants.get(tenant, TenantLimits())
-        return Ask(tenant, 60.0 * limits.burst, (-purse.requests_s, -purse.tokens_s))
+        return AllowanceClaim(tenant, 60.0 * limits.burst, (-purse.requests_s, -purse.tokens_s))
 
     @property
     def _limits(self) -> SharedLimits:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
-from headgate.policy.allowance import MOST_DEMAND, Ask
+from headgate.policy.allowance import MOST_DEMAND, AllowanceClaim
 
 ANSWER_S: Final = 0.25
 """For any answer of the store; then it counts as gone."""
@@ -138,7 +138,7 @@ class Lease:
 class Store(Protocol):
     """All raise StoreGone."""
 
-    async def lease(self, asks: list[Ask]) -> list[Lease]: ...
+    async def lease(self, asks: list[AllowanceClaim]) -> list[Lease]: ...
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
         """Tell of oneself, or, with None, take leave. Gives everybody's demand, and whether what it knows is worth
         nothing: oneself was new to it, or its clock was set."""
@@ -175,7 +175,7 @@ class RedisStore:
         """How far its clock was before ours, at the last beat."""
         self._failures = (RedisError, OSError, TimeoutError, ValueError)
 
-    async def lease(self, asks: list[Ask]) -> list[Lease]:
+    async def lease(self, asks: list[AllowanceClaim]) -> list[Lease]:
         keys = [f"{self._prefix}:tenant:{ask.tenant}" for ask in asks]
         given = [str(n) for ask in asks for n in (ask.burst_s, *ask.charge, *ask.least, *ask.most, *ask.floor)]
         told = await self._call(LEASE, keys, given)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headgate.gateway.watch import Watch
+from headgate.gateway.watch import Prober
 from headgate.model.errors import EngineFailed, QueueFull
 from headgate.model.replica import ReplicaId
 from headgate.wire.exchange import Exchange
@@ -21,7 +21,7 @@ MOST = 8
 
 
 class WarmNow:
-    def __init__(self, watches: Mapping[ReplicaId, Watch]) -> None:
+    def __init__(self, watches: Mapping[ReplicaId, Prober]) -> None:
         self._watches = watches
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -37,7 +37,7 @@ class WarmNow:
         for task in self._tasks:
             task.cancel()
 
-    async def _warm(self, exchange: Exchange, watch: Watch) -> None:
+    async def _warm(self, exchange: Exchange, watch: Prober) -> None:
         try:
             warmed = await watch.warm(asked=True)
         except Exception as error:

@@ -21,7 +21,7 @@ from headgate.model.plain import plain
 from headgate.model.replica import Replica
 from headgate.model.warm_config import AdapterConfig, WarmConfig
 from headgate.replica.dialects import Dialect
-from headgate.replica.http import OWN_BYTES, Once, Pool, request_head
+from headgate.replica.http import OWN_BYTES, Connections, Once, request_head
 from headgate.replica.openai import FULL, flaw_in, quoted, read_error
 
 PURPOSE: Final = ("x-headgate-purpose", "warm-up")
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WarmupStep:
     what: str
     tokens: int
     """Of its prompt, about."""
@@ -67,7 +67,7 @@ class Warmed:
     why: str
     """Of what went wrong; also where it did no harm."""
     took_s: float
-    steps: tuple[Step, ...] = ()
+    steps: tuple[WarmupStep, ...] = ()
     adapters: bool = False
     """Some were loaded, so that it now lists more models."""
     full: bool = False
@@ -77,12 +77,12 @@ class Warmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WarmupTarget:
     """Whom to warm, and what is known of it."""
 
     replica: Replica
     dialect: Dialect
-    pool: Pool
+    pool: Connections
     models: tuple[str, ...] = ()
     context: int | None = None
     """The longest sequence that it takes; None: unknown."""
@@ -104,7 +104,7 @@ class Warmup:
         """Our own engine warms itself; only what the gateway alone knows is left."""
         return self.config.before_use and (not dialect.warms_itself or bool(self.config.system_prompts))
 
-    async def warm(self, target: Target, *, all_of_it: bool = False) -> Warmed:
+    async def warm(self, target: WarmupTarget, *, all_of_it: bool = False) -> Warmed:
         """`all_of_it`: also what our own engine has done by itself."""
         began, steps = self._clock(), []
         prompts = all_of_it or not target.dialect.warms_itself
@@ -127,7 +127,7 @@ class Warmup:
         alive = broke is None or broke in loaded  # without an adapter it still serves everything else
         return Warmed(alive, why, self._clock() - began, tuple(steps), bool(loaded))
 
-    async def keep_alive(self, target: Target) -> bool | None:
+    async def keep_alive(self, target: WarmupTarget) -> bool | None:
         """Whether it generated; None: it was full. Its caches of code and of prompts are used, so that they stay."""
         step = await self._ask(target, "keep-alive", SHORT_TOKENS, _user(_text("again", SHORT_TOKENS)), None, 20.0)
         for ask in self._system_prompts(target):
@@ -136,7 +136,7 @@ class Warmup:
 
     # -- what is asked ---------------------------------------------------------------------------------------
 
-    async def _first(self, target: Target) -> Step:
+    async def _first(self, target: WarmupTarget) -> WarmupStep:
         """Busy with others is no reason to give up: it is asked again for as long as there is time."""
         ends = self._clock() + self.config.timeout_s
         while True:
@@ -146,8 +146,8 @@ class Warmup:
                 return step
             await asyncio.sleep(BUSY_PAUSE_S)
 
-    async def _shapes(self, target: Target) -> list[Step]:
-        steps: list[Step] = []
+    async def _shapes(self, target: WarmupTarget) -> list[WarmupStep]:
+        steps: list[WarmupStep] = []
         ends = self._clock() + self.config.limit_s
         # How long the others will take is guessed from this one: the very first compiled, allocated and loaded.
         last = await self._ask(target, "again", SHORT_TOKENS, _user(_text("again", SHORT_TOKENS)), None, 20.0)
@@ -177,7 +177,7 @@ class Warmup:
         found = {min(tokens, most): name for name, tokens in reversed(typical.items()) if name in wanted}
         return [(name, tokens) for tokens, name in sorted(found.items()) if tokens > SHORT_TOKENS]
 
-    def _system_prompts(self, target: Target) -> list[tuple[str, int, list[dict[str, str]], str | None]]:
+    def _system_prompts(self, target: WarmupTarget) -> list[tuple[str, int, list[dict[str, str]], str | None]]:
         return [
             (
                 f"system prompt {number}",
@@ -188,13 +188,13 @@ class Warmup:
             for number, text in enumerate(self.config.system_prompts, 1)
         ]
 
-    async def _adapters(self, target: Target) -> list[Step]:
+    async def _adapters(self, target: WarmupTarget) -> list[WarmupStep]:
         path = target.dialect.load_adapter
         if path is None:
             return []
         return [await self._load(target, path, one) for one in self.config.adapters if one.name not in target.models]
 
-    async def _load(self, target: Target, path: str, adapter: AdapterConfig) -> Step:
+    async def _load(self, target: WarmupTarget, path: str, adapter: AdapterConfig) -> WarmupStep:
         body = {"lora_name": adapter.name, "lora_path": adapter.path}
         what = f"adapter {adapter.name}"
         step = await self._post(target.pool, what, 1, path, body, self.config.timeout_s)
@@ -206,13 +206,13 @@ class Warmup:
 
     async def _ask(
         self,
-        target: Target,
+        target: WarmupTarget,
         what: str,
         tokens: int,
         messages: list[dict[str, str]],
         model: str | None,
         timeout_s: float,
-    ) -> Step:
+    ) -> WarmupStep:
         """A chat, or a text completion where there are no chats."""
         body: dict[str, Any] = {"model": model or target.model, "max_tokens": 1, "temperature": 0}
         step = await self._post(target.pool, what, tokens, CHAT, {**body, "messages": messages}, timeout_s)
@@ -222,7 +222,9 @@ class Warmup:
         again = await self._post(target.pool, what, tokens, TEXT, {**body, "prompt": text}, timeout_s)
         return again if again.ok else step
 
-    async def _post(self, pool: Pool, what: str, tokens: int, path: str, body: object, timeout_s: float) -> Step:
+    async def _post(
+        self, pool: Connections, what: str, tokens: int, path: str, body: object, timeout_s: float
+    ) -> WarmupStep:
         began = self._clock()
         status, note = 0, ""
         try:
@@ -233,11 +235,11 @@ class Warmup:
             note = "" if status == 200 else _said(pool, path, status, answer)
             if status == 200 and path in (CHAT, TEXT) and (why := flaw_in(answer, "choices")):
                 status, note = 0, why
-        return Step(what, tokens, self._clock() - began, status, note)
+        return WarmupStep(what, tokens, self._clock() - began, status, note)
 
 
-async def _once(pool: Pool, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-    """Like Pool.ask, with a word about what it is for."""
+async def _once(pool: Connections, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    """Like Connections.ask, with a word about what it is for."""
     probe = Once(asyncio.get_running_loop().create_future())
     call = pool.send(request_head(path, pool.host, (PURPOSE,)), body, probe)
     call.most_bytes = OWN_BYTES
@@ -250,7 +252,7 @@ async def _once(pool: Pool, path: str, body: bytes, timeout_s: float) -> tuple[i
         call.cancel()
 
 
-def _said(pool: Pool, path: str, status: int, answer: bytes) -> str:
+def _said(pool: Connections, path: str, status: int, answer: bytes) -> str:
     """In words, on one line."""
     if status in DENIED:
         return pool.denied(path, status)

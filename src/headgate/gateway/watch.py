@@ -18,17 +18,17 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from headgate.gateway.warmup import Target, Warmed, Warmup
+from headgate.gateway.warmup import Warmed, Warmup, WarmupTarget
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.sequence import LOWEST_PRIORITY
-from headgate.policy.health import Standing, State
+from headgate.policy.health import HealthState, Standing
 from headgate.replica.detect import Card, detect, read_cards
 from headgate.replica.dialects import PLAIN, Dialect, dialect_of
 from headgate.replica.gauges import read_gauges, text_of_gauges
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 from headgate.replica.openai import FULL, flaw_in, read_error
 
 log = logging.getLogger(__name__)
@@ -56,11 +56,11 @@ DENIED = (401, 403)
 MOST_WHY = 300
 """Characters of what went wrong that are kept for people."""
 
-OUT = (State.EJECTED, State.PROBATION)
+OUT = (HealthState.EJECTED, HealthState.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]
 
 
-class Owner(Protocol):
+class ProbeOwner(Protocol):
     """Who keeps the replicas."""
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
@@ -80,13 +80,13 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Watch:
+class Prober:
     """Looks after one replica for as long as `run` runs."""
 
     replica: Replica
-    pool: Pool
+    pool: Connections
     tell: Callable[[Event], None]
-    owner: Owner
+    owner: ProbeOwner
     warmup: Warmup
     say: Callable[[str], None] = log.info
     """For people."""
@@ -175,7 +175,7 @@ class Watch:
             if not self.joined.is_set():
                 self.phase = "warming"
                 self.say(f"warming {self.replica.url} ({self.dialect.name})")
-            target = Target(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+            target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
             warmed = await self.warmup.warm(target, all_of_it=asked)
             if warmed.adapters:
                 await self._ask_models()
@@ -234,7 +234,7 @@ class Watch:
         standing = self.owner.standing(self.replica.id)
         if standing is None or standing.state not in OUT:
             return False
-        if standing.state is State.EJECTED and standing.since != self._outage:
+        if standing.state is HealthState.EJECTED and standing.since != self._outage:
             self._outage, self._warm = standing.since, False
         return True
 
@@ -273,7 +273,7 @@ class Watch:
             await asyncio.sleep(every_s)
             before, sent = sent, self.owner.sent(self.replica.id)
             if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
-                target = Target(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+                target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
                 self._tell_deep(await self.warmup.keep_alive(target))
 
     # -- what is asked -----------------------------------------------------------------------------------------

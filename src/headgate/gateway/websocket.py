@@ -18,7 +18,7 @@ from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, 
 from headgate.wire import json
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.message import MessageExchange
 from headgate.wire.origin import key_offered
 from headgate.wire.reader import SANE_ID
@@ -52,7 +52,7 @@ class Opened(NamedTuple):
     error: InvalidRequest | None
 
 
-def open_message(data: bytes, limits: Limits) -> Opened:
+def open_message(data: bytes, limits: WireLimits) -> Opened:
     """The body without what was around it. What is no JSON is left to the gateway, which reads bodies."""
     try:
         envelope = _read_envelope(data)

@@ -7,7 +7,7 @@ of arrivals, first tokens and ends.
 import msgspec
 
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Seen
+from headgate.model.record import Ahead, ConsideredReplica
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 
@@ -131,7 +131,7 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     reason: str
     """Why this replica: for the record, and for people."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ConsideredReplica, ...] = ()
     """All that were looked at."""
     cold: bool = False
     """It has not finished a request since it came into use."""
@@ -158,7 +158,7 @@ class Hedge(msgspec.Struct, frozen=True, gc=False):
     replica_id: ReplicaId
     reason: str
     """Why this replica."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ConsideredReplica, ...] = ()
 
 
 Command = Dispatch | Refuse | Hedge

@@ -63,7 +63,7 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
     took_s: float
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class ConsideredReplica(msgspec.Struct, frozen=True, gc=False):
     """One of the replicas that were looked at for it."""
 
     replica_id: str
@@ -198,7 +198,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """None: it did not have to wait, or nobody else was waiting in its lane."""
     reason: str = ""
     """Why that replica, or why not at all."""
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ConsideredReplica, ...] = ()
 
     trace: str = ""
     """The W3C traceparent its replica got: the trace, our own span in it, and whether it was sampled from the start."""

@@ -36,7 +36,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Restore:
     """Make `slot` hold the first `length` tokens of a blob. The blob stays."""
 
     blob: int
@@ -51,7 +51,7 @@ class Drop:
     blob: int
 
 
-Move = Trim | Copy | Save | Load | Drop
+Move = Trim | Copy | Save | Restore | Drop
 
 
 class Row:

@@ -23,7 +23,7 @@ MOST_BODY_BYTES = 256 * 1024
 """Of a change: it is read as the config file is, while requests wait."""
 
 
-class Access:
+class AdminAccess:
     def __init__(self, admin_keys: tuple[str, ...], *, loopback_only: bool, tenants_have_keys: bool = False) -> None:
         self._loopback_only = loopback_only
         self.change(admin_keys, tenants_have_keys=tenants_have_keys)

@@ -24,7 +24,7 @@ import msgspec
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
 from headgate.model.plain import plain
 from headgate.model.record import Record
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.evidence import Evidence
 from headgate.observe.snapshot import Snapshot, Sources
 from headgate.observe.underway import neighbours_at, so_far
@@ -68,7 +68,7 @@ BY: dict[str, Callable[[Record], float]] = {"ttft": _ttft, "e2e": _e2e, "gap": _
 class Admin:
     """Also a consumer of records: `take` is called with those that closed, a few times a second."""
 
-    def __init__(self, sources: Sources, access: Access) -> None:
+    def __init__(self, sources: Sources, access: AdminAccess) -> None:
         self.access = access
         self._sources = sources
         self._gateway = gateway = sources.gateway
@@ -167,7 +167,7 @@ class Admin:
         return explain(record, near, self._sources.pulse.pauses, usual)
 
     def _slow(self, exchange: Exchange) -> None:
-        query = Query(exchange.query, ("lane", "last", "limit", "by"))
+        query = QueryString(exchange.query, ("lane", "last", "limit", "by"))
         lane = query.one_of("lane", self._gateway.dispatcher.lanes, None)
         last_s = query.number("last", 300.0, 1.0, LONGEST_S)
         limit = int(query.number("limit", 20, 1, MOST_SLOW))
@@ -191,7 +191,7 @@ class Admin:
         return _encode({"slow": found, "by": by, "lane": lane, "last_s": last_s, "of": len(records) - first})
 
     def _records(self, exchange: Exchange) -> None:
-        query = Query(exchange.query, ("last", "limit"))
+        query = QueryString(exchange.query, ("last", "limit"))
         last_s = query.number("last", 300.0, 0.0, LONGEST_S)
         limit = int(query.number("limit", 1000, 1, MOST_RECORDS))
         self._start(exchange, lambda: self._lines(last_s, limit), "application/x-ndjson")
@@ -232,7 +232,7 @@ class Admin:
             exchange.respond(200, body, content_type)
 
 
-class Query:
+class QueryString:
     """What was asked for after the `?`. Raises InvalidRequest by name for whatever does not fit."""
 
     def __init__(self, query: str, known: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from headgate.model.replica import Load, ReplicaId
 from headgate.observe.conditions import Conditions
 from headgate.observe.tenant_availability import TenantAvailability, availability
 from headgate.observe.webhook import Webhook
-from headgate.policy.alert import Change, Severity
+from headgate.policy.alert import AlertChange, Severity
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.promise import LEAST
 from headgate.policy.slo import (
@@ -27,7 +27,7 @@ from headgate.policy.slo import (
     Promise,
     Reading,
     Slo,
-    State,
+    SloState,
     Tail,
     asks,
 )
@@ -51,13 +51,13 @@ WINDOWS = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 _encode = msgspec.json.Encoder().encode
 
 
-class Sketch(Protocol):
+class QuantileSource(Protocol):
     @property
     def count(self) -> int: ...
     def quantiles(self, qs: Sequence[float], /, beyond: float = 0.0) -> list[float | None]: ...
 
 
-class Counts(Protocol):
+class CountSource(Protocol):
     @property
     def requests(self) -> int: ...
     @property
@@ -65,17 +65,17 @@ class Counts(Protocol):
     def beyond(self, figure: str, having: int, /) -> float: ...
 
 
-class Figures(Protocol):
+class FigureSource(Protocol):
     """What is asked of figures.py here."""
 
-    def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> Sketch: ...
-    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> Counts: ...
+    def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> QuantileSource: ...
+    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> CountSource: ...
 
 
 class Alarms:
     def __init__(
         self,
-        figures: Figures,
+        figures: FigureSource,
         dispatcher: Dispatcher,
         account: Account,
         observe: ObserveConfig,
@@ -98,13 +98,13 @@ class Alarms:
         self._now = 0.0
         self._turn = 0
         self._count_at = -inf
-        self._last_minutes: Counts
+        self._last_minutes: CountSource
         self._counted: dict[str, Availability] = {}
         """By lane, when it was last read."""
         self._in_use: dict[ReplicaId, Load] = {}
         self._first_at: float | None = None
 
-    def look(self, now: float) -> list[Change]:
+    def look(self, now: float) -> list[AlertChange]:
         self._now = now
         changes = self.slo.reconfigure(self._dispatcher.lanes, now)
         changes += self.slo.on(self._read(now), now)
@@ -166,10 +166,10 @@ class Alarms:
         return Availability(known.asked - before.asked, known.refused - before.refused, known.failed - before.failed)
 
     def _read_lane(self, name: str, ended: Availability, now: float) -> LaneReading:
-        sketches: dict[tuple[str, int], Sketch] = {}
-        counts: dict[int, Counts] = {}
+        sketches: dict[tuple[str, int], QuantileSource] = {}
+        counts: dict[int, CountSource] = {}
 
-        def sketch_of(figure: str, window_s: int) -> Sketch:
+        def sketch_of(figure: str, window_s: int) -> QuantileSource:
             if (figure, window_s) not in sketches:
                 sketches[figure, window_s] = self._figures.sketch(figure, window_s, now, lane=name)
             return sketches[figure, window_s]
@@ -204,7 +204,7 @@ class Alarms:
 
     # -- telling -----------------------------------------------------------------------------------------
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: AlertChange) -> None:
         where = f" of lane {change.lane}" if change.lane else ""
         was, severity = change.was.value, change.severity.value
         log.log(LEVELS[change.severity], "alert %s%s: %s → %s: %s", change.alert, where, was, severity, change.message)
@@ -270,7 +270,7 @@ class Alarms:
             },
         }
 
-    def _lanes(self, state: State) -> dict[str, dict[str, Any]]:
+    def _lanes(self, state: SloState) -> dict[str, dict[str, Any]]:
         """Each lane's own worst, and how many of its requests were answered."""
         told = {}
         for name, windows in state.availability.items():
@@ -326,7 +326,7 @@ def finite(value: float | None) -> float | None:
     return None if value is None or value == inf else value
 
 
-def _tail(sketch: Sketch, of: int, percentile: int, beyond: float) -> Tail:
+def _tail(sketch: QuantileSource, of: int, percentile: int, beyond: float) -> Tail:
     """`of`: how many requests the sketch is of; `beyond`: so many more missed their promise. A request counts for as
     many of its values as the others have on average."""
     share = percentile / 100

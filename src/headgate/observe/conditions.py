@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from headgate.model.replica import Load, ReplicaId
 from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import State
+from headgate.policy.health import HealthState
 from headgate.policy.promise import FleetReading
 from headgate.policy.slo_words import about_outage
 
@@ -26,7 +26,7 @@ _APART = ("ready", "draining", "parked", "stopped")
 """Of its life, where the gateway starts and stops replicas: those that are meant to get nothing."""
 
 
-class Watch(Protocol):
+class ProbePhase(Protocol):
     """What is asked of gateway/watch.py here."""
 
     @property
@@ -35,7 +35,7 @@ class Watch(Protocol):
     def why(self) -> str: ...
 
 
-class Fleet(Protocol):
+class FleetNews(Protocol):
     """What is asked of whoever starts and stops replicas."""
 
     def lifecycle(self, replica_id: ReplicaId) -> str | None: ...
@@ -53,8 +53,8 @@ class Conditions:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        watches: Mapping[ReplicaId, Watch] | None = None,
-        fleet: Callable[[], Fleet | None] = lambda: None,
+        watches: Mapping[ReplicaId, ProbePhase] | None = None,
+        fleet: Callable[[], FleetNews | None] = lambda: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._watches = {} if watches is None else watches
@@ -102,7 +102,11 @@ class Conditions:
         if watch is not None and watch.why:
             return watch.why
         # One that health has not put out yet has a standing that says why it is in use.
-        return standing.why if standing is not None and standing.state in (State.EJECTED, State.PROBATION) else ""
+        return (
+            standing.why
+            if standing is not None and standing.state in (HealthState.EJECTED, HealthState.PROBATION)
+            else ""
+        )
 
     def state(self, replica_id: ReplicaId, condition: Condition) -> str:
         """One word for people: its condition, or how far it has come in it. Never one that contradicts it."""
@@ -123,7 +127,7 @@ class Conditions:
             seen = _Seen(load, now)
         return seen
 
-    def _one(self, seen: _Seen, fleet: Fleet | None, now: float) -> Condition:
+    def _one(self, seen: _Seen, fleet: FleetNews | None, now: float) -> Condition:
         replica_id = seen.load.id
         lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
         if lifecycle in _COMING:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.policy.blame import LONG_CONTEXT, Pause
+from headgate.policy.blame import LONG_CONTEXT, GatewayPause
 from headgate.policy.explanation import Explanation, Kind, Stage, headline
 from headgate.policy.neighbours import Neighbour, keep, neighbours
 from headgate.policy.promise import first_counts, per_token_s
-from headgate.policy.usual import Usual, usual
+from headgate.policy.usual import UsualTimes, usual
 from headgate.policy.why import explain
 
 COMPLETED: Final = Outcome.COMPLETED
@@ -61,7 +61,7 @@ class Told(NamedTuple):
     headline: str
 
 
-class Slice:
+class EvidenceSlice:
     """One lane in ten seconds."""
 
     __slots__ = ("at", "cold", "failed", "preempted", "refused", "requests", "stalled", "tenants", "waited", "worst")
@@ -87,23 +87,23 @@ class Losses(NamedTuple):
 
 class Evidence:
     def __init__(
-        self, lanes: Callable[[], Mapping[str, Lane]], running: Running, pauses: Callable[[], Sequence[Pause]]
+        self, lanes: Callable[[], Mapping[str, Lane]], running: Running, pauses: Callable[[], Sequence[GatewayPause]]
     ) -> None:
         """All three as they are whenever they are asked for."""
         self._lanes = lanes
         self._running = running
         self._pauses = pauses
-        self._slices: dict[str, deque[Slice]] = {}
+        self._slices: dict[str, deque[EvidenceSlice]] = {}
         self._recent: dict[str, deque[Record]] = {}
         self._answers: dict[tuple[str, bool, bool], deque[Record]] = {}
         """By lane, whether streamed, and whether the first token's time is unknown."""
-        self._usual: dict[tuple[str, bool, bool], tuple[float, Usual | None]] = {}
+        self._usual: dict[tuple[str, bool, bool], tuple[float, UsualTimes | None]] = {}
         self._numbers = count()
 
     # -- writing ------------------------------------------------------------------------------------------
 
     def take(self, records: Sequence[Record], now: float) -> None:
-        candidates: list[tuple[float, Record, Slice]] = []
+        candidates: list[tuple[float, Record, EvidenceSlice]] = []
         lanes = {name: (lane, self._slice(name, now)) for name, lane in self._lanes().items()}
         for record in records:
             found = lanes.get(record.lane)
@@ -118,16 +118,16 @@ class Evidence:
         if candidates:
             self._tell(candidates, now)
 
-    def _slice(self, lane: str, now: float) -> Slice:
+    def _slice(self, lane: str, now: float) -> EvidenceSlice:
         slices = self._slices.get(lane)
         if slices is None:
             slices = self._slices[lane] = deque(maxlen=SLICES)
         at = now // SLICE_S * SLICE_S
         if not slices or slices[-1].at != at:
-            slices.append(Slice(at))
+            slices.append(EvidenceSlice(at))
         return slices[-1]
 
-    def _count(self, record: Record, here: Slice) -> None:
+    def _count(self, record: Record, here: EvidenceSlice) -> None:
         here.requests += 1
         outcome = record.outcome
         if record.cold:
@@ -165,7 +165,7 @@ class Evidence:
                 recent = self._recent[replica] = deque(maxlen=RECENT)
             recent.append(record)
 
-    def _tell(self, candidates: list[tuple[float, Record, Slice]], now: float) -> None:
+    def _tell(self, candidates: list[tuple[float, Record, EvidenceSlice]], now: float) -> None:
         """Worst first, so that those who would be pushed out again are not explained at all."""
         running = self._running({record.replica for _, record, _ in candidates if record.replica is not None}, now)
         for strain, record, here in sorted(candidates, key=lambda item: -item[0]):
@@ -187,7 +187,7 @@ class Evidence:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def usual(self, record: Record, now: float) -> Usual | None:
+    def usual(self, record: Record, now: float) -> UsualTimes | None:
         """What such a request usually takes; looked at again every few seconds."""
         key = (record.lane, record.stream, record.whole)
         made_at, known = self._usual.get(key, (-USUAL_EVERY_S, None))
@@ -201,9 +201,9 @@ class Evidence:
         told = (told for name in self._slices if lane in (None, name) for told in self._worst(name, now, last_s))
         return nlargest(limit, told)
 
-    def lane(self, name: str, now: float, last_s: float) -> Slice:
+    def lane(self, name: str, now: float, last_s: float) -> EvidenceSlice:
         """All that was counted, added up."""
-        total = Slice(now - last_s)
+        total = EvidenceSlice(now - last_s)
         for part in self._window(name, now, last_s):
             total.requests += part.requests
             total.waited += part.waited
@@ -243,7 +243,7 @@ class Evidence:
         last = len(answers) - 1
         return prompts[round(0.99 * last)], outputs[last // 2], outputs[round(0.99 * last)]
 
-    def _window(self, name: str, now: float, last_s: float) -> Iterable[Slice]:
+    def _window(self, name: str, now: float, last_s: float) -> Iterable[EvidenceSlice]:
         return [part for part in self._slices.get(name, ()) if part.at + SLICE_S > now - last_s]
 
     def _worst(self, name: str, now: float, last_s: float) -> Iterable[Told]:

@@ -92,7 +92,7 @@ class _Section:
         self.blocks: dict[tuple[str, ...], _Block] = {}
 
 
-class Page:
+class Exposition:
     """Written in any order, rendered family by family; to be used again for the next scrape."""
 
     def __init__(self) -> None:

@@ -19,9 +19,21 @@ from headgate.observe.histogram import edges
 from headgate.observe.little import Little
 from headgate.observe.series import COMPLETED, NEVER_QUEUED, Labels, LaneFigures, Series, Tokens
 from headgate.observe.tenants import Tenants
-from headgate.observe.timeline import Slice
-from headgate.observe.windows import E2E, FIGURES, GAP, PART_S, QUEUE, SKETCHES, TPOT, TTFT, WINDOWS, Counts, Window
-from headgate.policy.cost import Held
+from headgate.observe.timeline import TimelineSlice
+from headgate.observe.windows import (
+    E2E,
+    FIGURES,
+    GAP,
+    PART_S,
+    QUEUE,
+    SKETCHES,
+    TPOT,
+    TTFT,
+    WINDOWS,
+    Window,
+    WindowCounts,
+)
+from headgate.policy.cost import ReplicaHours
 from headgate.policy.promise import first_counts, promises
 
 MOST_SERIES = 512
@@ -72,7 +84,7 @@ class Figures:
         self.tokens: dict[tuple[str, str], Tokens] = {}
         """By lane and model."""
         self.lanes: dict[str, LaneFigures] = {}
-        self.held = Held(started)
+        self.held = ReplicaHours(started)
         """Replicas over time. Whoever knows how many there are tells it."""
         self.cold_starts = 0
         """Times that a replica was new to its first requests."""
@@ -261,11 +273,11 @@ class Figures:
         model: str | None = None,
         version: str | None = None,
         tier: str | None = None,
-    ) -> Counts:
+    ) -> WindowCounts:
         if window_s not in WINDOWS:
             raise ValueError(f"expected one of {WINDOWS}, got {window_s!r}")
         self._roll(now)
-        counts = Counts()
+        counts = WindowCounts()
         for window in self._matching(lane, model, version, tier):
             counts.add(window.counts(window_s))
         return counts
@@ -299,7 +311,7 @@ class Figures:
             refused += counts.refused / span_s
         return Rates(requests, prompt, output, failed, refused)
 
-    def timeline(self, lane: str, now: float) -> list[Slice]:
+    def timeline(self, lane: str, now: float) -> list[TimelineSlice]:
         """The last ten minutes in slices of ten seconds, oldest first; the last is not over yet."""
         self._roll(now)
         figures = self.lanes.get(lane)
@@ -314,7 +326,7 @@ class Figures:
         sketches = {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES}
         return self.kept(lane, sketches, self.counts(3600, now, lane=lane))
 
-    def kept(self, lane: str, sketches: Mapping[str, Sketch], counts: Counts) -> list[Kept]:
+    def kept(self, lane: str, sketches: Mapping[str, Sketch], counts: WindowCounts) -> list[Kept]:
         """Each promise that any request in these was subject to, by figure."""
         found = []
         for promise in promises(self._promised[lane]) if lane in self._promised else ():

@@ -24,7 +24,7 @@ import msgspec
 
 from headgate.model.errors import InvalidRequest, StartupError
 from headgate.model.replica import ReplicaId
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.router import Routes
@@ -47,7 +47,7 @@ class Changes(Protocol):
     def drop_lane(self, name: str) -> str: ...
 
 
-class Fleet(Protocol):
+class FleetControl(Protocol):
     """The controller of a gateway that starts its own replicas."""
 
     def state(self) -> dict[str, Any]: ...
@@ -61,11 +61,11 @@ class Fleet(Protocol):
 class FleetAdmin:
     def __init__(
         self,
-        access: Access,
+        access: AdminAccess,
         changes: Changes,
         known: Callable[[], list[dict[str, Any]]],
         outage: Callable[[], str],
-        fleet: Fleet | None,
+        fleet: FleetControl | None,
         baseline: Callable[[dict[str, Any] | None], dict[str, Any] | None],
     ) -> None:
         """`known`: every replica the gateway has, for people. `outage`: why nothing can be answered. `baseline`: keeps

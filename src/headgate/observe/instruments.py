@@ -12,12 +12,12 @@ from math import inf
 from typing import Any
 
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.roster import Roster
+from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import Clock, wall
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.record import Record
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.admin import Admin
 from headgate.observe.alarms import Alarms
 from headgate.observe.conditions import Conditions
@@ -34,7 +34,7 @@ from headgate.observe.pulse import Pulse
 from headgate.observe.snapshot import Sources
 from headgate.observe.tenant_availability import TenantAvailability
 from headgate.observe.traces import Traces
-from headgate.observe.usage import Usage
+from headgate.observe.usage import UsageTable
 from headgate.observe.webhook import Webhook
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
@@ -58,7 +58,13 @@ class Instruments:
     """Built within the running loop."""
 
     def __init__(
-        self, gateway: Gateway, roster: Roster, config: GatewayConfig, access: Access, rng: random.Random, clock: Clock
+        self,
+        gateway: Gateway,
+        roster: ReplicaSet,
+        config: GatewayConfig,
+        access: AdminAccess,
+        rng: random.Random,
+        clock: Clock,
     ) -> None:
         """Raises StartupError where something it is told to write to can't be used."""
         observe, account = config.observe, gateway.account
@@ -101,7 +107,7 @@ class Instruments:
         )
         self.admin = Admin(sources, access)
         price = observe.price_per_replica_hour if self._on else None
-        self.usage = Usage(observe.labels, access, wall, self.figures.held, price)
+        self.usage = UsageTable(observe.labels, access, wall, self.figures.held, price)
         self._consumers.append(self.usage.take)
         self.live = Live(self.admin.snapshot, self.admin.history, clock)
         self._journal: Journal | None = None

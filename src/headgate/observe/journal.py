@@ -40,7 +40,7 @@ _HEADER = b'{"headgate":'
 _encode = msgspec.json.Encoder().encode
 
 
-class Header(msgspec.Struct, frozen=True):
+class JournalHeader(msgspec.Struct, frozen=True):
     headgate: str
     """The version that wrote it."""
     schema: int
@@ -49,7 +49,7 @@ class Header(msgspec.Struct, frozen=True):
     prompts: bool = False
 
 
-class Line(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+class JournalLine(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """A record as it is read back."""
 
     prompt: Any = None
@@ -260,12 +260,12 @@ class _File:
 
 
 def _header(now: float, prompts: bool) -> bytes:
-    return msgspec.json.encode(Header(__version__, SCHEMA, now, prompts)) + b"\n"
+    return msgspec.json.encode(JournalHeader(__version__, SCHEMA, now, prompts)) + b"\n"
 
 
 def _check_ours(line: bytes) -> None:
     try:
-        ours = msgspec.json.decode(line, type=Header).schema == SCHEMA
+        ours = msgspec.json.decode(line, type=JournalHeader).schema == SCHEMA
     except (msgspec.DecodeError, UnicodeDecodeError):
         ours = False
     if not ours:
@@ -296,10 +296,10 @@ def _whole_lines(fd: int) -> int:
 # -- reading ----------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Iterator[Line]:
+def read(path: Path) -> Iterator[JournalLine]:
     """The records of one file, oldest first. A last line that was cut off is left out; raises JournalError for what is
     not such a file, or one of another schema."""
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(JournalLine).decode
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed below, and opened here so that the error is ours
     except OSError as error:
@@ -321,7 +321,7 @@ def read(path: Path) -> Iterator[Line]:
 
 def _check(line: bytes, path: Path, number: int) -> None:
     try:
-        header = msgspec.json.decode(line, type=Header)
+        header = msgspec.json.decode(line, type=JournalHeader)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JournalError(f"{path}, line {number}: no header: {error}") from None
     if header.schema != SCHEMA:

@@ -8,7 +8,7 @@ The entries are counted where they are kept, each by itself, so that none can hi
 import msgspec
 
 from headgate.gateway.gateway import Gateway
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 from headgate.wire.server import HttpServer
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Holdings:
-    def __init__(self, gateway: Gateway, access: Access) -> None:
+    def __init__(self, gateway: Gateway, access: AdminAccess) -> None:
         self._gateway = gateway
         self._access = access
         self.server: HttpServer | None = None

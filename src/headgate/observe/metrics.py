@@ -8,12 +8,12 @@ from headgate.model.gateway_config import ObserveConfig
 from headgate.model.labels import OTHER
 from headgate.model.replica import Replica
 from headgate.observe.conditions import Conditions
-from headgate.observe.exposition import Family, Page
+from headgate.observe.exposition import Exposition, Family
 from headgate.observe.figures import Figures
 from headgate.observe.gpu import Gpus
 from headgate.observe.pulse import Pulse
 from headgate.observe.tenant_availability import RESULTS, TenantAvailability, result_of
-from headgate.observe.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, Counts
+from headgate.observe.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, WindowCounts
 from headgate.policy.alert import Severity
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.hedge import RESULTS as HEDGE_RESULTS
@@ -148,7 +148,7 @@ REPORTED: Final = {
     "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),
     "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
 }
-"""By key of Watch.load: only of replicas that say so."""
+"""By key of ProbedReplica.load: only of replicas that say so."""
 GATEWAYS: Final = Family("headgate_gateways", "gauge", "Gateways that share limits, this one included, as last seen")
 CONNECTED: Final = Family(
     "headgate_shared_connected", "gauge", "0: what gateways share can't be reached, and each keeps to its part"
@@ -207,14 +207,14 @@ SEVERITIES: Final = frozenset(severity.value for severity in Severity)
 BURN_LABELS: Final = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 
 
-class Gateway(Protocol):
+class ServingGateway(Protocol):
     """What is asked of gateway.py here."""
 
     dispatcher: Dispatcher
     account: Account
 
 
-class Watch(Protocol):
+class ProbedReplica(Protocol):
     """What is asked of watch.py here."""
 
     @property
@@ -226,11 +226,11 @@ class Watch(Protocol):
 class Metrics:
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: ServingGateway,
         figures: Figures,
         pulse: Pulse,
         observe: ObserveConfig,
-        watches: Collection[Watch],
+        watches: Collection[ProbedReplica],
         gpus: Gpus | None = None,
         slo: Slo | None = None,
         conditions: Conditions | None = None,
@@ -245,7 +245,7 @@ class Metrics:
         self._slo = slo
         self._conditions = conditions or Conditions(gateway.dispatcher)
         self._tenants = tenants
-        self._page = Page()
+        self._page = Exposition()
 
     def text(self, open_metrics: bool = False) -> bytes:
         """A whole page of exposition.CONTENT_TYPE, or OPEN_CONTENT_TYPE. Whoever asks has handed all closed records to
@@ -267,7 +267,7 @@ class Metrics:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _requests(self, page: Page) -> None:
+    def _requests(self, page: Exposition) -> None:
         figures = self._figures
         for labels, series in figures.series.items():
             for figure, family in HISTOGRAMS.items():
@@ -290,7 +290,7 @@ class Metrics:
         page.sample(COLD_STARTS, (), figures.cold_starts)
         page.sample(RETRIES, (), sum(lane.retries for lane in figures.lanes.values()))
 
-    def _only_counts(self, page: Page) -> None:
+    def _only_counts(self, page: Exposition) -> None:
         """Without instruments nobody makes figures of the records: what the account counts is all there is."""
         account = self._gateway.account
         for (lane, outcome), number in account.ended.items():
@@ -298,7 +298,7 @@ class Metrics:
         page.sample(TOKENS_ONLY, ("prompt",), account.prompt_tokens)
         page.sample(TOKENS_ONLY, ("output",), account.output_tokens)
 
-    def _lanes(self, page: Page, now: float) -> None:
+    def _lanes(self, page: Exposition, now: float) -> None:
         figures = self._figures
         for name, lane in figures.lanes.items():
             page.sample(COLD_REQUESTS, (name,), lane.cold_requests)
@@ -329,7 +329,7 @@ class Metrics:
         page.sample(TOKEN_RATE, ("prompt",), rates.prompt_tokens)
         page.sample(TOKEN_RATE, ("output",), rates.output_tokens)
 
-    def _latency(self, page: Page, lane: str, now: float) -> None:
+    def _latency(self, page: Exposition, lane: str, now: float) -> None:
         for window_s in WINDOWS:
             sketches = {figure: self._figures.sketch(figure, window_s, now, lane=lane) for figure in FIGURES}
             counts = self._figures.counts(window_s, now, lane=lane)
@@ -347,13 +347,13 @@ class Metrics:
                     page.sample(COMPLIANCE, (lane, kept.figure, str(kept.percentile)), kept.share)
 
     def _percentiles(
-        self, page: Page, family: Family, of: tuple[str, str], window_s: int, values: list[float | None]
+        self, page: Exposition, family: Family, of: tuple[str, str], window_s: int, values: list[float | None]
     ) -> None:
         for label, value in zip(PERCENTILE_LABELS, values, strict=True):
             if value is not None:
                 page.sample(family, (*of, label, WINDOW_LABELS[window_s]), value)
 
-    def _promises(self, page: Page, now: float) -> None:
+    def _promises(self, page: Exposition, now: float) -> None:
         if self._slo is not None:
             state = self._slo.state(now)
             for promise, known in state.promises:
@@ -369,7 +369,7 @@ class Metrics:
 
     # -- the fleet -------------------------------------------------------------------------------------------
 
-    def _answers(self, page: Page, now: float) -> None:
+    def _answers(self, page: Exposition, now: float) -> None:
         """Who is there to answer, and which tenants get answers."""
         fleet = self._conditions.read(now)
         by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
@@ -388,7 +388,7 @@ class Metrics:
             for lane, tenant, share in self._tenants.shares(now):
                 page.sample(TENANT_AVAILABILITY, (lane, tenant), share)
 
-    def _counted(self, page: Page) -> None:
+    def _counted(self, page: Exposition) -> None:
         """Also what has not happened yet: a counter that appears with its first hundred refusals has not risen by one
         for whoever scrapes."""
         counts = {(lane, result): 0 for lane in self._gateway.dispatcher.lanes for result in RESULTS}
@@ -400,7 +400,7 @@ class Metrics:
         for status, number in (dict.fromkeys(UNSEEN_STATUSES, 0) | self._gateway.account.unseen).items():
             page.sample(UNSEEN, (str(status),), number)
 
-    def _queues(self, page: Page) -> None:
+    def _queues(self, page: Exposition) -> None:
         dispatcher = self._gateway.dispatcher
         waiting = 0
         for name in dispatcher.lanes:
@@ -414,7 +414,7 @@ class Metrics:
                 for result in HEDGE_RESULTS:
                     page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
 
-    def _fleet(self, page: Page, now: float) -> None:
+    def _fleet(self, page: Exposition, now: float) -> None:
         loads, use = self._gateway.dispatcher.fleet.loads, self._gateway.dispatcher.use
         use.look(now)
         for replica_id, load in loads.items():
@@ -442,7 +442,7 @@ class Metrics:
         if cost is not None:
             page.sample(COST, (), cost)
 
-    def _shared(self, page: Page) -> None:
+    def _shared(self, page: Exposition) -> None:
         """Nothing where no limits are shared."""
         dispatcher = self._gateway.dispatcher
         if isinstance(dispatcher.limits, SharedLimits):
@@ -451,7 +451,7 @@ class Metrics:
             page.sample(CONNECTED, (), int(dispatcher.limits.connected))
             page.sample(PART, (), high - low)
 
-    def _reported(self, page: Page, watch: Watch) -> None:
+    def _reported(self, page: Exposition, watch: ProbedReplica) -> None:
         for key, value in watch.load.items():
             family = REPORTED.get(key)
             if family is not None:
@@ -462,7 +462,7 @@ class Metrics:
 
     # -- this process and machine ----------------------------------------------------------------------------
 
-    def _process(self, page: Page) -> None:
+    def _process(self, page: Exposition) -> None:
         pulse = self._pulse
         for label, value in (
             ("50", pulse.lag.quantile(0.5)),
@@ -480,7 +480,7 @@ class Metrics:
             page.sample(GPU_TOTAL, (gpu.name,), gpu.memory_total)
 
 
-def hit_rate(counts: Counts) -> float | None:
+def hit_rate(counts: WindowCounts) -> float | None:
     """Share of prompt tokens that were found in a prefix cache; None: no engine has said that any were."""
     return counts.cached_tokens / counts.prompt_tokens if counts.cached_tokens and counts.prompt_tokens else None
 

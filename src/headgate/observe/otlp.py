@@ -1,6 +1,6 @@
 """How do traces and figures leave this process? OTLP over HTTP, in protobuf, aside from every request.
 
-Each signal has an Outbox of its own, so that a backend that takes only one of them does not hold up the other. What
+Each signal has an OtlpQueue of its own, so that a backend that takes only one of them does not hold up the other. What
 waits there is turned into protobuf when its turn comes, a little at a time: no turn of the loop is long, and what is
 dropped has cost nothing. Built only where an endpoint is configured; `opentelemetry-proto` is not imported before.
 """
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from headgate import __version__
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, StartupError
-from headgate.replica.http import Pool, PoolLimits, request_head
+from headgate.replica.http import Connections, PoolLimits, request_head
 
 if TYPE_CHECKING:
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -68,7 +68,7 @@ class Reply(NamedTuple):
     retry_after_s: float | None = None
 
 
-class Outbox(Generic[T]):
+class OtlpQueue(Generic[T]):
     """What waits to be sent to one path, and what became of all that was."""
 
     def __init__(self, path: str, most: int, pack: Callable[[deque[T]], tuple[bytes, int]]) -> None:
@@ -126,10 +126,10 @@ class OtlpSender:
         origin, self._prefix = _split(endpoint)
         self._headers = _checked(headers)
         pool_limits = PoolLimits(max_idle=2, connect_timeout_s=5.0, body_bytes=1 << 20)
-        self._pool = Pool(origin, clock=clock, limits=pool_limits)
+        self._pool = Connections(origin, clock=clock, limits=pool_limits)
         self._finishing = self._puzzled = False
-        self.traces: Outbox[Make] = Outbox(TRACES_PATH, self.limits.traces, self._pack_spans)
-        self.metrics: Outbox[bytes] = Outbox(METRICS_PATH, self.limits.metrics, _newest)
+        self.traces: OtlpQueue[Make] = OtlpQueue(TRACES_PATH, self.limits.traces, self._pack_spans)
+        self.metrics: OtlpQueue[bytes] = OtlpQueue(METRICS_PATH, self.limits.metrics, _newest)
 
     def put(self, make: Make) -> None:
         self.traces.put(make)
@@ -154,7 +154,7 @@ class OtlpSender:
                 await self.traces.empty.wait()
                 await self.metrics.empty.wait()
 
-    async def _empty(self, outbox: Outbox[T]) -> None:
+    async def _empty(self, outbox: OtlpQueue[T]) -> None:
         failing = False
         lost_before = 0
         while True:
@@ -201,7 +201,7 @@ class OtlpSender:
         finally:
             call.cancel()
 
-    def _complaint(self, outbox: Outbox[T], reply: Reply) -> str:
+    def _complaint(self, outbox: OtlpQueue[T], reply: Reply) -> str:
         where = f"{self.endpoint}{outbox.path}"
         if not reply.status:
             return f"{where} {reply.why}"

@@ -14,8 +14,8 @@ import msgspec
 
 from headgate.gateway.rollouts import Rollouts
 from headgate.model.errors import InvalidRequest
-from headgate.observe.access import Access
-from headgate.policy.rollout import Mode, No, Step
+from headgate.observe.access import AdminAccess
+from headgate.policy.rollout import Mode, No, RolloutStep
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
@@ -26,17 +26,17 @@ VERBS: Final = ("start", "promote", "rollback")
 _encode = msgspec.json.Encoder().encode
 
 
-class Start(msgspec.Struct, forbid_unknown_fields=True):
+class RolloutStart(msgspec.Struct, forbid_unknown_fields=True):
     version: str
     mode: Mode = "canary"
     share: float | None = None
 
 
-_start = msgspec.json.Decoder(Start).decode
+_start = msgspec.json.Decoder(RolloutStart).decode
 
 
 class RolloutAdmin:
-    def __init__(self, rollouts: Rollouts, access: Access, refresh: Callable[[], None]) -> None:
+    def __init__(self, rollouts: Rollouts, access: AdminAccess, refresh: Callable[[], None]) -> None:
         """`refresh` hands over the records that have just closed: what is shown is up to date."""
         self._rollouts = rollouts
         self._access = access
@@ -70,7 +70,7 @@ class RolloutAdmin:
             raise InvalidRequest(said.why)
         exchange.respond(200, _encode({"name": name, "step": said}))
 
-    def _done(self, name: str, verb: str, body: bytes) -> Step | No:
+    def _done(self, name: str, verb: str, body: bytes) -> RolloutStep | No:
         if verb == "promote":
             return self._rollouts.promote(name)
         if verb == "rollback":

@@ -13,7 +13,7 @@ from headgate.model.record import Record
 from headgate.observe.histogram import Edges, Histogram
 from headgate.observe.little import AT_ONCE_S, TURNED_AWAY, Law
 from headgate.observe.timeline import Timeline
-from headgate.observe.windows import ANSWER, COLD, E2E, GAP, KEPT, LONG, QUEUE, TPOT, TTFT, Counts, Window
+from headgate.observe.windows import ANSWER, COLD, E2E, GAP, KEPT, LONG, QUEUE, TPOT, TTFT, Window, WindowCounts
 from headgate.policy.promise import per_token_s
 
 Labels = tuple[str, str, str, str, str, str]
@@ -91,7 +91,7 @@ class LaneFigures:
             window.close()
             self.timeline.closed(window)
 
-    def trouble(self, outcome: str, record: Record, whole: Counts, own: Counts) -> None:
+    def trouble(self, outcome: str, record: Record, whole: WindowCounts, own: WindowCounts) -> None:
         """It did not complete."""
         kind = KIND_OF[outcome]
         type_ = kind

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from headgate import __version__
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.roster import FleetView
-from headgate.gateway.watch import Watch
+from headgate.gateway.watch import Prober
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
@@ -20,7 +20,7 @@ from headgate.observe.metrics import cost_per_1000_tokens, hit_rate
 from headgate.observe.pulse import Pulse
 from headgate.observe.timeline import BANDS
 from headgate.observe.view import view
-from headgate.observe.windows import Counts
+from headgate.observe.windows import WindowCounts
 from headgate.policy.diagnose import Finding, View, findings
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.promise import FleetReading
@@ -36,7 +36,7 @@ FINDINGS_EVERY_S = 2.0
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
-class Alarms(Protocol):
+class AlarmState(Protocol):
     def state(self, now: float | None = None, /) -> dict[str, Any]: ...
 
 
@@ -46,12 +46,12 @@ class Sources:
 
     gateway: Gateway
     figures: Figures
-    alarms: Alarms
+    alarms: AlarmState
     pulse: Pulse
     observe: ObserveConfig
     conditions: Conditions | None = None
     """Who of the replicas is up, parked, starting or down; None: by the dispatcher alone."""
-    watches: Mapping[ReplicaId, Watch] = field(default_factory=dict)
+    watches: Mapping[ReplicaId, Prober] = field(default_factory=dict)
     """Who looks after each replica: what that says of itself."""
     fleet: Callable[[], FleetView | None] = lambda: None
     """Who starts and stops replicas, if anybody does."""
@@ -203,7 +203,7 @@ class Snapshot:
         }
 
 
-def _answered(counts: Counts) -> dict[str, Any]:
+def _answered(counts: WindowCounts) -> dict[str, Any]:
     """`availability` is None where nobody asked."""
     return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
 

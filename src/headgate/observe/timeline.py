@@ -14,10 +14,10 @@ from headgate.observe.windows import (
     TPOT,
     TTFT,
     Buckets,
-    Counts,
-    Part,
+    OpenWindow,
     Past,
     Window,
+    WindowCounts,
     empty,
 )
 
@@ -33,7 +33,7 @@ Three = tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TimelineSlice:
     at: float
     """When it began, on the clock of the records."""
     requests: int
@@ -56,32 +56,32 @@ class Timeline:
     __slots__ = ("_slices",)
 
     def __init__(self) -> None:
-        self._slices: deque[Slice] = deque(maxlen=SLICES - 1)
+        self._slices: deque[TimelineSlice] = deque(maxlen=SLICES - 1)
 
     def closed(self, window: Window) -> None:
         if window.number % SLICE_PARTS == 0:
             pasts = [window.parts[-back] for back in range(1, min(SLICE_PARTS, len(window.parts)) + 1)]
-            self._slices.append(_slice(window.ends - PART_S - SLICE_S, pasts, Part()))
+            self._slices.append(_slice(window.ends - PART_S - SLICE_S, pasts, OpenWindow()))
 
     def forget(self) -> None:
         self._slices.clear()
 
-    def slices(self, window: Window) -> list[Slice]:
+    def slices(self, window: Window) -> list[TimelineSlice]:
         """Oldest first; the last is not over yet."""
         begun = window.number % SLICE_PARTS
         pasts = [window.parts[-back] for back in range(1, min(begun, len(window.parts)) + 1)]
         return [*self._slices, _slice(window.ends - (begun + 1) * PART_S, pasts, window.current)]
 
 
-def _slice(at: float, pasts: list[Past], current: Part) -> Slice:
-    whole, counts = empty(), Counts()
+def _slice(at: float, pasts: list[Past], current: OpenWindow) -> TimelineSlice:
+    whole, counts = empty(), WindowCounts()
     for figure in range(KEPT):
         whole[figure].update(current.buckets[figure])
     counts.add(current.counts)
     for past in pasts:
         past.add_to(whole)
         counts.add(past.counts)
-    return Slice(
+    return TimelineSlice(
         at,
         counts.requests,
         counts.failed,

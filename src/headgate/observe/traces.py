@@ -42,7 +42,7 @@ class Percentiles(Protocol):
     ) -> Distribution: ...
 
 
-class Sender(Protocol):
+class SpanSink(Protocol):
     def put(self, make: "Make", /) -> None: ...
 
 
@@ -51,7 +51,7 @@ class Traces:
         self,
         lanes: Mapping[str, Lane],
         share: float,
-        sender: Sender,
+        sender: SpanSink,
         rng: Random,
         figures: Percentiles,
         *,

@@ -18,9 +18,9 @@ from headgate.model.clock import Clock
 from headgate.model.labels import Cap
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.observe.access import Access
-from headgate.observe.admin import Query
-from headgate.policy.cost import Held
+from headgate.observe.access import AdminAccess
+from headgate.observe.admin import QueryString
+from headgate.policy.cost import ReplicaHours
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Routes
 
@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(slots=True)
-class Row:
+class UsageRow:
     hour: int
     """Wall seconds at which it began."""
     tenant: str
@@ -59,17 +59,17 @@ class Row:
         return self.prompt_tokens + self.output_tokens
 
 
-COLUMNS = tuple(one.name for one in fields(Row))
+COLUMNS = tuple(one.name for one in fields(UsageRow))
 
 
-class Usage:
+class UsageTable:
     def __init__(
-        self, names: int, access: Access, wall: Clock, held: Held | None = None, price: float | None = None
+        self, names: int, access: AdminAccess, wall: Clock, held: ReplicaHours | None = None, price: float | None = None
     ) -> None:
         """`names`: most models that are told apart. `held`: replicas over time, `price` of one for an hour."""
         self._held = held
         self._price = price
-        self._rows: dict[tuple[int, str, str], Row] = {}
+        self._rows: dict[tuple[int, str, str], UsageRow] = {}
         """Oldest first: hours only ever begin later."""
         self._models = Cap(names)
         self._tenants = Cap(MOST_TENANTS)
@@ -85,14 +85,14 @@ class Usage:
         if records:
             self._trim()
 
-    def rows(self, last_s: float) -> list[Row]:
+    def rows(self, last_s: float) -> list[UsageRow]:
         since = self._wall() - last_s
         rows = [row for row in self._rows.values() if row.hour + HOUR_S > since]
         if self._held is not None and self._price is not None:
             self._share_cost(rows, self._held.by_hour, self._price / HOUR_S)
         return rows
 
-    def _share_cost(self, rows: Sequence[Row], held: Mapping[int, float], per_s: float) -> None:
+    def _share_cost(self, rows: Sequence[UsageRow], held: Mapping[int, float], per_s: float) -> None:
         tokens: dict[int, int] = {}
         for row in rows:
             tokens[row.hour] = tokens.get(row.hour, 0) + row.tokens
@@ -103,7 +103,7 @@ class Usage:
         return {("GET", "/admin/usage"): self._access.guard(self._serve)}
 
     def _serve(self, exchange: Exchange) -> None:
-        query = Query(exchange.query, ("last", "format"))
+        query = QueryString(exchange.query, ("last", "format"))
         rows = self.rows(query.number("last", 86_400.0, 1.0, LONGEST_S))
         if query.one_of("format", ("jsonl", "csv"), "jsonl") == "csv":
             exchange.respond(200, as_csv(rows), "text/csv; charset=utf-8")
@@ -114,7 +114,7 @@ class Usage:
         hour = int(record.wall) // HOUR_S * HOUR_S
         row = self._rows.get((hour, tenant, model))
         if row is None:
-            row = self._rows[hour, tenant, model] = Row(hour, tenant, model)
+            row = self._rows[hour, tenant, model] = UsageRow(hour, tenant, model)
         kind = record.outcome.kind
         row.requests += 1
         row.completed += kind == "ok"
@@ -137,7 +137,7 @@ class Usage:
             del self._rows[first]
 
 
-def as_csv(rows: Sequence[Row]) -> bytes:
+def as_csv(rows: Sequence[UsageRow]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)

@@ -6,7 +6,7 @@ from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import Lane
 from headgate.model.quantile import Sketch
 from headgate.observe.evidence import Evidence
-from headgate.observe.windows import Counts
+from headgate.observe.windows import WindowCounts
 from headgate.policy.diagnose import LaneView, View
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.promise import FleetReading
@@ -15,16 +15,16 @@ WINDOW_S = 300
 SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
 
 
-class Figures(Protocol):
+class RecentFigures(Protocol):
     """What is asked of gateway/figures.py here."""
 
     def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> Sketch: ...
-    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> Counts: ...
+    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> WindowCounts: ...
 
 
 def view(
     dispatcher: Dispatcher,
-    figures: Figures,
+    figures: RecentFigures,
     evidence: Evidence,
     observe: ObserveConfig,
     fleet: FleetReading,
@@ -55,7 +55,7 @@ def view(
     )
 
 
-def _lane(lane: Lane, figures: Figures, evidence: Evidence, now: float) -> LaneView:
+def _lane(lane: Lane, figures: RecentFigures, evidence: Evidence, now: float) -> LaneView:
     name = lane.name
     sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in SHOWN}
     counted = evidence.lane(name, now, WINDOW_S)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
-from headgate.replica.http import Pool
+from headgate.replica.http import Connections
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Webhook:
         self.sent = self.failed = self.dropped = 0
         """Delivered, given up, and never tried because newer ones took their place."""
         self.last_error = ""
-        self._pool = Pool(f"{parts.scheme}://{parts.netloc}", clock=clock)
+        self._pool = Connections(f"{parts.scheme}://{parts.netloc}", clock=clock)
         self._backoff_s = backoff_s
         self._queue: deque[bytes] = deque(maxlen=keep)
         self._task: asyncio.Task[None] | None = None

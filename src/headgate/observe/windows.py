@@ -51,7 +51,7 @@ Buckets = defaultdict[int, int]
 """How many, by bucket of quantile.GRID."""
 
 
-class Counts:
+class WindowCounts:
     """How many ended, and how."""
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Counts:
         found = beyond(max(0, having - broken), self.answered, self.missed - broken)
         return found + self.gave_up if figure == "ttft" else found
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "WindowCounts") -> None:
         self.requests += other.requests
         self.failed += other.failed
         self.broken += other.broken
@@ -126,14 +126,14 @@ class Counts:
         self.output_tokens += other.output_tokens
 
 
-class Part:
+class OpenWindow:
     """A stretch of time that is not over: for each figure its buckets."""
 
     __slots__ = ("buckets", "counts")
 
     def __init__(self) -> None:
         self.buckets = empty()
-        self.counts = Counts()
+        self.counts = WindowCounts()
 
 
 _NO_INDEXES: Final = array("H")
@@ -145,7 +145,7 @@ class Past:
 
     __slots__ = ("counts", "indexes", "numbers")
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: OpenWindow) -> None:
         self.counts = part.counts
         self.indexes = [array("H", list(buckets)) if buckets else _NO_INDEXES for buckets in part.buckets]
         self.numbers = [array("I", list(buckets.values())) if buckets else _NO_NUMBERS for buckets in part.buckets]
@@ -172,7 +172,7 @@ def empty() -> list[Buckets]:
     return [defaultdict(int) for _ in range(KEPT)]
 
 
-NOTHING: Final = Past(Part())
+NOTHING: Final = Past(OpenWindow())
 """Stands for every part in which nothing happened."""
 
 
@@ -191,9 +191,9 @@ class Window:
     def _start(self, now: float) -> None:
         self._tick = floor((now - self._phase_s) / PART_S)
         self.ends = (self._tick + 1) * PART_S + self._phase_s
-        self.current = Part()
+        self.current = OpenWindow()
         self.parts: deque[Past] = deque(maxlen=PARTS - 1)
-        self.minute = Part()
+        self.minute = OpenWindow()
         self.minutes: deque[Past] = deque(maxlen=PARTS - 1)
         if self._totals is not None:
             self._totals = {window_s: empty() for window_s in WINDOWS}
@@ -223,7 +223,7 @@ class Window:
         past = NOTHING
         if self.current.counts.requests:
             past = Past(self.current)
-            self.current = Part()
+            self.current = OpenWindow()
             past.add_to(self.minute.buckets)
             self.minute.counts.add(past.counts)
         if self._totals is not None:
@@ -243,7 +243,7 @@ class Window:
                 of_window[:] = [defaultdict(int, sorted(buckets.items())) for buckets in of_window]
         if self.minute.counts.requests:
             self.minutes.append(Past(self.minute))
-            self.minute = Part()
+            self.minute = OpenWindow()
         else:
             self.minutes.append(NOTHING)
 
@@ -279,8 +279,8 @@ class Window:
         _add_up(whole, self.current.buckets[figure])
         return whole
 
-    def counts(self, window_s: int) -> Counts:
-        counts = Counts()
+    def counts(self, window_s: int) -> WindowCounts:
+        counts = WindowCounts()
         for past in self._over(window_s):
             counts.add(past.counts)
         if window_s == 3600:

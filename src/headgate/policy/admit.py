@@ -19,7 +19,7 @@ SPREAD = 0.25
 
 
 @dataclass(slots=True)
-class Drain:
+class DrainRate:
     """How fast one queue drains while somebody waits in it."""
 
     served: float = 0.0

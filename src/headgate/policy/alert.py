@@ -24,7 +24,7 @@ _RANKS = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class AlertLevel:
     """One severity, on or off. What it is shown is a score: the value as a share of its bound."""
 
     severity: Severity
@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AlertChange:
     """An alert that was raised, eased or cleared."""
 
     alert: str
@@ -81,7 +81,7 @@ class Alert:
 
     name: str
     lane: str
-    steps: tuple[Step, ...]
+    steps: tuple[AlertLevel, ...]
     """Each severity once. Those that are on count, the worst of them decides."""
     tell: Callable[["Alert"], str]
     """What to say about it as it is now."""
@@ -97,7 +97,7 @@ class Alert:
 
     def see(
         self, value: float | None, bound: float, count: int, scores: Sequence[float | None], now: float
-    ) -> Change | None:
+    ) -> AlertChange | None:
         """One score for each step. Says what has changed, if anything has."""
         self.value, self.bound, self.count = value, bound, count
         began = [step.see(score, now) for step, score in zip(self.steps, scores, strict=True)]
@@ -110,7 +110,7 @@ class Alert:
             return None
         was, self.severity, self.since = self.severity, worst, now
         since = min(moment for moment in began if moment is not None)
-        return Change(
+        return AlertChange(
             alert=self.name,
             lane=self.lane,
             was=was,

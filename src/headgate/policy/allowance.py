@@ -17,7 +17,7 @@ MOST_DEMAND: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AllowanceClaim:
     """Of one tenant's bucket, in seconds."""
 
     tenant: str

@@ -5,7 +5,7 @@ time. So both shares have alerts of their own, which speak within a minute, long
 used up; and that no replica can be used is said at once.
 """
 
-from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.alert import Alert, AlertChange, AlertLevel, Severity
 from headgate.policy.burn import FIVE_MIN_S, LEAST_FAILED, Burn
 from headgate.policy.promise import FleetReading, TenantReading
 from headgate.policy.slo_words import about_down, about_outage, about_share, about_tenant
@@ -46,7 +46,7 @@ class ShareWatch:
     def alerts(self) -> list[Alert]:
         return [self.refused, self.failed]
 
-    def on(self, burn: Burn, now: float) -> list[Change | None]:
+    def on(self, burn: Burn, now: float) -> list[AlertChange | None]:
         """After the lane's counts were added to `burn`."""
         found = burn.counts(FIVE_MIN_S, now)
         return [
@@ -54,7 +54,7 @@ class ShareWatch:
             self._see(self.failed, found.failed, found.asked, now),
         ]
 
-    def _see(self, alert: Alert, missed: int, asked: int, now: float) -> Change | None:
+    def _see(self, alert: Alert, missed: int, asked: int, now: float) -> AlertChange | None:
         worth, grave = bounds(self._budget)
         share = missed / asked if asked else None
         enough = share is not None and missed >= (FEW if share >= MOST else LEAST_FAILED)
@@ -68,10 +68,10 @@ class TenantWatch:
     def __init__(self, budget: float) -> None:
         self._budget = budget
         self.seen: TenantReading | None = None
-        none = Step(Severity.CRITICAL, 1.0, CLEARED, clear_after_s=CLEAR_S)
+        none = AlertLevel(Severity.CRITICAL, 1.0, CLEARED, clear_after_s=CLEAR_S)
         self.alert = Alert("tenant_missed", "", (none,), lambda alert: about_tenant(alert, self.seen))
 
-    def on(self, worst: TenantReading | None, now: float) -> Change | None:
+    def on(self, worst: TenantReading | None, now: float) -> AlertChange | None:
         """`worst`: None where no tenant asked in vain."""
         self.seen = self.seen if worst is None else worst
         bound = hardly_any(self._budget)
@@ -88,9 +88,9 @@ class FleetWatch:
     def __init__(self) -> None:
         self.seen = FleetReading()
         """As last read."""
-        none = Step(Severity.CRITICAL, 1.0, 1.0, clear_after_s=BACK_S)
+        none = AlertLevel(Severity.CRITICAL, 1.0, 1.0, clear_after_s=BACK_S)
         self.outage = Alert(OUTAGE, "", (none,), self._about_outage)
-        down = Step(Severity.WARNING, 1.0, 1.0, raise_after_s=DOWN_S, clear_after_s=CLEAR_S)
+        down = AlertLevel(Severity.WARNING, 1.0, 1.0, raise_after_s=DOWN_S, clear_after_s=CLEAR_S)
         self.down = Alert("replica_down", "", (down,), lambda alert: about_down(alert, self.seen))
 
     @property
@@ -102,7 +102,7 @@ class FleetWatch:
         over = alert.severity is not Severity.OK and not self.seen.outage and not self.seen.unserved
         return f"over, for less than {BACK_S:g} s: {said}" if over else said
 
-    def on(self, fleet: FleetReading, now: float) -> list[Change | None]:
+    def on(self, fleet: FleetReading, now: float) -> list[AlertChange | None]:
         self.seen = fleet
         out = float(fleet.outage or bool(fleet.unserved))
         return [
@@ -112,7 +112,7 @@ class FleetWatch:
 
 
 def _share_alert(name: str, lane: str, budget: float) -> Alert:
-    grave = Step(Severity.CRITICAL, 1.0, CLEARED, clear_after_s=CLEAR_S)
-    worth = Step(Severity.WARNING, 1.0, CLEARED, clear_after_s=CLEAR_S)
+    grave = AlertLevel(Severity.CRITICAL, 1.0, CLEARED, clear_after_s=CLEAR_S)
+    worth = AlertLevel(Severity.WARNING, 1.0, CLEARED, clear_after_s=CLEAR_S)
     what = name.partition("_")[0]
     return Alert(name, lane, (grave, worth), lambda alert: about_share(alert, what))

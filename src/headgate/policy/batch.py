@@ -12,7 +12,7 @@ from operator import attrgetter
 from headgate.model.config import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
-from headgate.model.step import Copy, Load, Move, Row, Save, Step, Trim
+from headgate.model.step import Copy, Move, Restore, Row, Save, Step, Trim
 from headgate.policy import speculate
 from headgate.policy.blocks import Ledger, Short, extend_chain
 from headgate.policy.chunks import Chunks
@@ -41,14 +41,14 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class BatchRefusal:
     """Not taken, and why."""
 
     reason: str
 
 
 @dataclass(slots=True)
-class Counts:
+class BatchCounts:
     """What happened since the start; only ever grows."""
 
     steps: int = 0
@@ -69,7 +69,7 @@ class Batcher:
         self.config = config
         self.ledger = ledger
         self.step_time = step_time
-        self.counts = Counts()
+        self.counts = BatchCounts()
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self._moves: list[Move] = []
@@ -85,11 +85,11 @@ class Batcher:
 
     # -- sequences come and go ------------------------------------------------------------------------
 
-    def add(self, sequence: Sequence) -> Refuse | None:
+    def add(self, sequence: Sequence) -> BatchRefusal | None:
         if len(self.waiting) >= self.config.queue_limit:
-            return Refuse(f"{len(self.waiting)} sequences are waiting already")
+            return BatchRefusal(f"{len(self.waiting)} sequences are waiting already")
         if len(sequence.tokens) >= self.ledger.longest:
-            return Refuse(f"{len(sequence.tokens)} tokens do not fit the context of {self.ledger.longest}")
+            return BatchRefusal(f"{len(sequence.tokens)} tokens do not fit the context of {self.ledger.longest}")
         extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
         self.waiting[sequence.id] = sequence
         return None
@@ -167,7 +167,7 @@ class Batcher:
                 times = len(one.tokens)
         if step.rows:
             shape = shape_of(step)
-            if any(isinstance(move, Save | Load | Copy) for move in step.moves):
+            if any(isinstance(move, Save | Restore | Copy) for move in step.moves):
                 self.step_time.moves.learn(step.moves, took_s, self.step_time.predict(shape))
             else:
                 self.step_time.learn(shape, took_s / times if step.repeat > 1 else took_s)

@@ -29,7 +29,7 @@ PLAUSIBLE = 3.0
 Blame = tuple[str, Because]
 
 
-class Pause(Protocol):
+class GatewayPause(Protocol):
     """A pause of the gateway itself, in which nobody was served."""
 
     @property
@@ -46,7 +46,7 @@ class Pause(Protocol):
 
 class Suspects:
     def __init__(
-        self, record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[Pause], token_s: float = inf
+        self, record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[GatewayPause], token_s: float = inf
     ) -> None:
         """`pauses` in the order in which they ended; `token_s` is what a token's prefill usually takes."""
         self._record = record

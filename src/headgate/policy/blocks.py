@@ -19,7 +19,7 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 
 from headgate.model.sequence import Sequence
-from headgate.model.step import Copy, Drop, Load, Move, Save, Trim
+from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
 from headgate.policy.holders import Holders
 
 
@@ -34,7 +34,7 @@ def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BlockPlacement:
     """Where a sequence goes, how much of it is there already, and how to make that true."""
 
     slot: int
@@ -114,7 +114,7 @@ class Ledger:
 
     # -- sequences come, grow and go ------------------------------------------------------------------
 
-    def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> Placement | Short:
+    def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> BlockPlacement | Short:
         """Give `owner` a slot with room for its `tokens`, holding as much of its prefix as is known; never all of
         it, since the last token must be computed to know what comes next."""
         if (short := self.blocks_for(tokens) - self.available_blocks) > 0:
@@ -130,7 +130,7 @@ class Ledger:
         else:
             moves = self._evict(slot, spare=source)
             if source is not None:
-                copy = Load if source in self._blobs else Copy
+                copy = Restore if source in self._blobs else Copy
                 moves.append(copy(source, slot, length))
                 self._touch(source, now)
         place = self._slots[slot]
@@ -141,7 +141,7 @@ class Ledger:
         room = self._make_room(slot, tokens)
         assert not isinstance(room, Short)  # checked above
         self._publish(slot, chain, length)
-        return Placement(slot, length, (*moves, *room))
+        return BlockPlacement(slot, length, (*moves, *room))
 
     def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those whose slots have no room for all their tokens: at a block's end, one step in sixteen."""
@@ -189,21 +189,21 @@ class Ledger:
         moves += [Save(slot, blob, place.length), *self.forget(slot)]
         return blob, moves
 
-    def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> Placement | Short:
+    def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> BlockPlacement | Short:
         """Give a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
         held = self._blobs[blob]
         slot = self._best_free(besides=None)
         short = self.blocks_for(tokens) - self.available_blocks
         if slot is None or short > 0:
             return Short(max(0, short))
-        moves = [*self._evict(slot), Load(blob, slot, held.length)]
+        moves = [*self._evict(slot), Restore(blob, slot, held.length)]
         place = self._slots[slot]
         place.owner, place.used_at = owner, now
         self.free_slots -= 1
         room = self._make_room(slot, tokens)
         assert not isinstance(room, Short)  # checked above
         self._publish(slot, held.chain, held.length)
-        return Placement(slot, held.length, (*moves, *room, *self.drop(blob)))
+        return BlockPlacement(slot, held.length, (*moves, *room, *self.drop(blob)))
 
     def drop(self, blob: int) -> list[Move]:
         held = self._blobs.pop(blob)

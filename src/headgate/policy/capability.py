@@ -14,7 +14,7 @@ IMAGE_PARTS = frozenset(("image_url", "image", "input_image"))
 """What the parts of a message are called that show a picture, in the dialects there are."""
 
 
-class Ask(msgspec.Struct, frozen=True, gc=False):
+class RequestTraits(msgspec.Struct, frozen=True, gc=False):
     """What of a request rules can be about."""
 
     task: str = ""
@@ -37,16 +37,16 @@ class Room(msgspec.Struct, frozen=True, gc=False):
         return self.limit <= 0 or self.used >= above * self.limit or self.waiting > 0
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class ModelChoice(msgspec.Struct, frozen=True, gc=False):
     model: str
     reason: str
 
 
-def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, prompt_tokens: int) -> Ask:
+def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, prompt_tokens: int) -> RequestTraits:
     """What a body asks for, as far as rules can be about it."""
     wanted = body.get("response_format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
-    return Ask(
+    return RequestTraits(
         task=task,
         prompt_tokens=prompt_tokens,
         tools=bool(body.get("tools") or body.get("functions")),
@@ -56,7 +56,7 @@ def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, promp
     )
 
 
-def choose(model: ModelConfig, ask: Ask, room: Callable[[str], Room]) -> Choice:
+def choose(model: ModelConfig, ask: RequestTraits, room: Callable[[str], Room]) -> ModelChoice:
     """`model` has rules. `room` is asked only where something could be used instead."""
     rule = next((rule for rule in model.rules if fits(rule, ask)), None)
     if rule is None:
@@ -64,16 +64,16 @@ def choose(model: ModelConfig, ask: Ask, room: Callable[[str], Room]) -> Choice:
     else:
         use, instead, because = rule.use, rule.when_full, f"rule {rule.name}{_about(rule, ask)}"
     if instead is None:
-        return Choice(use, because)
+        return ModelChoice(use, because)
     theirs = room(use)
     if not theirs.full(model.full_above):
-        return Choice(use, because)
+        return ModelChoice(use, because)
     if room(instead).full(model.full_above):
-        return Choice(use, f"{because}; {use} is full, and {instead} too")
-    return Choice(instead, f"{because}; {use} is full ({theirs.used} of {theirs.limit}, {theirs.waiting} waiting)")
+        return ModelChoice(use, f"{because}; {use} is full, and {instead} too")
+    return ModelChoice(instead, f"{because}; {use} is full ({theirs.used} of {theirs.limit}, {theirs.waiting} waiting)")
 
 
-def fits(rule: RuleConfig, ask: Ask) -> bool:
+def fits(rule: RuleConfig, ask: RequestTraits) -> bool:
     if rule.tasks and ask.task not in rule.tasks:
         return False
     if rule.prompt_tokens_above is not None and ask.prompt_tokens <= rule.prompt_tokens_above:
@@ -89,7 +89,7 @@ def fits(rule: RuleConfig, ask: Ask) -> bool:
     return all(ask.headers.get(name.lower()) == value for name, value in rule.headers.items())
 
 
-def _about(rule: RuleConfig, ask: Ask) -> str:
+def _about(rule: RuleConfig, ask: RequestTraits) -> str:
     """What it was about this request, in a few words. Headers are not repeated: they may say who somebody is."""
     parts = []
     if rule.tasks:

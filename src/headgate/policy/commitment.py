@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Final
 
 from headgate.model.sequence import Sequence
-from headgate.policy.output_length import Kind, OutputLength
+from headgate.policy.output_length import LengthClass, OutputLength
 
 SPREADS: Final = 1.64
 """Standard deviations above the mean of what many hold together, for a chance of 0.95."""
@@ -35,7 +35,7 @@ class _Future:
 
     __slots__ = ("_block_tokens", "_have", "_here", "_said", "_shift", "_surviving", "left")
 
-    def __init__(self, have: int, said: int, left: int, block_tokens: int, kind: Kind | None) -> None:
+    def __init__(self, have: int, said: int, left: int, block_tokens: int, kind: LengthClass | None) -> None:
         """`kind`: None: it says all it may."""
         self._block_tokens = block_tokens
         self.left = left
@@ -108,7 +108,7 @@ class Commitment:
         self._held: dict[int, _Held] = {}
         self._up_to: dict[int, _Held] = {}
         """The same of all priorities up to one, as far as that was asked for."""
-        self._counts: dict[Kind, int] = {}
+        self._counts: dict[LengthClass, int] = {}
 
     def add(self, sequence: Sequence) -> None:
         kind, future = self._output.kind(sequence), self._future(sequence)

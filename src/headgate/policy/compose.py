@@ -11,7 +11,7 @@ from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.estimate import StepTime
-from headgate.policy.health import Health, HealthConfig
+from headgate.policy.health import Health, HealthRules
 from headgate.policy.hedge import Hedger
 from headgate.policy.lanes import Classifier
 from headgate.policy.limits import TenantLimits
@@ -106,9 +106,9 @@ def routing(config: GatewayConfig) -> RouteConfig:
     return RouteConfig(algorithm=chosen.algorithm, epsilon=chosen.bounded_load_epsilon, exploration=chosen.exploration)
 
 
-def health(config: GatewayConfig) -> HealthConfig:
+def health(config: GatewayConfig) -> HealthRules:
     chosen = config.health
-    return HealthConfig(
+    return HealthRules(
         failures=chosen.failures, successes=chosen.successes, cooldown_s=chosen.cooldown_s, ramp_s=chosen.ramp_s
     )
 

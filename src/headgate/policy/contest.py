@@ -39,7 +39,7 @@ SETTLED: Final = 5.0
 """Variance that must have been seen before its measured excess is believed by half."""
 
 
-class Spread:
+class BlockVariance:
     """How much larger is the variance from block to block than that of independent draws? At least as large."""
 
     __slots__ = ("products", "scores", "squares", "variance", "variances")
@@ -74,7 +74,7 @@ class Harm:
 
     def __init__(self) -> None:
         self._bets = [0.0] * len(TILTS)
-        self._spread = Spread()
+        self._spread = BlockVariance()
 
     def take(self, hers: float, of: float, share: float, variance: float) -> None:
         """`of` requests were conspicuous, `hers` of them the canary's, which had `share` of all."""
@@ -95,7 +95,7 @@ class Fine:
     __slots__ = ("_spread",)
 
     def __init__(self) -> None:
-        self._spread = Spread()
+        self._spread = BlockVariance()
 
     def take(self, score: float, variance: float) -> None:
         self._spread.take(score, variance)
@@ -184,7 +184,7 @@ class Contest:
         lines.learn(merged)
 
 
-class Line:
+class SlowThreshold:
     """Where the slowest begin. Those between are as good as equal: a part of them counts."""
 
     __slots__ = ("above", "below", "part")
@@ -206,7 +206,7 @@ class Lines:
 
     def __init__(self, parts: Sequence[float], ratio: float, floor: float) -> None:
         """`parts` of all requests are beyond them."""
-        self.known: dict[float, Line] = {}
+        self.known: dict[float, SlowThreshold] = {}
         """From all blocks before."""
         self._parts = parts
         self._ratio = ratio
@@ -218,7 +218,7 @@ class Lines:
         scaled = [value / self._ratio for value in canary]
         return scaled, sorted(scaled + baseline)  # two runs: merged, not sorted
 
-    def at(self, part: float, merged: list[float]) -> Line:
+    def at(self, part: float, merged: list[float]) -> SlowThreshold:
         """In a block with more slow ones than that, only the slowest of them count: a burst is one event, not many."""
         line, most = self.known[part], max(1.0, MOST * len(merged) * part)
         if line.beyond(merged) <= most:
@@ -226,7 +226,7 @@ class Lines:
         last = merged[len(merged) - ceil(most)]
         above = bisect_right(merged, last)
         tied = above - bisect_left(merged, last)
-        return Line(nextafter(last, 0.0), last, (most - (len(merged) - above)) / tied)
+        return SlowThreshold(nextafter(last, 0.0), last, (most - (len(merged) - above)) / tied)
 
     def learn(self, merged: list[float]) -> None:
         count(self._buckets, merged)
@@ -239,18 +239,18 @@ class Lines:
                     break
                 left -= self._buckets[bucket]
 
-    def _line(self, bucket: int, part: float) -> Line:
+    def _line(self, bucket: int, part: float) -> SlowThreshold:
         above = GRID.upto(bucket) if bucket else 0.0
         if above <= self._floor:
-            return Line(self._floor, self._floor, 0.0)
-        return Line(GRID.upto(bucket - 1) if bucket > 1 else 0.0, above, part)
+            return SlowThreshold(self._floor, self._floor, 0.0)
+        return SlowThreshold(GRID.upto(bucket - 1) if bucket > 1 else 0.0, above, part)
 
 
 def _part(percentile: int) -> float:
     return (100 - percentile) / 100
 
 
-def _smoothed(lines: list[Line], scaled: list[float], merged: list[float]) -> tuple[float, float]:
+def _smoothed(lines: list[SlowThreshold], scaled: list[float], merged: list[float]) -> tuple[float, float]:
     """How many more of those beyond a percentile are the canary's than its share, and the variance of that by chance.
     Lines a little further in and out are asked too, each counting by how few it leaves: where the tail of one version
     is as that of the other, all three say the same, and together with less noise."""
@@ -279,7 +279,7 @@ class Failures:
 
     def __init__(self, acceptable: float, block: int) -> None:
         self.harm = Harm()
-        self.spread = Spread()
+        self.spread = BlockVariance()
         self.counts = {True: [0, 0], False: [0, 0]}
         """Of canary and baseline: requests, and those that failed."""
         self._acceptable = acceptable

@@ -30,7 +30,7 @@ class Stretch:
         return price_per_hour * self.held_s / HOUR_S / self.tokens * 1000 if self.tokens > 0 else None
 
 
-class Held:
+class ReplicaHours:
     def __init__(self, now: float) -> None:
         self.total_s = 0.0
         """Replica-seconds since the beginning."""

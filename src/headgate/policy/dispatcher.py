@@ -40,17 +40,17 @@ from headgate.model.tier import TIERS, Tier
 from headgate.policy.admit import come_back_at
 from headgate.policy.affinity import Affinity
 from headgate.policy.fair import FairQueue
-from headgate.policy.fleet import Fleet
+from headgate.policy.fleet import RouteIndex
 from headgate.policy.full import SetAside
 from headgate.policy.health import SAW, Health, Saw
 from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
-from headgate.policy.limits import Grant, Limits, OverLimit, TenantLimits, over_message
+from headgate.policy.limits import Grant, OverLimit, RateLimiter, TenantLimits, over_message
 from headgate.policy.members import Members
 from headgate.policy.outlier import About, answer_token_s
-from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneState, Passage, Pool, Race, Tally
+from headgate.policy.passage import LONG_PROMPT, KeptRoom, LaneQueue, ModelQueue, Passage, Race, TierTally
 from headgate.policy.prefills import Prefills, Unheard
 from headgate.policy.retry import RetryBudget
-from headgate.policy.route import ALGORITHMS, Choice, RouteConfig, route
+from headgate.policy.route import ALGORITHMS, RouteChoice, RouteConfig, route
 from headgate.policy.shared_limits import SharedLimits
 from headgate.policy.standing import NO_TENANTS, Comers, NamedTenants
 from headgate.policy.turns import Turns
@@ -89,18 +89,18 @@ class Dispatcher:
         self.lanes = lanes
         self.tiers = tiers or TIERS
         self.tenants = tenants
-        self.fleet = Fleet(ALGORITHMS[routing.algorithm].order)
+        self.fleet = RouteIndex(ALGORITHMS[routing.algorithm].order)
         self.health = health
         self.affinity = Affinity()
         self.members = Members(self.fleet, health, self.affinity)
         self._full = self.members.full
         self._set_aside = SetAside()
-        self.limits: Limits = Limits()
+        self.limits: RateLimiter = RateLimiter()
         self.retries = retries or RetryBudget()
         self.hedger = hedger
         """None: nothing is sent twice."""
         self.passages: dict[str, Passage] = {}
-        self.pools: dict[str | None, Pool] = {}
+        self.pools: dict[str | None, ModelQueue] = {}
         self.unfinished: list[Command] = []
         """What the last event led to, so far."""
         self.wake_at = inf
@@ -249,13 +249,13 @@ class Dispatcher:
         if passage.load is None:
             self._keep_waiting_or_refuse(passage, state, now, commands)
 
-    def _enqueue(self, passage: Passage, state: LaneState, now: float) -> None:
+    def _enqueue(self, passage: Passage, state: LaneQueue, now: float) -> None:
         state.queue.push(passage.request)
         state.pool.waiting += 1
         state.pool.wide += passage.request.choices > 1
         state.drain.backlog(True, now)
 
-    def _dequeue(self, request_id: str, state: LaneState, now: float) -> None:
+    def _dequeue(self, request_id: str, state: LaneQueue, now: float) -> None:
         if self._set_aside.wake_at < inf:
             self._set_aside.drop(request_id)
         removed = state.queue.remove(request_id)
@@ -268,7 +268,7 @@ class Dispatcher:
         limits = self.tenants.get(request.tenant)
         return self.limits.take(request.tenant, limits, request.tokens, now) if limits is not None else None
 
-    def _keep_waiting_or_refuse(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
+    def _keep_waiting_or_refuse(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
         request, lane, queue = passage.request, state.lane, state.queue
         if not self.fleet.usable(request.model, request.lane):
             # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
@@ -464,7 +464,7 @@ class Dispatcher:
             self._dequeue(request.id, passage.state, now)
             self._set_aside.add(passage, now)
 
-    def _release(self, passage: Passage, load: Load, state: LaneState) -> int:
+    def _release(self, passage: Passage, load: Load, state: LaneQueue) -> int:
         """Give the replica its room back. Gives what it still had in flight, this one included."""
         width = passage.width
         self._turns.runs(state, passage.request.tenant, -width)
@@ -509,7 +509,7 @@ class Dispatcher:
         if passage.charged:
             passage.state.queue.charge(request.tenant, request.weight, request.prompt_tokens - passage.charged)
 
-    def _come_back_in(self, request: Request, state: LaneState, now: float) -> float:
+    def _come_back_in(self, request: Request, state: LaneQueue, now: float) -> float:
         """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
         pool, queue = state.pool, state.queue
         ahead, _ = queue.ahead_of(request.tenant, request.weight)
@@ -544,9 +544,9 @@ class Dispatcher:
             if self._turns.may_go(state, passage.request, now) and self._place(passage, state, now, commands):
                 self._set_aside.drop(passage.request.id)
 
-    def _pump(self, pool: Pool, now: float, commands: list[Command]) -> None:
+    def _pump(self, pool: ModelQueue, now: float, commands: list[Command]) -> None:
         """Send whoever is next for as long as this pool has room."""
-        blocked: list[LaneState] = []
+        blocked: list[LaneQueue] = []
         kept = self._kept_room(pool, now) if pool.wide else None
         while pool.waiting and (turn := self._turns.next(pool, blocked, now)) is not None:
             best, request = turn
@@ -560,7 +560,7 @@ class Dispatcher:
             else:
                 blocked.append(best)
 
-    def _kept_room(self, pool: Pool, now: float) -> KeptRoom | None:
+    def _kept_room(self, pool: ModelQueue, now: float) -> KeptRoom | None:
         """Of those who ask for several choices and have no replica with as many free slots, the most urgent, and the
         replica that lacks fewest: its slots are kept as they come, from all but lanes that go before."""
         first: Request | None = None
@@ -577,13 +577,13 @@ class Dispatcher:
         return None if near is None else KeptRoom(first.id, priority, near)
 
     def _place(
-        self, passage: Passage, state: LaneState, now: float, commands: list[Command], kept: KeptRoom | None = None
+        self, passage: Passage, state: LaneQueue, now: float, commands: list[Command], kept: KeptRoom | None = None
     ) -> bool:
         request, tried = passage.request, passage.tried
         if kept is not None and request.id != kept.request_id and state.lane.priority >= kept.priority:
             tried |= {kept.replica_id}
         choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, tried)
-        if not isinstance(choice, Choice):
+        if not isinstance(choice, RouteChoice):
             return False
         load = self.fleet.get(choice.replica_id)
         assert load is not None
@@ -627,14 +627,14 @@ class Dispatcher:
         )
         return True
 
-    def _state(self, request: Request) -> LaneState:
+    def _state(self, request: Request) -> LaneQueue:
         """Requests for a model that some replica names wait for that model; all others for any replica."""
         model = request.model if self.fleet.by_name(request.model) else None
         pool = self.pools.get(model)
         if pool is None:
             if len(self.pools) >= MOST_POOLS:
                 self._forget_pools()
-            pool = self.pools[model] = Pool(model)
+            pool = self.pools[model] = ModelQueue(model)
             for lane in self.lanes.values():
                 self._open_lane(pool, lane)
         return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT or request.choices > 1]
@@ -647,13 +647,13 @@ class Dispatcher:
         for model in idle[: len(self.pools) - MOST_POOLS // 2]:
             del self.pools[model]
 
-    def _open_lane(self, pool: Pool, lane: Lane) -> None:
-        tallies = tuple(Tally(lane.weight * tier.weight) for tier in self.tiers.values())
+    def _open_lane(self, pool: ModelQueue, lane: Lane) -> None:
+        tallies = tuple(TierTally(lane.weight * tier.weight) for tier in self.tiers.values())
         pool.comers[lane.name] = Comers()
         for tier, tally in zip(self.tiers, tallies, strict=True):
             pool.tallies[lane.name, tier] = tally
             for long in (False, True):
-                pool.lanes[lane.name, tier, long] = LaneState(lane, tier, pool, tally, tallies, long)
+                pool.lanes[lane.name, tier, long] = LaneQueue(lane, tier, pool, tally, tallies, long)
 
     # -- another version ----------------------------------------------------------------------------------------
 
@@ -710,8 +710,8 @@ class Dispatcher:
         if not self.fleet.left(self.fleet.pools(request.model, request.lane), there):
             return False  # nor by those who serve other lanes, where this one has its own
         choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, there)
-        other = self.fleet.get(choice.replica_id) if isinstance(choice, Choice) else None
-        if not isinstance(choice, Choice) or other is None or other.cold or not hedger.spend(request.lane):
+        other = self.fleet.get(choice.replica_id) if isinstance(choice, RouteChoice) else None
+        if not isinstance(choice, RouteChoice) or other is None or other.cold or not hedger.spend(request.lane):
             return False
         self._decodes(passage, False)  # nobody knows of either
         other.requests += 1
@@ -827,7 +827,7 @@ class Dispatcher:
                     self.hedger.look_again(passage, now)
         self._pump_all(now, commands)
 
-    def _time_out(self, passage: Passage, state: LaneState, now: float, commands: list[Command]) -> None:
+    def _time_out(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
         waited = now - passage.request.arrived
         patience = passage.request.arrived + passage.lost_s + self._no_replica_wait_s
         usable = self.fleet.usable(passage.request.model, passage.request.lane)

@@ -26,14 +26,14 @@ nothing to decode yet, would be sent every prompt until it had as much as the ot
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
+class ReplicaPool:
     """Replicas that serve the same model and lanes, and what they come to."""
 
     names: frozenset[str]
     """Models they are asked for; empty: any."""
     lanes: frozenset[str]
     ring: Ring = field(default_factory=Ring)
-    ready: list[tuple[float, int, "Seat"]] = field(default_factory=list)
+    ready: list[tuple[float, int, "IndexEntry"]] = field(default_factory=list)
     """Those usable and with room, least loaded first, then first come: order numbers make ties the same everywhere."""
     replicas: int = 0
     usable: int = 0
@@ -45,15 +45,15 @@ class Pool:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class IndexEntry:
     """A replica's place in the index, and what was last counted of it."""
 
     id: ReplicaId
     load: Load
     number: int
-    pool: Pool
+    pool: ReplicaPool
     token_limit: int | None
-    entry: tuple[float, int, "Seat"] | None = None
+    entry: tuple[float, int, "IndexEntry"] | None = None
     """Its place in `ready`; None: it is not there."""
     turn: float = 0.0
     requests: int = 0
@@ -68,15 +68,15 @@ def work_s(load: Load, prefill_tokens: int, decode_tokens: int) -> float:
     return prefill_tokens * load.prefill_token_s + DECODE * decode_tokens * load.tpot_s / max(1.0, load.limit)
 
 
-class Fleet:
+class RouteIndex:
     """Whoever writes a Load that is in here calls `changed` afterwards."""
 
     def __init__(self, order: Order = "work") -> None:
         self.order = order
         self.loads: dict[ReplicaId, Load] = {}
-        self.seats: dict[ReplicaId, Seat] = {}
-        self._pools: dict[tuple[frozenset[str], frozenset[str]], Pool] = {}
-        self._views: dict[tuple[str | None, str | None], tuple[tuple[Pool, ...], tuple[Pool, ...]]] = {}
+        self.seats: dict[ReplicaId, IndexEntry] = {}
+        self._pools: dict[tuple[frozenset[str], frozenset[str]], ReplicaPool] = {}
+        self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]] = {}
         self._models: dict[str, None] = {}
         self._joined = 0
 
@@ -88,14 +88,14 @@ class Fleet:
         names = replica.names
         pool = self._pools.get((names, replica.lanes))
         if pool is None:
-            pool = self._pools[names, replica.lanes] = Pool(names, replica.lanes)
+            pool = self._pools[names, replica.lanes] = ReplicaPool(names, replica.lanes)
             self._look_again()
         pool.replicas += 1
         pool.ring.add(replica.id)
         self._joined += known is None  # one that is only described anew keeps its place
         number = self._joined if known is None else known.number
         self.loads[replica.id] = load
-        self.seats[replica.id] = Seat(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
+        self.seats[replica.id] = IndexEntry(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
         self.changed(load)
 
     def remove(self, replica_id: ReplicaId) -> None:
@@ -176,7 +176,9 @@ class Fleet:
             used += pool.limit - pool.room
         return limit, used
 
-    def pools(self, model: str | None, lane: str | None, tried: frozenset[ReplicaId] = frozenset()) -> tuple[Pool, ...]:
+    def pools(
+        self, model: str | None, lane: str | None, tried: frozenset[ReplicaId] = frozenset()
+    ) -> tuple[ReplicaPool, ...]:
         """Replicas that serve this lane and no other, if any of them is usable: they are there so that it disturbs
         nobody. Otherwise all that serve it among others."""
         dedicated, others = self._view(model, lane)
@@ -184,7 +186,7 @@ class Fleet:
             return dedicated
         return others
 
-    def left(self, pools: tuple[Pool, ...], tried: frozenset[ReplicaId]) -> int:
+    def left(self, pools: tuple[ReplicaPool, ...], tried: frozenset[ReplicaId]) -> int:
         """Usable replicas that have not been tried."""
         usable = sum(pool.usable for pool in pools)
         for replica_id in tried:
@@ -193,7 +195,7 @@ class Fleet:
                 usable -= 1
         return usable
 
-    def least(self, pools: tuple[Pool, ...]) -> Iterator[tuple[float, int, Seat]]:
+    def least(self, pools: tuple[ReplicaPool, ...]) -> Iterator[tuple[float, int, IndexEntry]]:
         """Those with room, least loaded first."""
         return iter(pools[0].ready) if len(pools) == 1 else merge(*(pool.ready for pool in pools))
 
@@ -202,7 +204,7 @@ class Fleet:
     ) -> ReplicaId | None:
         """Of the least loaded, the replica that lacks fewest of so many slots, as far as it has as many at all; None:
         one lacks none, or nobody has a free one."""
-        best: Seat | None = None
+        best: IndexEntry | None = None
         lacks = 0
         for entry in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
             seat = entry[2]
@@ -213,7 +215,7 @@ class Fleet:
 
     # -- the index --------------------------------------------------------------------------------------------
 
-    def _key(self, seat: Seat) -> float:
+    def _key(self, seat: IndexEntry) -> float:
         load = seat.load
         if self.order == "work":
             return work_s(load, load.prefill_tokens, load.decode_tokens) / load.usable
@@ -224,7 +226,7 @@ class Fleet:
             seat.turn = max(seat.turn, seat.pool.turn)
         return seat.turn
 
-    def _place(self, seat: Seat, key: float | None) -> None:
+    def _place(self, seat: IndexEntry, key: float | None) -> None:
         ready, old = seat.pool.ready, seat.entry
         if old is not None:
             if key == old[0]:
@@ -236,14 +238,14 @@ class Fleet:
             seat.entry = (key, seat.number, seat)
             insort(ready, seat.entry)
 
-    def _count(self, seat: Seat, usable: bool, limit: int, room: int) -> None:
+    def _count(self, seat: IndexEntry, usable: bool, limit: int, room: int) -> None:
         pool = seat.pool
         pool.usable += usable - seat.usable
         pool.limit += limit - seat.limit
         pool.room += room - seat.room
         seat.usable, seat.limit, seat.room = usable, limit, room
 
-    def _view(self, model: str | None, lane: str | None) -> tuple[tuple[Pool, ...], tuple[Pool, ...]]:
+    def _view(self, model: str | None, lane: str | None) -> tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]:
         # Names come from clients: those that nobody serves by name share one answer, so that there is an end to them.
         key = (model if model in self._models else None, lane)
         view = self._views.get(key)

@@ -36,7 +36,7 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedDemand:
     demand: float
     wall: float
     """When: the beginning of the slot in which most is expected, or now if that is the one under way."""
@@ -63,7 +63,7 @@ class Forecast:
         """The one under way, counted from 1970."""
         self._first = self._last = 0.0
         self._sum = 0.0
-        self._known: dict[int, Expected] = {}
+        self._known: dict[int, ExpectedDemand] = {}
         """Answers, until something is learned."""
 
     @property
@@ -118,20 +118,20 @@ class Forecast:
         expected = self.expect(wall_from, wall_to)
         return 0.0 if expected is None else expected.demand
 
-    def expect(self, wall_from: float, wall_to: float) -> Expected | None:
+    def expect(self, wall_from: float, wall_to: float) -> ExpectedDemand | None:
         """The most between the two; None: nothing is known of that time. At most a week ahead."""
         first = int(wall_from // SLOT_S)
         last = min(int(wall_to // SLOT_S), first + WEEK_SLOTS)
-        most: Expected | None = None
+        most: ExpectedDemand | None = None
         for slot in range(first, last + 1):
             expected = self._expected(slot)
             if expected is not None and (most is None or expected.demand > most.demand):
                 most = expected
         if most is None:
             return None
-        return Expected(most.demand * exp(self.level), max(most.wall, wall_from), most.days)
+        return ExpectedDemand(most.demand * exp(self.level), max(most.wall, wall_from), most.days)
 
-    def _expected(self, slot: int) -> Expected | None:
+    def _expected(self, slot: int) -> ExpectedDemand | None:
         known = self._known.get(slot)
         if known is None:
             known = self._quantile(slot, self.quantile)
@@ -141,7 +141,7 @@ class Forecast:
                 self._known[slot] = known
         return known
 
-    def _quantile(self, slot: int, level: float) -> Expected | None:
+    def _quantile(self, slot: int, level: float) -> ExpectedDemand | None:
         day, time = divmod(slot, DAY_SLOTS)
         # Day 0 was a Thursday; what the week's days are called does not matter here, only which are the weekend.
         values: list[tuple[float, float]] = []
@@ -156,7 +156,7 @@ class Forecast:
                 days.add(then)
         if not values:
             return None
-        return Expected(_weighted(values, level), slot * float(SLOT_S), len(days))
+        return ExpectedDemand(_weighted(values, level), slot * float(SLOT_S), len(days))
 
     # -- keeping ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from math import inf
 from typing import Final
 
 from headgate.model.replica import Load, ReplicaId
-from headgate.policy.fleet import Fleet, Pool
+from headgate.policy.fleet import ReplicaPool, RouteIndex
 from headgate.policy.passage import Passage
 
 LEAST_S: Final = 0.1
@@ -52,7 +52,7 @@ class Closed:
 class Full:
     """The dispatcher tells it who refused, and who took something after all."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: RouteIndex) -> None:
         self._fleet = fleet
         self._closed: dict[ReplicaId, Closed] = {}
         self.wake_at = inf
@@ -115,7 +115,7 @@ class Full:
             wake_at = min(wake_at, one.try_at)
         self.wake_at = wake_at
 
-    def opens_in(self, pools: tuple[Pool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
+    def opens_in(self, pools: tuple[ReplicaPool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
         """Seconds until the first of these replicas is asked again, where all that are usable and fit are closed; 0:
         some are not."""
         open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.outlier import LOOK_S, About, Kin, OutlierConfig, Record
+from headgate.policy.outlier import LOOK_S, About, Kin, OutlierConfig, ReplicaRecord
 
 RAMP_STEPS = 10
 FIRST_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthConfig:
+class HealthRules:
     failures: int = 3
     """In a row, and the replica is out; requests and probes count together, each kind until it next succeeds."""
     successes: int = 2
@@ -44,7 +44,7 @@ class HealthConfig:
     outlier: OutlierConfig = field(default_factory=OutlierConfig)
 
 
-class State(IntEnum):
+class HealthState(IntEnum):
     UP = 0
     EJECTED = 1
     PROBATION = 2
@@ -79,9 +79,9 @@ class Sign(Enum):
     RAMP_OVER = "ramp over"
 
 
-UP, EJECTED, PROBATION, RAMPING = State
+UP, EJECTED, PROBATION, RAMPING = HealthState
 
-NEXT: dict[Sign, tuple[State, State, State, State]] = {
+NEXT: dict[Sign, tuple[HealthState, HealthState, HealthState, HealthState]] = {
     # was            UP       EJECTED    PROBATION  RAMPING
     Sign.NOTHING: (UP, EJECTED, PROBATION, RAMPING),
     Sign.FAILURES: (EJECTED, EJECTED, EJECTED, EJECTED),
@@ -105,21 +105,21 @@ SAW: dict[Outcome, Saw] = {
 def as_mermaid() -> str:
     """The table as a diagram for the docs."""
     lines = ["stateDiagram-v2", "    [*] --> UP"]
-    for was in State:
-        signs: dict[State, list[str]] = {}
+    for was in HealthState:
+        signs: dict[HealthState, list[str]] = {}
         for sign, after in NEXT.items():
             signs.setdefault(after[was], []).append(sign.value)
         lines += [f"    {was.name} --> {to.name}: {', '.join(why)}" for to, why in signs.items() if to is not was]
     return "\n".join(lines) + "\n"
 
 
-class Verdict(NamedTuple):
+class HealthVerdict(NamedTuple):
     replica_id: ReplicaId
     changed: bool
     """Its state or its share did."""
     usable: float
     """The share of its room that it may be given; 0: none."""
-    state: State
+    state: HealthState
     why: str
     """What put it into its state."""
 
@@ -127,22 +127,22 @@ class Verdict(NamedTuple):
 class Standing(NamedTuple):
     """How a replica stands, for people."""
 
-    state: State
+    state: HealthState
     since: float
     why: str
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class HealthEntry:
     """One replica under watch."""
 
     id: ReplicaId
     group: "Group"
     kin: Kin
-    record: Record
+    record: ReplicaRecord
     deep_failed: int = 0
     """In a row. Survives an ejection: a probe that generates nothing can't disprove it."""
-    state: State = UP
+    state: HealthState = UP
     usable: float = 1.0
     """As last told."""
     why: str = "joined"
@@ -175,9 +175,9 @@ class Group:
 
 
 class Health:
-    def __init__(self, config: HealthConfig | None = None) -> None:
-        self.config = config or HealthConfig()
-        self._watched: dict[ReplicaId, Watch] = {}
+    def __init__(self, config: HealthRules | None = None) -> None:
+        self.config = config or HealthRules()
+        self._watched: dict[ReplicaId, HealthEntry] = {}
         self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
         self._alarms: list[tuple[float, ReplicaId]] = []
@@ -186,7 +186,7 @@ class Health:
 
     # -- replicas come and go -------------------------------------------------------------------------------
 
-    def add(self, replica: Replica, now: float, state: State = UP, parked: bool = False) -> Verdict:
+    def add(self, replica: Replica, now: float, state: HealthState = UP, parked: bool = False) -> HealthVerdict:
         """UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from there."""
         self.remove(replica.id)
         group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
@@ -194,7 +194,7 @@ class Health:
         alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
         kin = self._kins.setdefault(alike, Kin(self.config.outlier))
         group.size += 1
-        watch = self._watched[replica.id] = Watch(replica.id, group, kin, Record(), since=now)
+        watch = self._watched[replica.id] = HealthEntry(replica.id, group, kin, ReplicaRecord(), since=now)
         if parked:
             watch.parked = True
             group.out += 1
@@ -257,7 +257,7 @@ class Health:
         now: float,
         token_s: float | None = None,
         in_flight: int = 1,
-    ) -> Verdict | None:
+    ) -> HealthVerdict | None:
         """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
         slower than its peers is asked once for each look at them, and not at every request."""
         watch = self._watched.get(replica_id)
@@ -279,10 +279,10 @@ class Health:
         watch = self._watched.get(replica_id)
         return watch is not None and watch.record.another(about)
 
-    def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> Verdict:
+    def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> HealthVerdict:
         watch = self._watched.get(replica_id)
         if watch is None:
-            return Verdict(replica_id, False, 0.0, EJECTED, "not in the fleet")
+            return HealthVerdict(replica_id, False, 0.0, EJECTED, "not in the fleet")
         was = watch.state
         self._pass_time(watch, now)
         sign, why = self._judge_in_use(watch, saw) if _in_use(watch) else self._judge_out(watch, saw, now)
@@ -291,7 +291,7 @@ class Health:
             self._enter(watch, after, why, now)
         return self._verdict(watch, now, changed=watch.state is not was)
 
-    def _judge_in_use(self, watch: Watch, saw: Saw) -> tuple[Sign, str]:
+    def _judge_in_use(self, watch: HealthEntry, saw: Saw) -> tuple[Sign, str]:
         record = watch.record
         if saw is Saw.SUCCESS:
             record.failed = watch.deep_failed = 0
@@ -322,7 +322,7 @@ class Health:
             return Sign.OUTLIER, why
         return Sign.NOTHING, ""
 
-    def _replaceable(self, watch: Watch) -> bool:
+    def _replaceable(self, watch: HealthEntry) -> bool:
         """Whether requests alone may put it out. Never the last, nor more than half of those that can stand in for it:
         whoever is slow or fails now and then is better than nobody."""
         size = out = 0
@@ -332,7 +332,7 @@ class Health:
                 out += group.out
         return out < size // 2
 
-    def _judge_out(self, watch: Watch, saw: Saw, now: float) -> tuple[Sign, str]:
+    def _judge_out(self, watch: HealthEntry, saw: Saw, now: float) -> tuple[Sign, str]:
         if saw is Saw.PROBE_FAILED or saw is Saw.DEEP_FAILED:
             watch.probes_ok = 0
             if watch.state is EJECTED:
@@ -366,7 +366,7 @@ class Health:
             heappop(alarms)
         return alarms[0][0] if alarms else inf
 
-    def tick(self, now: float) -> list[Verdict]:
+    def tick(self, now: float) -> list[HealthVerdict]:
         """What time has changed."""
         verdicts = []
         while self.wake_at() <= now:
@@ -379,16 +379,16 @@ class Health:
             verdicts.append(self._verdict(watch, now, changed=watch.state is not was))
         return verdicts
 
-    def _pass_time(self, watch: Watch, now: float) -> None:
+    def _pass_time(self, watch: HealthEntry, now: float) -> None:
         if watch.state is EJECTED and now >= watch.out_until:
             self._enter(watch, NEXT[Sign.COOLDOWN_OVER][EJECTED], watch.why, now)
         elif watch.state is RAMPING and now >= watch.since + self.config.ramp_s:
             self._enter(watch, NEXT[Sign.RAMP_OVER][RAMPING], watch.why, now)
 
-    def _next_step(self, watch: Watch, now: float) -> float:
+    def _next_step(self, watch: HealthEntry, now: float) -> float:
         return min(now + self.config.ramp_s / RAMP_STEPS, watch.since + self.config.ramp_s)
 
-    def _set_alarm(self, watch: Watch, due: float) -> None:
+    def _set_alarm(self, watch: HealthEntry, due: float) -> None:
         if due != watch.due:
             watch.due = due
             if due < inf:
@@ -400,7 +400,7 @@ class Health:
 
     # -- states -----------------------------------------------------------------------------------------------
 
-    def _enter(self, watch: Watch, state: State, why: str, now: float) -> None:
+    def _enter(self, watch: HealthEntry, state: HealthState, why: str, now: float) -> None:
         relapse, served = _in_use(watch), _serves(watch)
         watch.state, watch.since, watch.why = state, now, why
         watch.group.out += served - _serves(watch)
@@ -412,33 +412,33 @@ class Health:
         elif state is PROBATION:
             watch.probes_ok = 0
         elif state is RAMPING:
-            watch.record = watch.kin.members[watch.id] = Record()
+            watch.record = watch.kin.members[watch.id] = ReplicaRecord()
             # One more deep failure is then enough: coming back on shallow probes has not disproved the others.
             watch.deep_failed = min(watch.deep_failed, self.config.failures - 1)
             watch.back_at = now
             due = self._next_step(watch, now)
         self._set_alarm(watch, due)
 
-    def _relapse_s(self, watch: Watch, now: float) -> float:
+    def _relapse_s(self, watch: HealthEntry, now: float) -> float:
         watch.ejections = watch.ejections + 1 if now - watch.back_at < self.config.forgive_s else 1
         return min(self.config.cooldown_limit_s, self.config.cooldown_s * 2.0 ** min(watch.ejections - 1, 32))
 
-    def _share(self, watch: Watch, now: float) -> float:
+    def _share(self, watch: HealthEntry, now: float) -> float:
         if watch.state is RAMPING:
             done = (now - watch.since) / self.config.ramp_s if self.config.ramp_s > 0 else 1.0
             return FIRST_SHARE + (1.0 - FIRST_SHARE) * min(1.0, max(0.0, done))
         return 1.0 if watch.state is UP else 0.0
 
-    def _verdict(self, watch: Watch, now: float, *, changed: bool) -> Verdict:
+    def _verdict(self, watch: HealthEntry, now: float, *, changed: bool) -> HealthVerdict:
         usable = self._share(watch, now)
         changed = changed or usable != watch.usable
         watch.usable = usable
-        return Verdict(watch.id, changed, usable, watch.state, watch.why)
+        return HealthVerdict(watch.id, changed, usable, watch.state, watch.why)
 
 
-def _in_use(watch: Watch) -> bool:
+def _in_use(watch: HealthEntry) -> bool:
     return watch.state is UP or watch.state is RAMPING
 
 
-def _serves(watch: Watch) -> bool:
+def _serves(watch: HealthEntry) -> bool:
     return _in_use(watch) and not watch.parked

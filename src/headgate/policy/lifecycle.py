@@ -8,7 +8,7 @@ been READY, and what is PARKED has been warmed, so that taking it into use costs
 from enum import Enum, IntEnum
 
 
-class State(IntEnum):
+class Lifecycle(IntEnum):
     STARTING = 0
     """Asked for; nothing answers yet."""
     WARMING = 1
@@ -28,7 +28,7 @@ class State(IntEnum):
     """Ended, or out of reach, and nobody had asked for that."""
 
 
-class Happened(Enum):
+class LifecycleEvent(Enum):
     STARTED = "started"
     ANSWERED = "answered"
     WARMED = "warmed up"
@@ -40,22 +40,25 @@ class Happened(Enum):
     LOST = "lost"
 
 
-STARTING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED = State
+STARTING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED = Lifecycle
 
-NEXT: dict[Happened, tuple[State, State, State, State, State, State, State, State, State]] = {
+NEXT: dict[
+    LifecycleEvent,
+    tuple[Lifecycle, Lifecycle, Lifecycle, Lifecycle, Lifecycle, Lifecycle, Lifecycle, Lifecycle, Lifecycle],
+] = {
     # was               STARTING  WARMING  READY     RAMPING   SERVING   DRAINING  PARKED    STOPPED   FAILED
-    Happened.STARTED: (STARTING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STARTING, STARTING),
-    Happened.ANSWERED: (WARMING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
-    Happened.WARMED: (READY, READY, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
+    LifecycleEvent.STARTED: (STARTING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STARTING, STARTING),
+    LifecycleEvent.ANSWERED: (WARMING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
+    LifecycleEvent.WARMED: (READY, READY, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
     # What was parked or draining is warm and was watched all along: a ramp would only make the burst wait for it.
-    Happened.ACTIVATED: (STARTING, WARMING, RAMPING, RAMPING, SERVING, SERVING, SERVING, STOPPED, FAILED),
-    Happened.RAMPED: (STARTING, WARMING, READY, SERVING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
+    LifecycleEvent.ACTIVATED: (STARTING, WARMING, RAMPING, RAMPING, SERVING, SERVING, SERVING, STOPPED, FAILED),
+    LifecycleEvent.RAMPED: (STARTING, WARMING, READY, SERVING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
     # Before it is warm there is nothing to drain: it is stopped, or waited for.
-    Happened.DRAIN: (STARTING, WARMING, DRAINING, DRAINING, DRAINING, DRAINING, DRAINING, STOPPED, FAILED),
+    LifecycleEvent.DRAIN: (STARTING, WARMING, DRAINING, DRAINING, DRAINING, DRAINING, DRAINING, STOPPED, FAILED),
     # One that serves is drained first: parked ones are empty.
-    Happened.PARK: (STARTING, WARMING, PARKED, RAMPING, SERVING, PARKED, PARKED, STOPPED, FAILED),
-    Happened.STOPPED: (STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED),
-    Happened.LOST: (FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, STOPPED, FAILED),
+    LifecycleEvent.PARK: (STARTING, WARMING, PARKED, RAMPING, SERVING, PARKED, PARKED, STOPPED, FAILED),
+    LifecycleEvent.STOPPED: (STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED),
+    LifecycleEvent.LOST: (FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, STOPPED, FAILED),
 }
 
 ROUTED = frozenset((RAMPING, SERVING))
@@ -65,15 +68,15 @@ COMING = frozenset((STARTING, WARMING))
 OVER = frozenset((STOPPED, FAILED))
 
 
-def next_state(state: State, happened: Happened) -> State:
+def next_state(state: Lifecycle, happened: LifecycleEvent) -> Lifecycle:
     return NEXT[happened][state]
 
 
 def as_mermaid() -> str:
     """The table as a diagram for the docs."""
     lines = ["stateDiagram-v2", "    [*] --> STARTING"]
-    for was in State:
-        to: dict[State, list[str]] = {}
+    for was in Lifecycle:
+        to: dict[Lifecycle, list[str]] = {}
         for happened, after in NEXT.items():
             to.setdefault(after[was], []).append(happened.value)
         lines += [f"    {was.name} --> {state.name}: {', '.join(why)}" for state, why in to.items() if state is not was]

@@ -86,7 +86,7 @@ class _Account:
         return max(self.requests_full_at, self.tokens_full_at)
 
 
-class Limits:
+class RateLimiter:
     """`most` tenants are remembered. Full buckets are forgotten first, which changes nothing; beyond that, the one that
     would be full soonest."""
 
@@ -148,7 +148,7 @@ class Limits:
 
     def give_back(self, grant: Grant, now: float) -> None:
         """Refused later on, or failed without work: as if it had not come."""
-        Limits.settle(self, grant, 0, now)  # not a heir's, which has its own idea of what a grant is worth
+        RateLimiter.settle(self, grant, 0, now)  # not a heir's, which has its own idea of what a grant is worth
         if grant.tenant in self._accounts:
             self._accounts[grant.tenant].requests_full_at -= _cost_s(1, grant.limits.requests_per_min)
 

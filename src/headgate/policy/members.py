@@ -9,10 +9,10 @@ from typing import Final
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.affinity import Affinity
 from headgate.policy.allowance import room_of
-from headgate.policy.fleet import Fleet
+from headgate.policy.fleet import RouteIndex
 from headgate.policy.full import Full
 from headgate.policy.gradient import GradientLimit
-from headgate.policy.health import Health, Saw, State, Verdict
+from headgate.policy.health import Health, HealthState, HealthVerdict, Saw
 from headgate.policy.outlier import About
 
 UNKNOWN_SIZE: Final = (64, 8)
@@ -23,7 +23,7 @@ IMMATERIAL_TOKEN_S: Final = 0.01
 
 
 class Members:
-    def __init__(self, fleet: Fleet, health: Health, affinity: Affinity) -> None:
+    def __init__(self, fleet: RouteIndex, health: Health, affinity: Affinity) -> None:
         self._fleet = fleet
         self._health = health
         self._affinity = affinity
@@ -54,16 +54,16 @@ class Members:
         self._fleet.add(load)
         self._share_tokens(load)
         self._unseen.add(replica.id)
-        self._apply(self._health.add(replica, now, State.PROBATION, replica.id in self._parked))
+        self._apply(self._health.add(replica, now, HealthState.PROBATION, replica.id in self._parked))
 
     def _describe(self, load: Load, replica: Replica, now: float) -> None:
         """It has other names now, or is known to be of some kind. What it is doing is still counted."""
         standing = self._health.standing(replica.id)
-        in_use = standing is not None and standing.state in (State.UP, State.RAMPING)
+        in_use = standing is not None and standing.state in (HealthState.UP, HealthState.RAMPING)
         load.replica = replica
         self._fleet.add(load)
         self._share_tokens(load)
-        state = standing.state if standing and in_use else State.PROBATION
+        state = standing.state if standing and in_use else HealthState.PROBATION
         self._apply(self._health.add(replica, now, state, replica.id in self._parked))
 
     def is_parked(self, replica_id: ReplicaId) -> bool:
@@ -80,7 +80,7 @@ class Members:
             self._parked.discard(replica_id)
             self._health.park(replica_id, False)
             if ramp and load is not None:
-                self._health.add(load.replica, now, State.RAMPING)
+                self._health.add(load.replica, now, HealthState.RAMPING)
             share = self._health.share(replica_id, now)
         if load is not None and load.usable != share:
             load.usable = share
@@ -177,7 +177,7 @@ class Members:
         for verdict in self._health.tick(now):
             self._apply(verdict)
 
-    def _apply(self, verdict: Verdict) -> bool:
+    def _apply(self, verdict: HealthVerdict) -> bool:
         """Whether anything changed about how much of it may be used."""
         load = self._fleet.get(verdict.replica_id)
         if load is None or verdict.usable == load.usable or verdict.replica_id in self._parked:

@@ -7,14 +7,14 @@ from being saved for good.
 
 from typing import Final
 
-from headgate.model.step import Copy, Load, Move, Save
+from headgate.model.step import Copy, Move, Restore, Save
 
 TELLING: Final = 256
 """Tokens from which on a step tells how long moves take: the step's own time varies more than fewer add."""
 DRIFT: Final = 0.02
 
 
-class Pace:
+class MovePace:
     """Seconds for each token of one kind of move."""
 
     def __init__(self, prior_s: float) -> None:
@@ -28,16 +28,16 @@ class Pace:
 class MoveTime:
     def __init__(self, save_s: float = 0.0, load_s: float = 0.0, copy_s: float = 0.0) -> None:
         """Seconds for each token before anything is learned."""
-        self.save = Pace(save_s)
-        self.load = Pace(load_s)
-        self.copy = Pace(copy_s)
+        self.save = MovePace(save_s)
+        self.load = MovePace(load_s)
+        self.copy = MovePace(copy_s)
 
     def seconds(self, moves: list[Move]) -> float:
         seconds = 0.0
         for move in moves:
             if isinstance(move, Save):
                 seconds += self.save.token_s * move.length
-            elif isinstance(move, Load):
+            elif isinstance(move, Restore):
                 seconds += self.load.token_s * move.length
             elif isinstance(move, Copy):
                 seconds += self.copy.token_s * move.length
@@ -49,7 +49,7 @@ class MoveTime:
         for move in moves:
             if isinstance(move, Save):
                 saved += move.length
-            elif isinstance(move, Load):
+            elif isinstance(move, Restore):
                 loaded += move.length
             elif isinstance(move, Copy):
                 copied += move.length

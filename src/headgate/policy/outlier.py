@@ -94,7 +94,7 @@ class Typical:
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class ReplicaRecord:
     """What was seen of a replica in use. One that comes back starts with a clean record."""
 
     failed: int = 0
@@ -168,7 +168,7 @@ class Kin:
     """Replicas alike enough for their latencies to be compared: same model, lanes, quantization and kind of GPU."""
 
     config: OutlierConfig
-    members: dict[ReplicaId, Record] = field(default_factory=dict)
+    members: dict[ReplicaId, ReplicaRecord] = field(default_factory=dict)
     """Those in use."""
     looked_at: float = -inf
     ttft_per_token_s: float = inf
@@ -210,7 +210,7 @@ class Kin:
         rates = [one.error_rate for one in some if one.requests >= self.config.samples]
         return _median(rates) if len(rates) > 1 else 0.0
 
-    def outlying(self, record: Record, *, ramping: bool = False) -> str:
+    def outlying(self, record: ReplicaRecord, *, ramping: bool = False) -> str:
         """Why it is an outlier; empty: it is not."""
         enough, slower = self.config.ramp_samples if ramping else self.config.samples, self.config.slower
         if ramping and record.judged >= enough and record.slow > self.config.ramp_slow * record.judged:
@@ -227,7 +227,7 @@ class Kin:
         # What is slow stays slow; what had a bad moment, such as a few long prompts at once, does not.
         return why if ramping or self.looked_at - record.slow_since >= SLOW_FOR_S else ""
 
-    def _slower(self, record: Record, enough: int) -> str:
+    def _slower(self, record: ReplicaRecord, enough: int) -> str:
         """What it is slower at than its peers; empty: nothing."""
         slower = self.config.slower
         fuller = 1.0 if self.busy <= 0.0 else min(FULLEST, max(1.0, record.busy.value / self.busy))

@@ -24,7 +24,7 @@ CELLS: Final = 7
 """A kind's limit is divided by two to this power."""
 
 
-class Expected:
+class ExpectedLength:
     """What sequences of a kind say. Nobody changes it."""
 
     __slots__ = ("shift", "surviving", "upper")
@@ -48,12 +48,12 @@ class _Started:
         """By itself, after it had said so much; otherwise it was cancelled or cut then."""
 
 
-class Kind:
+class LengthClass:
     """Sequences of one lane that may say about as much."""
 
     def __init__(self, most: int, bits: int) -> None:
         self.started: deque[_Started] = deque(maxlen=most)
-        self.expected: Expected | None = None
+        self.expected: ExpectedLength | None = None
         """None: too few have ended."""
         self.running = 0
         self.trusted = 0
@@ -87,7 +87,7 @@ class Kind:
         else:
             self.trusted -= 1
 
-    def _estimate(self) -> Expected | None:
+    def _estimate(self) -> ExpectedLength | None:
         seen, ended = [], 0
         for one in self.started:
             if one.sequence is not None:
@@ -111,14 +111,14 @@ class Kind:
             left -= 1
         while len(table) << shift <= self._limit:
             table.append(surviving)
-        return Expected(table, shift, upper)
+        return ExpectedLength(table, shift, upper)
 
 
 class OutputLength:
     def __init__(self, first_guess: int | None, slots: int) -> None:
         self.first_guess = first_guess
         self._most = max(LEAST_STARTED, 4 * slots)
-        self._kinds: dict[tuple[str, int], Kind] = {}
+        self._kinds: dict[tuple[str, int], LengthClass] = {}
         """By lane and the power of two that the output's limit is below. Lanes are the engine's own: both are few."""
         self._started: dict[int, _Started] = {}
 
@@ -143,9 +143,9 @@ class OutputLength:
             return sequence.max_output
         return min(sequence.max_output, guess if said < guess else 2 * said + 1)
 
-    def kind(self, sequence: Sequence) -> Kind:
+    def kind(self, sequence: Sequence) -> LengthClass:
         bits = sequence.max_output.bit_length()
         kind = self._kinds.get((sequence.lane, bits))
         if kind is None:
-            kind = self._kinds[sequence.lane, bits] = Kind(self._most, bits)
+            kind = self._kinds[sequence.lane, bits] = LengthClass(self._most, bits)
         return kind

@@ -9,7 +9,7 @@ from headgate.model.lane import Lane
 from headgate.model.record import Ahead
 from headgate.model.replica import Load, ReplicaId
 from headgate.model.request import Request
-from headgate.policy.admit import Drain
+from headgate.policy.admit import DrainRate
 from headgate.policy.fair import FairQueue
 from headgate.policy.limits import Grant
 from headgate.policy.standing import MOST_TENANTS, QUICK, Comers, NamedTenants, Turnover
@@ -53,7 +53,7 @@ class Passage:
         "width",
     )
 
-    def __init__(self, request: Request, grant: Grant | None, state: "LaneState") -> None:
+    def __init__(self, request: Request, grant: Grant | None, state: "LaneQueue") -> None:
         self.request = request
         self.grant = grant
         self.state = state
@@ -124,7 +124,7 @@ class KeptRoom:
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class TierTally:
     """What one tier of one lane has of one pool."""
 
     weight: float
@@ -134,21 +134,21 @@ class Tally:
 
 
 @dataclass(slots=True, eq=False)
-class LaneState:
+class LaneQueue:
     """One lane's queue for one pool of replicas and one tier. Long prompts have a queue of their own beside it, so that
     nobody is stuck behind one that has to wait for another long prefill to end; and so have requests for several
     choices, which wait for several slots of one replica."""
 
     lane: Lane
     tier: str
-    pool: "Pool"
-    tally: Tally
-    tallies: tuple[Tally, ...]
+    pool: "ModelQueue"
+    tally: TierTally
+    tallies: tuple[TierTally, ...]
     """Of all tiers of the lane, its own included."""
     long: bool
     """Whether it is the one for long prompts and several choices."""
     queue: FairQueue = field(default_factory=FairQueue)
-    drain: Drain = field(default_factory=Drain)
+    drain: DrainRate = field(default_factory=DrainRate)
     prefills: int = 0
     """Of those whose prompts replicas are given in turn: how many they have and have not answered yet."""
     prefill_tokens: int = 0
@@ -164,13 +164,13 @@ class LaneState:
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
+class ModelQueue:
     """Everybody who asks for the same model. None: for any."""
 
     model: str | None
-    lanes: dict[tuple[str, str, bool], LaneState] = field(default_factory=dict)
+    lanes: dict[tuple[str, str, bool], LaneQueue] = field(default_factory=dict)
     """By lane, tier, and whether for long prompts and several choices."""
-    tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[str, str], TierTally] = field(default_factory=dict)
     """By lane and tier."""
     waiting: int = 0
     """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""

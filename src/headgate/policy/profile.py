@@ -19,7 +19,7 @@ from headgate.policy.batch import Batcher
 from headgate.policy.blocks import Ledger
 from headgate.policy.estimate import StepTime
 from headgate.policy.move_time import MoveTime
-from headgate.policy.shape import Shape
+from headgate.policy.shape import StepFeatures
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
@@ -44,7 +44,7 @@ class StepCost:
     """What steps that only decode really take, as shares of this formula, by `batch_size`: a CPU's arithmetic goes in
     blocks, so that five sequences may cost hardly more than four. None: it is straight."""
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, shape: StepFeatures) -> float:
         tokens = shape.prefill + shape.decodes
         if not tokens:
             return 0.0
@@ -53,7 +53,7 @@ class StepCost:
             seconds *= self.by_batch[min(batch_size(shape.decodes), len(self.by_batch) - 1)]
         return seconds
 
-    def _straight(self, shape: Shape, tokens: int) -> float:
+    def _straight(self, shape: StepFeatures, tokens: int) -> float:
         seconds = (
             self.fixed
             + self.per_prefill * shape.prefill
@@ -145,11 +145,11 @@ class Profile:
         if cost.by_batch and min(cost.by_batch) <= 0:
             raise ValueError("shares by batch must be greater than 0")
 
-    def step_s(self, shape: Shape, chance: Chance | None = None) -> float:
+    def step_s(self, shape: StepFeatures, chance: Chance | None = None) -> float:
         """Seconds that a step takes. Without `chance`: in the median."""
         return self.steps_s(shape, 1, chance)
 
-    def steps_s(self, shape: Shape, count: int, chance: Chance | None = None) -> float:
+    def steps_s(self, shape: StepFeatures, count: int, chance: Chance | None = None) -> float:
         """Seconds of `count` steps in a row, the first of this shape, in which the same sequences decode."""
         # The formula is linear in the context, the only thing that grows: the step in the middle is the mean step.
         middle = shape.later((count - 1) / 2) if count > 1 else shape

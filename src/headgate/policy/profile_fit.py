@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from headgate.policy.profile import Profile, Residuals, StepCost, batch_size
-from headgate.policy.shape import Shape
+from headgate.policy.shape import StepFeatures
 
 FEWEST = 50
 """Steps below which a fit would be a guess."""
@@ -46,7 +46,7 @@ class StepLine:
     """Choosing, computing, sampling, handing over: until the next step could begin."""
     run_s: float
     """Of that, in the runner."""
-    shape: Shape
+    shape: StepFeatures
 
 
 class TooFewSteps(ValueError):
@@ -89,7 +89,7 @@ def _long_s(seconds: Items[float]) -> float | None:
     return None
 
 
-def _moves(shape: Shape) -> int:
+def _moves(shape: StepFeatures) -> int:
     return shape.saved + shape.loaded + shape.copied
 
 
@@ -168,7 +168,7 @@ def _knee(lines: Items[StepLine], weights: Items[float]) -> int:
     return knee
 
 
-def _terms(shape: Shape) -> Row:
+def _terms(shape: StepFeatures) -> Row:
     return (1.0, float(shape.prefill), float(shape.decodes), float(shape.context), float(shape.pairs))
 
 

@@ -25,7 +25,7 @@ MOST_NAMES: Final = 1024
 """Names come from clients: there is an end to them."""
 
 
-class Line:
+class TokenFit:
     """Least squares over what came last, relative errors counting the same for short prompts and long ones."""
 
     __slots__ = ("_count", "_intercept", "_slope", "_w", "_wxx", "_wxy", "_wy")
@@ -59,8 +59,8 @@ class Line:
 
 class PromptSizes:
     def __init__(self) -> None:
-        self._known: dict[tuple[str, bool], Line] = {}
-        self._overall = (Line(), Line())
+        self._known: dict[tuple[str, bool], TokenFit] = {}
+        self._overall = (TokenFit(), TokenFit())
 
     def of(self, model: str, opened: bool, size: int) -> int:
         """`opened`: the prompt has a system message of its own."""
@@ -73,6 +73,6 @@ class PromptSizes:
         self._overall[opened].learn(size, tokens)
         line = self._known.get((model, opened))
         if line is None and len(self._known) < MOST_NAMES:
-            line = self._known[model, opened] = Line()
+            line = self._known[model, opened] = TokenFit()
         if line is not None:
             line.learn(size, tokens)

@@ -25,7 +25,7 @@ GENTLE = 4
 """Deaths a minute that streams survive which have begun."""
 
 
-class Verdict(Enum):
+class RetryVerdict(Enum):
     """True in a condition: try again."""
 
     AGAIN = "again"
@@ -33,7 +33,7 @@ class Verdict(Enum):
     BUDGET_SPENT = "retry budget spent"
 
     def __bool__(self) -> bool:
-        return self is Verdict.AGAIN
+        return self is RetryVerdict.AGAIN
 
 
 class RetryBudget:
@@ -55,11 +55,11 @@ class RetryBudget:
         if self.gentle_debt:
             self.gentle_debt = max(0.0, self.gentle_debt - GENTLE * self.ratio)
 
-    def spend(self, now: float, floor: int, attempts: int = 1, gentle: bool = False) -> Verdict:
+    def spend(self, now: float, floor: int, attempts: int = 1, gentle: bool = False) -> RetryVerdict:
         """May a request that was sent `attempts` times be sent once more? Yes is counted; `floor` is what the replica
         that failed had in flight; `gentle`: it has begun, or was not sent."""
         if attempts >= self.attempts:
-            return Verdict.TOO_MANY_ATTEMPTS
+            return RetryVerdict.TOO_MANY_ATTEMPTS
         if floor >= self._floor or now > self._floor_at + DEATH_S:
             self._floor, self._floor_at = max(floor, self._least_floor), now
         paid = self._floor * (now - self._paid_at) / REFILL_S
@@ -67,9 +67,9 @@ class RetryBudget:
         self._paid_at = now
         debt, most = (self.gentle_debt, GENTLE * self._floor) if gentle else (self.debt, self._floor)
         if debt + 1.0 > most + 1e-9:
-            return Verdict.BUDGET_SPENT
+            return RetryVerdict.BUDGET_SPENT
         if gentle:
             self.gentle_debt += 1.0
         else:
             self.debt += 1.0
-        return Verdict.AGAIN
+        return RetryVerdict.AGAIN

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from headgate.model.models_config import ModelConfig
-from headgate.policy.verdict import Judge, Row, Sample, Verdict
+from headgate.policy.verdict import Judge, Verdict, VerdictRow, VersionSample
 
 Mode = Literal["canary", "split", "blue_green", "shadow"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -42,7 +42,7 @@ class Stage(Enum):
     ROLLED_BACK = "rolled_back"
 
 
-class Happened(Enum):
+class RolloutEvent(Enum):
     WORSE = auto()
     FINE = auto()
     UNSURE = auto()
@@ -67,8 +67,8 @@ NEXT: Final[dict[Stage, tuple[Stage, ...]]] = {
     Stage.PROMOTED:    (_ALL,   _ALL,   _ALL,   _ALL,      _ALL,   _ALL,   _BACK),
     Stage.ROLLED_BACK: (_BACK,  _BACK,  _BACK,  _BACK,     _BACK,  _BACK,  _BACK),
 }  # fmt: skip
-"""By stage, in the order of Happened. Only a person ends a split or a shadow, or undoes a promotion: after it there is
-no baseline beside it to be compared with."""
+"""By stage, in the order of RolloutEvent. Only a person ends a split or a shadow, or undoes a promotion: after it there
+is no baseline beside it to be compared with."""
 UNDER_WAY: Final = frozenset((Stage.CANARY, Stage.SOAKING, Stage.HELD, Stage.SPLIT, Stage.SHADOW))
 FIRST: Final[dict[Mode, Stage]] = {
     "canary": Stage.CANARY,
@@ -78,14 +78,14 @@ FIRST: Final[dict[Mode, Stage]] = {
 }
 
 
-def next_stage(stage: Stage, happened: Happened) -> Stage:
+def next_stage(stage: Stage, happened: RolloutEvent) -> Stage:
     return NEXT[stage][_COLUMN[happened]]
 
 
-_COLUMN: Final = {happened: index for index, happened in enumerate(Happened)}
+_COLUMN: Final = {happened: index for index, happened in enumerate(RolloutEvent)}
 
 
-class Split(msgspec.Struct, frozen=True):
+class TrafficSplit(msgspec.Struct, frozen=True):
     """Who gets which version. A value: swapping it for another is one assignment."""
 
     weights: tuple[tuple[str, float], ...]
@@ -110,7 +110,7 @@ class Split(msgspec.Struct, frozen=True):
     def others(self, drawn: str, digest: bytes) -> tuple[str, ...]:
         """Versions that may answer where no replica of the drawn one is usable: the stable one that this request would
         have without the candidate, then the other stable ones, then the candidate."""
-        stable = Split(self.weights).pick(digest)[0]
+        stable = TrafficSplit(self.weights).pick(digest)[0]
         order = [stable, *[version for version, _ in self.weights if version != stable]]
         if self.candidate is not None and self.share > 0:
             order.append(self.candidate)
@@ -122,7 +122,7 @@ def digest_of(name: str, key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=name.encode()[:64]).digest()
 
 
-class Step(msgspec.Struct, frozen=True):
+class RolloutStep(msgspec.Struct, frozen=True):
     """What was done, when and why."""
 
     at: float
@@ -148,7 +148,7 @@ class Rollout:
         self.share = 0.0
         self.since = 0.0
         """When the stage or step began."""
-        self.history: deque[Step] = deque(maxlen=HISTORY)
+        self.history: deque[RolloutStep] = deque(maxlen=HISTORY)
         self.judge: Judge | None = None
         """None: there is nothing to compare."""
         self.verdict: Verdict | None = None
@@ -160,15 +160,15 @@ class Rollout:
     # -- who gets what -------------------------------------------------------------------------------------
 
     @property
-    def split(self) -> Split:
+    def split(self) -> TrafficSplit:
         weights = self._weights
         if self.stage is Stage.PROMOTED and self.candidate is not None:
             weights = {self.candidate: 1.0}
         trying = self.stage in UNDER_WAY and self.stage is not Stage.SHADOW
         if not trying or self.candidate is None:
-            return Split(tuple(weights.items()))
+            return TrafficSplit(tuple(weights.items()))
         others = _shares({name: weight for name, weight in weights.items() if name != self.candidate})
-        return Split(tuple(others.items()), self.candidate, self.share)
+        return TrafficSplit(tuple(others.items()), self.candidate, self.share)
 
     @property
     def shadow(self) -> tuple[str, float] | None:
@@ -177,7 +177,7 @@ class Rollout:
 
     # -- what people say -----------------------------------------------------------------------------------
 
-    def start(self, version: str, mode: Mode, share: float | None, now: float) -> Step | No:
+    def start(self, version: str, mode: Mode, share: float | None, now: float) -> RolloutStep | No:
         """`share`: of a split or a shadow; None: the config's."""
         config, names = self.config, [one.name for one in self.config.versions]
         if version not in names:
@@ -204,49 +204,51 @@ class Rollout:
         self._compare_anew(first[mode])
         return self._note(FIRST[mode], first[mode], f"{version} started as {mode.replace('_', '-')}", now)
 
-    def promote(self, now: float) -> Step | No:
+    def promote(self, now: float) -> RolloutStep | No:
         if self.stage not in UNDER_WAY:
             return No(f"nothing of {self.config.name} is being tried out")
-        return self._go(Happened.PROMOTE, "promoted by hand", now)
+        return self._go(RolloutEvent.PROMOTE, "promoted by hand", now)
 
-    def rollback(self, now: float) -> Step | No:
+    def rollback(self, now: float) -> RolloutStep | No:
         if self.stage not in UNDER_WAY and self.stage is not Stage.PROMOTED:
             return No(f"there is nothing to roll back: {self.config.name} is {self.stage.value.replace('_', ' ')}")
-        return self._go(Happened.ROLLBACK, "rolled back by hand", now)
+        return self._go(RolloutEvent.ROLLBACK, "rolled back by hand", now)
 
     # -- what is seen --------------------------------------------------------------------------------------
 
-    def take(self, sample: Sample) -> None:
+    def take(self, sample: VersionSample) -> None:
         if self.judge is not None:
             self.judge.take(sample)
 
-    def look(self, now: float) -> Step | None:
+    def look(self, now: float) -> RolloutStep | None:
         """What follows from what was seen, if anything."""
         judge, canary = self.judge, self.config.canary
         if judge is None:
             return None
         if judge.news:
             self.verdict = judge.verdict()
-            if self.verdict.state == "worse" and next_stage(self.stage, Happened.WORSE) is not self.stage:
-                return self._go(Happened.WORSE, self.verdict.reason, now)
+            if self.verdict.state == "worse" and next_stage(self.stage, RolloutEvent.WORSE) is not self.stage:
+                return self._go(RolloutEvent.WORSE, self.verdict.reason, now)
         if self.stage is Stage.SOAKING:
-            return self._go(Happened.SOAKED, "soaked", now) if now - self.since >= canary.soak_s else None
+            return self._go(RolloutEvent.SOAKED, "soaked", now) if now - self.since >= canary.soak_s else None
         if self.stage is not Stage.CANARY:
             return None
         last = self._step == len(canary.steps) - 1
         if last and self.verdict is not None and self.verdict.state == "fine":
             # The soak counts from the last step: proving and soaking go on at the same time.
-            return self._go(Happened.FINE, self.verdict.reason, now, since=self.since)
+            return self._go(RolloutEvent.FINE, self.verdict.reason, now, since=self.since)
         if judge.requests >= canary.limit_requests:
             why = "no request of it has ended" if self.verdict is None else self.verdict.reason
             reason = f"not enough evidence after {judge.requests} requests: {why}"
-            return self._go(Happened.UNSURE if canary.when_unsure == "rollback" else Happened.UNDECIDED, reason, now)
+            return self._go(
+                RolloutEvent.UNSURE if canary.when_unsure == "rollback" else RolloutEvent.UNDECIDED, reason, now
+            )
         if not last and self._step_is_over(judge):
             self._step += 1
             return self._next_step(judge, canary.steps[self._step], now)
         return None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[VerdictRow]:
         return [] if self.judge is None else self.judge.rows()
 
     # -- across restarts -----------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ class Rollout:
             known = {version.name for version in self.config.versions}
             weights = {str(name): float(weight) for name, weight in kept["weights"].items()}
             candidate, step = kept["candidate"], int(kept["step"])
-            history = [msgspec.convert(one, Step) for one in kept["history"]]
+            history = [msgspec.convert(one, RolloutStep) for one in kept["history"]]
             stage, mode = Stage(kept["stage"]), msgspec.convert(kept["mode"], Mode)
             share, since = float(kept["share"]), float(kept["since"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -301,23 +303,23 @@ class Rollout:
             and judge.canary_requests - samples >= canary.min_samples
         )  # fmt: skip
 
-    def _next_step(self, judge: Judge, share: float, now: float) -> Step:
+    def _next_step(self, judge: Judge, share: float, now: float) -> RolloutStep:
         canary = self.config.canary
         self._step_from = (judge.requests, judge.canary_requests)
         last = self._step == len(canary.steps) - 1
         judge.step(share, canary.limit_requests - judge.requests if last else None)
         return self._note(self.stage, share, f"no harm seen in {judge.canary_requests} of its requests", now)
 
-    def _go(self, happened: Happened, reason: str, now: float, since: float | None = None) -> Step:
+    def _go(self, happened: RolloutEvent, reason: str, now: float, since: float | None = None) -> RolloutStep:
         stage = next_stage(self.stage, happened)
         share = {Stage.PROMOTED: 1.0, Stage.ROLLED_BACK: 0.0}.get(stage, self.share)
         return self._note(stage, share, reason, now, since)
 
-    def _note(self, stage: Stage, share: float, reason: str, now: float, since: float | None = None) -> Step:
+    def _note(self, stage: Stage, share: float, reason: str, now: float, since: float | None = None) -> RolloutStep:
         self.stage, self.share, self.since = stage, share, now if since is None else since
         if stage not in UNDER_WAY:
             self.judge = None if self.mode == "blue_green" or stage is Stage.STABLE else self.judge
-        step = Step(now, stage.value, share, reason)
+        step = RolloutStep(now, stage.value, share, reason)
         self.history.append(step)
         return step
 

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headgate.model.replica import ReplicaId
-from headgate.policy.lifecycle import COMING, OVER, ROUTED, State
+from headgate.policy.lifecycle import COMING, OVER, ROUTED, Lifecycle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class PoolMember:
     """One replica of the pool, as its driver sees it now."""
 
     id: ReplicaId
-    state: State
+    state: Lifecycle
     since: float
     """When it came into this state, on the clock that `now` is of."""
     requests: int = 0
@@ -44,7 +44,7 @@ class PoolView:
     """A pool at one moment. It must show what was asked for before: a replica that was to be started is a member from
     the moment it is asked for, or it would be asked for again."""
 
-    members: tuple[Member, ...]
+    members: tuple[PoolMember, ...]
     waiting: int = 0
     """Requests without a replica."""
     waiting_tokens: int = 0
@@ -93,16 +93,16 @@ Action = Start | Activate | Park | Drain
 class Sorted:
     """The members by what can be done with them."""
 
-    routed: list[Member]
-    ready: list[Member]
-    parked: list[Member]
-    draining: list[Member]
+    routed: list[PoolMember]
+    ready: list[PoolMember]
+    parked: list[PoolMember]
+    draining: list[PoolMember]
     coming: int
     total: int
     """All but those that are over."""
 
     @classmethod
-    def of(cls, members: Iterable[Member]) -> "Sorted":
+    def of(cls, members: Iterable[PoolMember]) -> "Sorted":
         found = cls([], [], [], [], 0, 0)
         for member in members:
             found.total += member.state not in OVER
@@ -110,17 +110,17 @@ class Sorted:
                 found.routed.append(member)
             elif member.state in COMING:
                 found.coming += 1
-            elif member.state is State.READY:
+            elif member.state is Lifecycle.READY:
                 found.ready.append(member)
-            elif member.state is State.PARKED:
+            elif member.state is Lifecycle.PARKED:
                 found.parked.append(member)
-            elif member.state is State.DRAINING:
+            elif member.state is Lifecycle.DRAINING:
                 found.draining.append(member)
         return found
 
 
 @dataclass(slots=True)
-class Roster:
+class Placement:
     """Remembers only which of those that drain are on their way to be parked."""
 
     parking: set[ReplicaId] = field(default_factory=set)
@@ -141,7 +141,7 @@ class Roster:
             self.parking.discard(member.id)
         used = {action.id for action in actions if isinstance(action, Activate)}
         pool = [member for member in spare if member.id not in used and self._pooled(member)]
-        actions += [Park(member.id) for member in pool if member.state is State.READY]
+        actions += [Park(member.id) for member in pool if member.state is Lifecycle.READY]
         kept = self._let_go(there.routed, -short, parked - len(pool), actions, reasons) if short < 0 else 0
         serve = min(serving, len(there.routed) + len(used))
         missing = serving + parked - serve - len(pool) - kept - there.coming
@@ -154,17 +154,19 @@ class Roster:
             reasons.append(f"{_some(missing)} wanted, but max is {most}, and so many are there.")
         return tuple(actions), tuple(reasons)
 
-    def _pooled(self, member: Member) -> bool:
-        return member.state is not State.DRAINING or member.id in self.parking
+    def _pooled(self, member: PoolMember) -> bool:
+        return member.state is not Lifecycle.DRAINING or member.id in self.parking
 
-    def _spare(self, there: Sorted) -> list[Member]:
+    def _spare(self, there: Sorted) -> list[PoolMember]:
         """Those that are warm and get nothing, whom to take first."""
         stopping = [member for member in there.draining if member.id not in self.parking]
         parking = [member for member in there.draining if member.id in self.parking]
         order = (there.ready, stopping, there.parked, parking)
         return [member for group in order for member in sorted(group, key=_known_most)]
 
-    def _let_go(self, routed: list[Member], count: int, short: int, actions: list[Action], reasons: list[str]) -> int:
+    def _let_go(
+        self, routed: list[PoolMember], count: int, short: int, actions: list[Action], reasons: list[str]
+    ) -> int:
         """Of so many, as many are parked as the warm pool is short of. Gives how many."""
         going = sorted(routed, key=_loses_least)[:count]
         kept = going[max(0, len(going) - max(0, short)) :]
@@ -180,22 +182,22 @@ class Roster:
         return len(kept)
 
     def _trim(
-        self, pool: list[Member], parked: int, keep_s: float, now: float, actions: list[Action], reasons: list[str]
+        self, pool: list[PoolMember], parked: int, keep_s: float, now: float, actions: list[Action], reasons: list[str]
     ) -> None:
-        idle = [member for member in pool if member.state is State.PARKED and now - member.since >= keep_s]
+        idle = [member for member in pool if member.state is Lifecycle.PARKED and now - member.since >= keep_s]
         for member in sorted(idle, key=_loses_least)[: max(0, len(pool) - parked)]:
             actions.append(Drain(member.id))
             reasons.append(f"{member.id} is parked and stopped: more are parked than the {parked} asked for.")
 
 
-_WARM = {State.READY: "warm", State.PARKED: "parked", State.DRAINING: "still there"}
+_WARM = {Lifecycle.READY: "warm", Lifecycle.PARKED: "parked", Lifecycle.DRAINING: "still there"}
 
 
-def _known_most(member: Member) -> tuple[int, str]:
+def _known_most(member: PoolMember) -> tuple[int, str]:
     return -member.cached_tokens, member.id
 
 
-def _loses_least(member: Member) -> tuple[int, int, float, str]:
+def _loses_least(member: PoolMember) -> tuple[int, int, float, str]:
     """Of those that are alike the youngest goes: the oldest have been proven longest."""
     return member.to_lose, member.requests, -member.since, member.id
 

@@ -1,7 +1,7 @@
 """Which replica?
 
 Filter → score → pick over a shortlist of at most eight, never over the whole fleet: holders of the prefix, the
-session's own replicas, the least loaded, a few at random. `Fleet` keeps the index that makes the shortlist cheap;
+session's own replicas, the least loaded, a few at random. `RouteIndex` keeps the index that makes the shortlist cheap;
 an algorithm is a `Recipe` that says by what the index is ordered and what the shortlist is made of.
 
 Load is seconds of work: prompt tokens that wait for prefill and output tokens still to come, each against the replica's
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
-from headgate.model.record import Seen
+from headgate.model.record import ConsideredReplica
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.affinity import Affinity, session_order
-from headgate.policy.fleet import Fleet, Order, Pool, Seat, work_s
+from headgate.policy.fleet import IndexEntry, Order, ReplicaPool, RouteIndex, work_s
 
 Algorithm = Literal[
     "balanced",
@@ -36,7 +36,7 @@ SCAN: Final = 32
 HOMES: Final = 2
 """Replicas of a session on the shortlist."""
 
-Entry = tuple[float, int, Seat]
+Entry = tuple[float, int, IndexEntry]
 Shortlist = dict[ReplicaId, Entry]
 NO_MATCHES: dict[ReplicaId, int] = {}
 NO_HOMES: list[ReplicaId] = []
@@ -96,17 +96,17 @@ EXPLORE = Recipe(least=0, random=2, reason="exploration")
 # -- answers --------------------------------------------------------------------------------------------------
 
 
-class Choice:
+class RouteChoice:
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = ("reason", "replica_id", "scores")
 
-    def __init__(self, replica_id: ReplicaId, reason: str, scores: tuple[Seen, ...]) -> None:
+    def __init__(self, replica_id: ReplicaId, reason: str, scores: tuple[ConsideredReplica, ...]) -> None:
         self.replica_id: Final = replica_id
         self.reason: Final = reason
         self.scores: Final = scores
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Choice):
+        if not isinstance(other, RouteChoice):
             return NotImplemented
         return (self.replica_id, self.reason, self.scores) == (other.replica_id, other.reason, other.scores)
 
@@ -130,13 +130,13 @@ class NoReplica:
 
 def route(
     request: Request,
-    fleet: Fleet,
+    fleet: RouteIndex,
     affinity: Affinity,
     config: RouteConfig,
     now: float,
     rng: random.Random,
     tried: frozenset[ReplicaId] = frozenset(),
-) -> Choice | NoRoom | NoReplica:
+) -> RouteChoice | NoRoom | NoReplica:
     """Where to send it, and why; or that it has to wait; or that there is nobody to wait for."""
     recipe = _recipe(request, config, now, rng)
     if fleet.order != recipe.order:
@@ -161,7 +161,7 @@ def route(
         reason = recipe.sticky
     else:
         reason = recipe.reason
-    return Choice(best.replica_id, reason, tuple(scored))
+    return RouteChoice(best.replica_id, reason, tuple(scored))
 
 
 def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Random) -> Recipe:
@@ -178,7 +178,7 @@ def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Rando
 # -- shortlist and filter -------------------------------------------------------------------------------------
 
 
-def _fits(request: Request, seat: Seat, tried: frozenset[ReplicaId]) -> bool:
+def _fits(request: Request, seat: IndexEntry, tried: frozenset[ReplicaId]) -> bool:
     """Not tried yet, a slot for each of its choices, and room for its tokens too. An idle replica takes anything:
     nowhere would it fit better."""
     if tried and seat.id in tried:
@@ -190,7 +190,7 @@ def _fits(request: Request, seat: Seat, tried: frozenset[ReplicaId]) -> bool:
     return not seat.requests or seat.load.tokens + request.tokens <= seat.token_limit
 
 
-def _homes(request: Request, recipe: Recipe, pools: tuple[Pool, ...]) -> list[ReplicaId]:
+def _homes(request: Request, recipe: Recipe, pools: tuple[ReplicaPool, ...]) -> list[ReplicaId]:
     """The replicas that its session, or its tenant, belongs to."""
     key = request.session if recipe.sticky == "session" else request.tenant
     return session_order(key, [pool.ring for pool in pools], HOMES) if key is not None else NO_HOMES
@@ -199,8 +199,8 @@ def _homes(request: Request, recipe: Recipe, pools: tuple[Pool, ...]) -> list[Re
 def _add_known(
     near: Shortlist,
     request: Request,
-    fleet: Fleet,
-    pools: tuple[Pool, ...],
+    fleet: RouteIndex,
+    pools: tuple[ReplicaPool, ...],
     known: tuple[ReplicaId, ...],
     tried: frozenset[ReplicaId],
 ) -> None:
@@ -214,7 +214,7 @@ def _add_known(
 def _add_random(
     near: Shortlist,
     request: Request,
-    pools: tuple[Pool, ...],
+    pools: tuple[ReplicaPool, ...],
     count: int,
     tried: frozenset[ReplicaId],
     rng: random.Random,
@@ -236,8 +236,8 @@ def _add_random(
 def _add_least(
     near: Shortlist,
     request: Request,
-    fleet: Fleet,
-    pools: tuple[Pool, ...],
+    fleet: RouteIndex,
+    pools: tuple[ReplicaPool, ...],
     count: int,
     tried: frozenset[ReplicaId],
 ) -> None:
@@ -269,7 +269,7 @@ def _score(
     homes: list[ReplicaId],
     recipe: Recipe,
     config: RouteConfig,
-) -> tuple[list[Seen], Seen]:
+) -> tuple[list[ConsideredReplica], ConsideredReplica]:
     """Everybody's score, and the best; among equals the least loaded, then the first to have joined."""
     floor = min(near.values())
     least = floor[0]
@@ -281,7 +281,7 @@ def _score(
             break
     load_weight, prefix_weight, session_weight = config.load_weight, config.prefix_weight, config.session_weight
     weights = load_weight + prefix_weight + session_weight
-    scored: list[Seen] = []
+    scored: list[ConsideredReplica] = []
     best_at, best_score, best_entry = 0, -1.0, floor
     for replica_id, entry in near.items():
         load = entry[0]
@@ -294,5 +294,5 @@ def _score(
             score += session_weight
         if score > best_score or (score == best_score and entry < best_entry):
             best_at, best_score, best_entry = len(scored), score, entry
-        scored.append(Seen(replica_id, score / weights, load, match, replica_id == home))
+        scored.append(ConsideredReplica(replica_id, score / weights, load, match, replica_id == home))
     return scored, scored[best_at]

@@ -52,7 +52,7 @@ LEAST: Final = 96
 """No unit is so telling that fewer bytes would do."""
 
 
-class Kind:
+class RepeatKind:
     """How much is enough, for units of one kind: so many times the unit, and at least so many bytes."""
 
     __slots__ = ("least", "times")
@@ -62,17 +62,17 @@ class Kind:
         self.least = least
 
 
-SENTENCES: Final = Kind(2.75, LEAST)
+SENTENCES: Final = RepeatKind(2.75, LEAST)
 """Some different words, and hardly anything else. Near the end of its fourth time."""
-MEMBERS: Final = Kind(2.75, LEAST)
+MEMBERS: Final = RepeatKind(2.75, LEAST)
 """Members of one JSON object: none has the same names again and again."""
-LINES: Final = Kind(12.0, 800)
+LINES: Final = RepeatKind(12.0, 800)
 """Equal lines that may have been asked for: a sentence ten times, a form, test data."""
-PHRASES: Final = Kind(8.0, 700)
+PHRASES: Final = RepeatKind(8.0, 700)
 """A few words: choruses fade out, programs try again."""
-STAMMER: Final = Kind(8.0, 320)
+STAMMER: Final = RepeatKind(8.0, 320)
 """Parts of a word: `_list_list_list`. Laughter, and a long no, are shorter."""
-PATTERNS: Final = Kind(16.0, 3000)
+PATTERNS: Final = RepeatKind(16.0, 3000)
 """Anything else: rows of a table, zeros, bricks of a wall."""
 
 
@@ -171,7 +171,7 @@ class Detector:
         return has_grown(before.decode("utf-8", "ignore"), unit.decode("utf-8", "ignore"))
 
 
-def kind_of(unit: str) -> Kind:
+def kind_of(unit: str) -> RepeatKind:
     """`unit` begins and ends anywhere: only said again and again it has all its words, and the first and last are
     parts."""
     if '":' in unit and not _BRACKET.search(unit) and _NAME.search(unit + unit):

@@ -25,15 +25,25 @@ from dataclasses import dataclass
 from math import ceil, exp, inf, sqrt
 
 from headgate.model.scale_config import ScaleConfig
-from headgate.policy.forecast import Expected, Forecast
+from headgate.policy.forecast import ExpectedDemand, Forecast
 from headgate.policy.levels import LARGE, Levels
-from headgate.policy.lifecycle import State
+from headgate.policy.lifecycle import Lifecycle
 from headgate.policy.pace import Pace
-from headgate.policy.roster import Action, Activate, Drain, Member, Park, PoolView, Roster, Sorted, Start
+from headgate.policy.roster import Action, Activate, Drain, Park, Placement, PoolMember, PoolView, Sorted, Start
 from headgate.policy.utilisation import words
 
 __all__ = [
-    "FULL", "Action", "Activate", "Decision", "Drain", "Member", "Park", "PoolView", "Scaler", "Start", "State",
+    "FULL",
+    "Action",
+    "Activate",
+    "Decision",
+    "Drain",
+    "Lifecycle",
+    "Park",
+    "PoolMember",
+    "PoolView",
+    "Scaler",
+    "Start",
 ]  # fmt: skip
 
 STARTS = 2.0
@@ -93,7 +103,7 @@ class Scaler:
         self.serving = -1
         """As last decided; -1: not yet."""
         self._pace = forecast.pace if forecast is not None else Pace()
-        self._roster = Roster()
+        self._roster = Placement()
         self._signals = Signals()
         self._target = config.utilisation_target
         """As burstiness has moved it."""
@@ -132,7 +142,7 @@ class Scaler:
 
     # -- what is needed ---------------------------------------------------------------------------------------
 
-    def _queue(self, view: PoolView, there: Sorted, seen: "Seen", now: float) -> Need | None:
+    def _queue(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float) -> Need | None:
         """None: nobody waits who is worth mentioning, or not for long; and with some parked, nobody is about to."""
         serve = len(there.routed)
         here = view.waiting + sum(member.requests for member in there.routed)
@@ -147,7 +157,7 @@ class Scaler:
             return Need(_one_more(serve), f"The {serve} that serve are nearly full, and others are parked.")
         return None
 
-    def _needs(self, view: PoolView, there: Sorted, seen: "Seen", queue: Need | None) -> list[Need]:
+    def _needs(self, view: PoolView, there: Sorted, seen: "PoolDemand", queue: Need | None) -> list[Need]:
         config, target = self.config, self._target
         taken = seen.present / (seen.slots * target)
         share = f"{seen.use:.0%} of the room is taken" if there.routed else f"{seen.present:.1f} requests are here"
@@ -176,7 +186,7 @@ class Scaler:
             needs.append(queue)
         return sorted(needs, key=lambda need: -need.replicas)
 
-    def _near(self, view: PoolView, there: Sorted, seen: "Seen") -> int:
+    def _near(self, view: PoolView, there: Sorted, seen: "PoolDemand") -> int:
         """With fewer than this, a parked one would be taken into use at this moment: to give one up would be to take it
         back with the next burst. At most those that serve; 0: none is parked, or the pool is large."""
         if not self.config.warm or self.serving >= LARGE:
@@ -215,13 +225,13 @@ class Scaler:
             return self.config.tokens_per_s * moved
         return self._pace.tokens_per_s * moved if self._pace.known else None
 
-    def _aim(self, seen: "Seen") -> None:
+    def _aim(self, seen: "PoolDemand") -> None:
         usual = self.config.utilisation_target
         if seen.spread is not None:
             even = seen.present / (seen.present + SPREAD * seen.spread)
             self._target = max(usual - MOVES, usual / 2, min(even, usual + MOVES, 1.0))
 
-    def _learn(self, view: PoolView, there: Sorted, seen: "Seen", now: float, wall: float) -> None:
+    def _learn(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float, wall: float) -> None:
         if self.forecast is not None:
             self.forecast.observe(wall, view.tokens_per_s)
         if not view.waiting:
@@ -309,7 +319,7 @@ class Scaler:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PoolDemand:
     """What the pool has to do, over the last minutes."""
 
     present: float
@@ -337,7 +347,7 @@ class Signals:
         self._present = self._tokens = self._velocity = self._use = self._scarce = 0.0
         self._variance = self._watched_s = 0.0
 
-    def see(self, view: PoolView, there: Sorted, now: float) -> Seen:
+    def see(self, view: PoolView, there: Sorted, now: float) -> PoolDemand:
         passed_s = now - self._at if self._at > -inf else 0.0
         smooth_s = max(SMOOTH_S[0], min(STARTS * view.start_s, SMOOTH_S[1]))
         share = 1.0 if self._at == -inf else 1.0 - exp(-max(0.0, passed_s) / smooth_s)
@@ -359,7 +369,7 @@ class Signals:
         self._scarce += share * (scarce - self._scarce)
         most = max(there.routed, key=lambda member: member.use, default=None)
         spread = sqrt(self._variance) if self._watched_s >= SPREAD_S and self._present > 0 else None
-        return Seen(
+        return PoolDemand(
             self._present,
             spread,
             self._tokens,
@@ -392,7 +402,7 @@ def _within(need: float) -> int:
     return ceil(need - 1e-9)
 
 
-def _foreseen(expected: Expected, carried: float) -> str:
+def _foreseen(expected: ExpectedDemand, carried: float) -> str:
     return f"The forecast is {expected}, {carried:.0f} for each replica: that needs {expected.demand / carried:.1f}."
 
 

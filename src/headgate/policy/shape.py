@@ -1,9 +1,9 @@
 """What does the duration of a step depend on? Counted from the step; a profile makes seconds of it."""
 
-from headgate.model.step import Copy, Load, Row, Save, Step
+from headgate.model.step import Copy, Restore, Row, Save, Step
 
 
-class Shape:
+class StepFeatures:
     """Nobody changes it."""
 
     __slots__ = ("context", "copied", "decodes", "loaded", "pairs", "prefill", "saved")
@@ -36,9 +36,9 @@ class Shape:
     def tokens(self) -> int:
         return self.prefill + self.decodes
 
-    def later(self, steps: float) -> "Shape":
+    def later(self, steps: float) -> "StepFeatures":
         """The same sequences, that many decode steps on."""
-        return Shape(
+        return StepFeatures(
             prefill=self.prefill,
             decodes=self.decodes,
             context=round(self.context + steps * self.decodes),
@@ -49,7 +49,7 @@ class Shape:
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shape) and self._all() == other._all()
+        return isinstance(other, StepFeatures) and self._all() == other._all()
 
     def __hash__(self) -> int:
         return hash(self._all())
@@ -69,7 +69,7 @@ def is_decode(row: Row) -> bool:
     return row.samples and row.count == 1 and row.start >= row.sequence.prompt_len
 
 
-def shape(step: Step) -> Shape:
+def shape(step: Step) -> StepFeatures:
     prefill = decodes = context = pairs = saved = loaded = copied = 0
     for row in step.rows:
         start, count = row.start, row.count
@@ -84,10 +84,10 @@ def shape(step: Step) -> Shape:
     for move in step.moves:
         if isinstance(move, Save):
             saved += move.length
-        elif isinstance(move, Load):
+        elif isinstance(move, Restore):
             loaded += move.length
         elif isinstance(move, Copy):
             copied += move.length
-    return Shape(
+    return StepFeatures(
         prefill=prefill, decodes=decodes, context=context, pairs=pairs, saved=saved, loaded=loaded, copied=copied
     )

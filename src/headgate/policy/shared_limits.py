@@ -13,7 +13,7 @@ was last.
 
 from typing import Final
 
-from headgate.policy.limits import ROUNDING_S, UNLIMITED, Grant, Limits, OverLimit, TenantLimits
+from headgate.policy.limits import ROUNDING_S, UNLIMITED, Grant, OverLimit, RateLimiter, TenantLimits
 
 SOON_S: Final = 0.05
 """When to come back if all that is missing is an allowance on its way."""
@@ -37,8 +37,8 @@ class Purse:
         return abs(self.requests_s) < ROUNDING_S and abs(self.tokens_s) < ROUNDING_S
 
 
-class SharedLimits(Limits):
-    """The accounts of `Limits` are here what the shared buckets were last heard to be."""
+class SharedLimits(RateLimiter):
+    """The accounts of `RateLimiter` are here what the shared buckets were last heard to be."""
 
     def __init__(self, most: int = 10_000) -> None:
         super().__init__(most)

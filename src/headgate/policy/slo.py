@@ -17,7 +17,7 @@ from math import inf, nextafter
 from headgate.model.gateway_config import ObserveConfig
 from headgate.model.labels import OTHER
 from headgate.model.lane import Lane
-from headgate.policy.alert import Alert, Change, Severity, Step
+from headgate.policy.alert import Alert, AlertChange, AlertLevel, Severity
 from headgate.policy.answers import OUTAGE, FleetWatch, ShareWatch, TenantWatch
 from headgate.policy.baseline import Baseline
 from headgate.policy.burn import FAST, FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S, SLOW, Availability, Burn, Meter
@@ -38,7 +38,7 @@ from headgate.policy.promise import (
 from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
 
 __all__ = [
-    "Asked", "Availability", "FleetReading", "Known", "LaneReading", "Promise", "Reading", "Slo", "State", "Tail",
+    "Asked", "Availability", "FleetReading", "Known", "LaneReading", "Promise", "Reading", "Slo", "SloState", "Tail",
     "asks", "promises",
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class SloState:
     worst: Severity
     promises: tuple[tuple[Promise, Known], ...]
     alerts: tuple[Known, ...]
@@ -133,10 +133,10 @@ class LaneWatch:
         self.kept = [(promise, self._promise_alert(promise)) for promise in promises(lane)]
         self.sustained = [(p, self._sustained_alert(p)) for p in promises(lane) if p.percentile == 99]
         self.usual = Baseline()
-        slower = Step(Severity.WARNING, OVER, 0.75, clear_after_s=CALM_S)
+        slower = AlertLevel(Severity.WARNING, OVER, 0.75, clear_after_s=CALM_S)
         self.shift = Alert("ttft_over_usual", lane.name, (slower,), lambda alert: about_usual(alert, self.usual.value))
         self.burn = Burn(1 - availability)
-        fast, slow = (Step(severity, 1.0, KEPT) for severity in (Severity.CRITICAL, Severity.WARNING))
+        fast, slow = (AlertLevel(severity, 1.0, KEPT) for severity in (Severity.CRITICAL, Severity.WARNING))
         self.budget = Alert("error_budget", lane.name, (fast, slow), lambda alert: about_budget(alert, availability))
         self.shares = ShareWatch(lane.name, 1 - availability)
 
@@ -148,7 +148,7 @@ class LaneWatch:
     def tail(self, promise: Promise, window_s: int = FIVE_MIN_S) -> Tail:
         return self.tails.get((promise.of, promise.percentile, window_s), NOTHING)
 
-    def on(self, reading: LaneReading, now: float) -> list[Change | None]:
+    def on(self, reading: LaneReading, now: float) -> list[AlertChange | None]:
         tails = self.tails = reading.tails
         changes = [_judge(alert, promise, self.tail(promise), promise.least, now) for promise, alert in self.kept]
         changes += [
@@ -159,7 +159,7 @@ class LaneWatch:
         changes += self.shares.on(self.burn, now)
         return changes
 
-    def _shifted(self, tail: Tail, now: float) -> Change | None:
+    def _shifted(self, tail: Tail, now: float) -> AlertChange | None:
         """By the served alone: what is usual of an answer."""
         value = tail.served_s if tail.count - tail.missed >= USUAL_LEAST else None
         usual, score, bound = self.usual.value, None, 0.0
@@ -170,7 +170,7 @@ class LaneWatch:
         self.usual.see(value, self.shift.severity is Severity.OK, now)
         return change
 
-    def _burned(self, reading: LaneReading, now: float) -> Change | None:
+    def _burned(self, reading: LaneReading, now: float) -> AlertChange | None:
         burn = self.burn
         burn.add(reading.requests, reading.failed, now, reading.refused)
         fast = burn.score(FAST, HOUR_S, FIVE_MIN_S, now)
@@ -180,13 +180,13 @@ class LaneWatch:
         return self.budget.see(burn.rate(window_s, now), bound, missed, (fast, slow), now)
 
     def _promise_alert(self, promise: Promise) -> Alert:
-        broken = Step(Severity.CRITICAL, 1.0, KEPT, clear_after_s=CALM_S)
-        at_risk = Step(Severity.WARNING, AT_RISK, NO_RISK, clear_after_s=CALM_S)
+        broken = AlertLevel(Severity.CRITICAL, 1.0, KEPT, clear_after_s=CALM_S)
+        at_risk = AlertLevel(Severity.WARNING, AT_RISK, NO_RISK, clear_after_s=CALM_S)
         return Alert(promise.name, self.lane.name, (broken, at_risk), self._about(promise, FIVE_MIN_S))
 
     def _sustained_alert(self, promise: Promise) -> Alert:
         """Fewer requests will do: that it lasts makes up for it."""
-        over = Step(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
+        over = AlertLevel(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
         return Alert(f"{promise.name}_over_60s", self.lane.name, (over,), self._about(promise, MINUTE_S))
 
     def _about(self, promise: Promise, window_s: int) -> Callable[[Alert], str]:
@@ -210,8 +210,8 @@ class Slo:
         self._unknown_shares = ShareWatch(OTHER, budget)
         self._tenants = TenantWatch(budget)
 
-    def on(self, reading: Reading, now: float) -> list[Change]:
-        changes: list[Change | None] = []
+    def on(self, reading: Reading, now: float) -> list[AlertChange]:
+        changes: list[AlertChange | None] = []
         for name, lane in reading.lanes.items():
             changes += self._lanes[name].on(lane, now)
         waiting, target = reading.waiting_per_replica, self._observe.queue_per_replica
@@ -226,11 +226,11 @@ class Slo:
         changes.append(self._utilised(reading.utilisation, now))
         return [change for change in changes if change is not None]
 
-    def see_fleet(self, fleet: FleetReading, now: float) -> list[Change]:
+    def see_fleet(self, fleet: FleetReading, now: float) -> list[AlertChange]:
         """Between two looks: somebody asks who is there now."""
         return [change for change in self._fleet.on(fleet, now) if change is not None]
 
-    def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[Change]:
+    def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[AlertChange]:
         """Other promises than before, if they are. What was counted of a lane stays; what is no longer promised is no
         longer the matter."""
         if {name: watch.lane for name, watch in self._lanes.items()} == dict(lanes):
@@ -249,7 +249,7 @@ class Slo:
         alerts = [alert for watch in gone for alert in (*(a for _, a in watch.kept), *watch.others)]
         return [_ended(alert, now) for alert in alerts if alert.severity is not Severity.OK]
 
-    def _utilised(self, utilisation: float | None, now: float) -> Change | None:
+    def _utilised(self, utilisation: float | None, now: float) -> AlertChange | None:
         """By the mean of five minutes: what happens within is what queues are for."""
         if utilisation is not None:
             self._used.add(now, utilisation, 1)
@@ -257,7 +257,7 @@ class Slo:
         mean, target = total / count if count else None, self._observe.utilisation_target
         return self._use.see(mean, target, 0, (None if mean is None else mean / target,), now)
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> SloState:
         lanes = self._lanes.values()
         kept = tuple((promise, _known(alert, watch.tail(promise))) for watch in lanes for promise, alert in watch.kept)
         others = [alert for watch in lanes for alert in watch.others]
@@ -276,7 +276,7 @@ class Slo:
         unknown = {w: self._unknown.counts(w, now) for w in windows}
         if unknown[SIX_HOURS_S].asked:
             availability[OTHER] = unknown
-        return State(
+        return SloState(
             worst=max(everything, key=lambda severity: severity.rank),
             promises=kept,
             alerts=alerts,
@@ -301,7 +301,7 @@ class ColdWatch:
     def __post_init__(self) -> None:
         self.alert = _warning("cold_starts", lambda alert: about_cold(alert, self.joined), KEPT, 0.0)
 
-    def on(self, reading: Reading, now: float) -> Change | None:
+    def on(self, reading: Reading, now: float) -> AlertChange | None:
         if self.learn_at is None:
             self.learn_at = now + COLD_WATCH_S  # at the start everybody is new to us
         if reading.joined:
@@ -317,7 +317,7 @@ class ColdWatch:
         return self.alert.see(share, bound, reading.cold_of, (score,), now)
 
 
-def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -> Change | None:
+def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -> AlertChange | None:
     """By half as many requests once it is raised, so that it does not come and go with their number."""
     enough = tail.value_s is not None and tail.count >= (least if alert.severity is Severity.OK else least / 2)
     value = tail.value_s if enough else None
@@ -326,11 +326,11 @@ def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -
 
 
 def _warning(name: str, tell: Callable[[Alert], str], off: float, raise_after_s: float) -> Alert:
-    return Alert(name, "", (Step(Severity.WARNING, OVER, off, raise_after_s, CALM_S),), tell)
+    return Alert(name, "", (AlertLevel(Severity.WARNING, OVER, off, raise_after_s, CALM_S),), tell)
 
 
-def _ended(alert: Alert, now: float) -> Change:
-    return Change(
+def _ended(alert: Alert, now: float) -> AlertChange:
+    return AlertChange(
         alert=alert.name,
         lane=alert.lane,
         was=alert.severity,

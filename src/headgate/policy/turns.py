@@ -12,8 +12,8 @@ from headgate.model.lane import Lane
 from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.fair import FairQueue
-from headgate.policy.fleet import Fleet
-from headgate.policy.passage import LONG_PROMPT, LaneState, Pool
+from headgate.policy.fleet import RouteIndex
+from headgate.policy.passage import LONG_PROMPT, LaneQueue, ModelQueue
 from headgate.policy.standing import LANE_MEMORY_S, MOST_KEPT, NamedTenants, asked_for, count, for_tenants, most_kept
 
 PREFILLS_EACH: Final = 2
@@ -28,8 +28,8 @@ much it may grow by chance before anybody's room comes back."""
 class Turns:
     def __init__(
         self,
-        fleet: Fleet,
-        pools: dict[str | None, Pool],
+        fleet: RouteIndex,
+        pools: dict[str | None, ModelQueue],
         lanes: dict[str, Lane],
         tiers: dict[str, Tier],
         expected: NamedTenants,
@@ -53,10 +53,10 @@ class Turns:
         for tenant in [*self._holding]:
             self._let_go(tenant)
 
-    def next(self, pool: Pool, blocked: list[LaneState], now: float) -> tuple[LaneState, Request] | None:
+    def next(self, pool: ModelQueue, blocked: list[LaneQueue], now: float) -> tuple[LaneQueue, Request] | None:
         """The lane to serve and its next request: a lane that has less than its reserve before all others, by priority;
         otherwise the one that has had least for its weight."""
-        best: tuple[LaneState, Request] | None = None
+        best: tuple[LaneQueue, Request] | None = None
         best_key = (inf, inf)
         for state in pool.lanes.values():
             lane = state.lane
@@ -72,7 +72,7 @@ class Turns:
                 best, best_key = (state, request), key
         return best
 
-    def _next_of(self, state: LaneState, room: int, used: int, now: float) -> Request | None:
+    def _next_of(self, state: LaneQueue, room: int, used: int, now: float) -> Request | None:
         """The first request in the order of tenants' turns that may go."""
         request = state.queue.peek()
         while request is not None and self._at_its_cap(request.tenant, self._slots(state, request)):
@@ -89,7 +89,7 @@ class Turns:
                 return other
         return None
 
-    def may_go(self, state: LaneState, request: Request, now: float) -> bool:
+    def may_go(self, state: LaneQueue, request: Request, now: float) -> bool:
         """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
         if self._at_its_cap(request.tenant, self._slots(state, request)):
             return False
@@ -97,7 +97,7 @@ class Turns:
         may = self._lane_may_go(state, request, room, used, now)
         return may and self._tenant_may_go(state, request, room, used, now)
 
-    def wants_room(self, state: LaneState, request: Request, now: float) -> bool:
+    def wants_room(self, state: LaneQueue, request: Request, now: float) -> bool:
         """Whether slots of a replica are kept free as they come, until all are there that it needs for its choices. Not
         for a tenant that has its share of the room while others are known to come: it would keep them out."""
         if self._at_its_cap(request.tenant, self._slots(state, request)):
@@ -108,7 +108,7 @@ class Turns:
         others = state.pool.comers[state.lane.name].others(request.tenant, self.expected)
         return not others or self.light(state, request)
 
-    def _slots(self, state: LaneState, request: Request) -> int:
+    def _slots(self, state: LaneQueue, request: Request) -> int:
         """What it takes of the room: one for each of its choices, as far as a replica has so many."""
         if request.choices == 1:
             return 1
@@ -118,14 +118,14 @@ class Turns:
 
     # -- tenants ----------------------------------------------------------------------------------------------
 
-    def runs(self, state: LaneState, tenant: str, change: int) -> None:
+    def runs(self, state: LaneQueue, tenant: str, change: int) -> None:
         """It has so many slots more at a replica, or fewer."""
         state.tally.running += change
         count(state.pool.running, tenant, change)
         if change < 0 and tenant in self._holding:
             self._let_go(tenant)
 
-    def capped_at(self, state: LaneState, request: Request) -> int | None:
+    def capped_at(self, state: LaneQueue, request: Request) -> int | None:
         """How many its tenant may have at replicas at once, if it has too many for this; None: it may have more."""
         tenant = request.tenant
         return self.expected.concurrency[tenant] if self._at_its_cap(tenant, self._slots(state, request)) else None
@@ -143,7 +143,7 @@ class Turns:
         for queue in self._holding.pop(tenant, ()):
             queue.let_go(tenant)
 
-    def light(self, state: LaneState, request: Request) -> bool:
+    def light(self, state: LaneQueue, request: Request) -> bool:
         """Whether its tenant has less of the room than its fair share, while others are known to come."""
         pool, comers = state.pool, state.pool.comers[state.lane.name]
         if not comers.others(request.tenant, self.expected):
@@ -152,7 +152,7 @@ class Turns:
         share = comers.share(request.tenant, request.weight, self.expected)
         return pool.running.get(request.tenant, 0) < max(1.0, room * share)
 
-    def _tenant_may_go(self, state: LaneState, request: Request, room: int, used: int, now: float) -> bool:
+    def _tenant_may_go(self, state: LaneQueue, request: Request, room: int, used: int, now: float) -> bool:
         """A tenant that has its fair share leaves the last of the room to others that are known to come, and to lanes
         below their reserve."""
         if not used:
@@ -174,7 +174,7 @@ class Turns:
     # -- lanes ------------------------------------------------------------------------------------------------
 
     def _lane_may_go(
-        self, state: LaneState, request: Request, room: int, used: int, now: float, slots: int = 0
+        self, state: LaneQueue, request: Request, room: int, used: int, now: float, slots: int = 0
     ) -> bool:
         """`slots`: what it would take; 0: as many as it has choices."""
         lane = state.lane
@@ -196,7 +196,7 @@ class Turns:
             return False  # it has its share, and what is left is for others
         return used == 0 or not self.prefilled_in_turn(state, request) or not self._enough_to_prefill(state)
 
-    def _above_wanted(self, state: LaneState, tenant: str, room: int, now: float) -> bool:
+    def _above_wanted(self, state: LaneQueue, tenant: str, room: int, now: float) -> bool:
         """Whether a slot stays free for a lane that goes before this one. Not where this one has less than its own
         reserve or share: it would starve."""
         if state.running >= max(1, int(max(state.lane.reserve, self._share(state.lane)) * room)):
@@ -205,7 +205,7 @@ class Turns:
                     return True
         return False
 
-    def _reserve_short(self, state: LaneState, tenant: str, room: int, now: float) -> bool:
+    def _reserve_short(self, state: LaneQueue, tenant: str, room: int, now: float) -> bool:
         """Whether a lane that does not go before this one has less than its reserve, and is known to come."""
         for lane, asked in self._with_reserve:
             if lane.name != state.lane.name and lane.priority >= state.lane.priority:
@@ -214,18 +214,18 @@ class Turns:
                     return True
         return False
 
-    def _comes(self, pool: Pool, lane: Lane, asked: bool, tenant: str, room: int, now: float) -> bool:
+    def _comes(self, pool: ModelQueue, lane: Lane, asked: bool, tenant: str, room: int, now: float) -> bool:
         """Whether requests of this lane are known to come, and one of this tenant could keep them from a slot."""
         if int(lane.reserve * room) < 1 or pool.quick(tenant, lane.wait_bound_s, now):
             return False
         used_at = pool.used_at.get(lane.name)
         return asked or (used_at is not None and now - used_at <= LANE_MEMORY_S)
 
-    def prefilled_in_turn(self, state: LaneState, request: Request) -> bool:
+    def prefilled_in_turn(self, state: LaneQueue, request: Request) -> bool:
         """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane."""
         return request.prompt_tokens > LONG_PROMPT or state.lane.priority > self._first
 
-    def _headroom(self, state: LaneState, room: int) -> int:
+    def _headroom(self, state: LaneQueue, room: int) -> int:
         """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""
         most = 0
         for lane in self._lanes.values():
@@ -234,7 +234,7 @@ class Turns:
                 most = max(most, min(int(lane.reserve * room), ceil(HEADROOM * sqrt(running))))
         return most
 
-    def _kept_for_others(self, state: LaneState, slots: int) -> bool:
+    def _kept_for_others(self, state: LaneQueue, slots: int) -> bool:
         """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
         kept = 0
@@ -248,7 +248,7 @@ class Turns:
     def _share(self, lane: Lane) -> float:
         return lane.weight / sum(other.weight for other in self._lanes.values())
 
-    def _enough_to_prefill(self, state: LaneState) -> bool:
+    def _enough_to_prefill(self, state: LaneQueue) -> bool:
         """Whether replicas have as much as they need of what is prefilled in turn, and goes before it. Prompts of less
         urgent lanes do not count: an engine leaves them for a more urgent one, and beside two of 100 000 tokens nearly
         all others were refused. A short prompt does not wait for its own lane's long ones."""
@@ -264,7 +264,7 @@ class Turns:
         return prefills >= PREFILLS_EACH * replicas and tokens >= LONG_PROMPT * replicas
 
 
-def _at_work(pool: Pool, lane: str, tiers: dict[str, Tier]) -> int:
+def _at_work(pool: ModelQueue, lane: str, tiers: dict[str, Tier]) -> int:
     """Requests of a lane at the pool's replicas."""
     running = 0
     for tier in tiers:

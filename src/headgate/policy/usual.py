@@ -15,7 +15,7 @@ IMMATERIAL_S = 0.02
 """On top of it: a few milliseconds are nobody's doing."""
 
 
-class Usual(msgspec.Struct, frozen=True, gc=False):
+class UsualTimes(msgspec.Struct, frozen=True, gc=False):
     """Medians over what was answered in full. Waiting, retries and stalls are not here: they are never usual, however
     often they happen."""
 
@@ -40,13 +40,13 @@ class Usual(msgspec.Struct, frozen=True, gc=False):
         return self.first_s * max(1.0, tokens / max(1, self.tokens))
 
 
-def usual(records: Iterable[Record], *, stream: bool, whole: bool = False) -> Usual | None:
+def usual(records: Iterable[Record], *, stream: bool, whole: bool = False) -> UsualTimes | None:
     """None: there are too few. Give it one lane's; those streamed and those not are different things, and so are those
     whose first token's time is unknown (`whole`), which count all of their time until then."""
     answered = [r for r in records if r.outcome is Outcome.COMPLETED and r.stream is stream and r.whole is whole]
     if len(answered) < LEAST:
         return None
-    return Usual(
+    return UsualTimes(
         accept_s=_median([r.accept_s for r in answered]),
         first_s=_median([r.first_s for r in answered]),
         tokens=int(_median([float(max(0, r.prompt_tokens - r.cached_tokens)) for r in answered])),

@@ -20,7 +20,7 @@ from math import exp
 from typing import Final
 
 from headgate.model.replica import Load, ReplicaId
-from headgate.policy.fleet import Fleet, Pool
+from headgate.policy.fleet import ReplicaPool, RouteIndex
 
 RESOURCES: Final = ("prefill", "slots", "kv", "tokens", "waiting")
 LOOK_S: Final = 1.0
@@ -113,7 +113,7 @@ class Utilisation:
     """Reads the dispatcher's own figures, and what engines say. It is looked at about once a second by whoever drives
     the dispatcher, and may be read at any time. The dispatcher decides nothing by it."""
 
-    def __init__(self, fleet: Fleet, held_up: Callable[[], bool]) -> None:
+    def __init__(self, fleet: RouteIndex, held_up: Callable[[], bool]) -> None:
         """`held_up`: whether requests wait for replicas that are there."""
         self.said: Callable[[ReplicaId], Said] = lambda _: _NOTHING
         """What an engine says of itself. Whoever reads engines' gauges sets it."""
@@ -180,7 +180,7 @@ class Utilisation:
         load, known = self._fleet.get(replica_id), self._owed.get(replica_id)
         return None if load is None or known is None or load.pace.token_s is None else known.busy
 
-    def _add(self, load: Load, limit: int, token_limit: int | None, sums: dict[int, _Sum], pool: Pool) -> None:
+    def _add(self, load: Load, limit: int, token_limit: int | None, sums: dict[int, _Sum], pool: ReplicaPool) -> None:
         total = sums.get(id(pool))
         if total is None:
             total = sums[id(pool)] = _Sum()

@@ -48,7 +48,7 @@ NOT_ITS_DOING: Final = frozenset(
 """What a version has no part in. An invalid request counts: whether it is one, the engine decides."""
 
 
-class Sample(msgspec.Struct, frozen=True, gc=False):
+class VersionSample(msgspec.Struct, frozen=True, gc=False):
     """What one request says about the version that served it."""
 
     canary: bool
@@ -61,22 +61,22 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """None: that is not for it to say, since the client left."""
 
 
-def sample_of(record: Record, canary: bool) -> Sample | None:
+def sample_of(record: Record, canary: bool) -> VersionSample | None:
     """None: it says nothing about any version."""
     outcome = record.outcome
     if outcome is Outcome.COMPLETED:
-        return Sample(
+        return VersionSample(
             canary, record.ttft_s, record.tpot_s, record.e2e_s, record.queue_s, record.output_tokens or None, False
         )
     if outcome is Outcome.CANCELLED:
         # Those who lost patience waited at least so long: without them, the slower version would look better.
         if not record.stream:
-            return Sample(canary, e2e_s=record.e2e_s, queue_s=record.queue_s)
-        return None if record.ttft_s is not None else Sample(canary, ttft_s=record.e2e_s, queue_s=record.queue_s)
-    return None if outcome in NOT_ITS_DOING else Sample(canary, failed=True)
+            return VersionSample(canary, e2e_s=record.e2e_s, queue_s=record.queue_s)
+        return None if record.ttft_s is not None else VersionSample(canary, ttft_s=record.e2e_s, queue_s=record.queue_s)
+    return None if outcome in NOT_ITS_DOING else VersionSample(canary, failed=True)
 
 
-class Row(msgspec.Struct, frozen=True):
+class VerdictRow(msgspec.Struct, frozen=True):
     """One figure at one percentile, for people."""
 
     figure: str
@@ -118,7 +118,7 @@ class Judge:
         self._in_all: float | None = None
         """What there will be of it at the limit; None: it is not the last step yet."""
 
-    def take(self, sample: Sample) -> None:
+    def take(self, sample: VersionSample) -> None:
         canary = sample.canary
         self.requests += 1
         self.canary_requests += canary
@@ -175,7 +175,7 @@ class Judge:
             return Verdict("undecided", f"up to {extra:.1%} more of its requests may fail", 0.0)
         return Verdict("fine", f"less than {plain(bound, 6)} times as slow at every percentile", _sure(slowest[2]))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[VerdictRow]:
         """For people: what is compared, and how sure it is."""
         proven = {(figure, percentile): _sure(z) for figure, percentile, z in self._fines()}
         rows = []
@@ -187,7 +187,7 @@ class Judge:
             elif figure != "error":
                 continue
             worse = 1.0 - exp(-max(0.0, harm.log_evidence))
-            rows.append(Row(figure, percentile, sides[0], sides[1], worse, proven.get((figure, percentile))))
+            rows.append(VerdictRow(figure, percentile, sides[0], sides[1], worse, proven.get((figure, percentile))))
         return rows
 
     def _harms(self) -> list[tuple[str, int, Harm]]:

@@ -13,7 +13,7 @@ from math import inf
 
 from headgate.model.outcome import Outcome
 from headgate.model.record import Gap, Record
-from headgate.policy.blame import BLAME, GAP_BLAME, LONG_CONTEXT, Blame, Pause, Suspects, failure
+from headgate.policy.blame import BLAME, GAP_BLAME, LONG_CONTEXT, Blame, GatewayPause, Suspects, failure
 from headgate.policy.explanation import (
     Because,
     Explanation,
@@ -28,17 +28,17 @@ from headgate.policy.explanation import (
     seconds,
 )
 from headgate.policy.neighbours import Neighbour, neighbours
-from headgate.policy.usual import Usual, clearly_more, usual
+from headgate.policy.usual import UsualTimes, clearly_more, usual
 
 __all__ = [
     "Because",
     "Explanation",
+    "GatewayPause",
     "Kind",
     "Neighbour",
     "Part",
-    "Pause",
     "Stage",
-    "Usual",
+    "UsualTimes",
     "explain",
     "headline",
     "main_cause",
@@ -68,7 +68,7 @@ STANDS_OUT = 3.0
 
 
 def explain(
-    record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[Pause], usual: Usual | None = None
+    record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[GatewayPause], usual: UsualTimes | None = None
 ) -> Explanation:
     suspects = Suspects(record, neighbours, pauses, inf if usual is None else usual.token_s)
     parts = _Story(record, suspects, usual).tell()
@@ -81,7 +81,7 @@ def explain(
 class _Story:
     """One telling: what is known, and where in the request's time we are."""
 
-    def __init__(self, record: Record, suspects: Suspects, usual: Usual | None) -> None:
+    def __init__(self, record: Record, suspects: Suspects, usual: UsualTimes | None) -> None:
         self.record = record
         self.suspects = suspects
         self.usual = usual

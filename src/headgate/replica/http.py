@@ -16,7 +16,7 @@ from headgate.replica.connection import Connection
 from headgate.replica.credentials import Credentials
 from headgate.wire.outbox import Outbox
 
-__all__ = ["OWN_BYTES", "Call", "Listener", "Once", "Pool", "PoolLimits", "request_head"]
+__all__ = ["OWN_BYTES", "Call", "Connections", "Listener", "Once", "PoolLimits", "request_head"]
 
 
 OWN_BYTES = 4 * 1024 * 1024
@@ -30,8 +30,8 @@ def request_head(
     method: str = "POST",
     content_type: str = "application/json",
 ) -> bytes:
-    """What `Pool.send` wants: all but the body's length and the empty line. So it can be made once for many requests,
-    and lines be appended to it. `content_type` is of what is posted."""
+    """What `Connections.send` wants: all but the body's length and the empty line. So it can be made once for many
+    requests, and lines be appended to it. `content_type` is of what is posted."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers)]
     if method == "POST":
         lines.append(f"content-type: {content_type}")
@@ -40,7 +40,7 @@ def request_head(
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
-class Pool:
+class Connections:
     """The connections to one replica. Built and used within one running loop."""
 
     def __init__(

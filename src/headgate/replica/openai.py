@@ -15,8 +15,8 @@ from headgate.model.record import EngineTimings
 from headgate.replica.mend import mended
 from headgate.replica.shape import (
     NOTHING,
+    AnswerParts,
     AnswerUsage,
-    Parts,
     Usage,
     decode_answer,
     decode_chunk,
@@ -105,7 +105,7 @@ def flaw_in(body: bytes, wanted: str) -> str:
     return _flaw(parts, body, wanted)
 
 
-def _flaw(parts: Parts, body: bytes, wanted: str) -> str:
+def _flaw(parts: AnswerParts, body: bytes, wanted: str) -> str:
     if not wanted:
         return ""
     found = parts.choices if wanted == "choices" else parts.data if wanted == "data" else parts.output

@@ -34,7 +34,7 @@ class Response(msgspec.Struct, gc=False):
     usage: AnswerUsage | None = None
 
 
-class Answer(msgspec.Struct, gc=False):
+class UsageEvent(msgspec.Struct, gc=False):
     """Of a stream's event that tells usage; whatever else is in it is skipped, not decoded."""
 
     usage: AnswerUsage | None = None
@@ -68,7 +68,7 @@ class Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw = NOTHING
 
 
-class Parts(msgspec.Struct, gc=False):
+class AnswerParts(msgspec.Struct, gc=False):
     """Of a whole answer: what a client needs of it, as it is written."""
 
     choices: msgspec.Raw = NOTHING
@@ -77,7 +77,7 @@ class Parts(msgspec.Struct, gc=False):
     error: msgspec.Raw = NOTHING
 
 
-class Whole(Parts, gc=False):
+class WholeAnswer(AnswerParts, gc=False):
     """A whole answer that also tells what it took, in one look."""
 
     usage: AnswerUsage | None = None
@@ -86,8 +86,8 @@ class Whole(Parts, gc=False):
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
-decode_parts = msgspec.json.Decoder(Parts).decode
-decode_whole = msgspec.json.Decoder(Whole).decode
+decode_parts = msgspec.json.Decoder(AnswerParts).decode
+decode_whole = msgspec.json.Decoder(WholeAnswer).decode
 decode_timings = msgspec.json.Decoder(EngineTimings).decode
 decode_foreign = msgspec.json.Decoder(ForeignTimings).decode
-decode_answer = msgspec.json.Decoder(Answer).decode
+decode_answer = msgspec.json.Decoder(UsageEvent).decode

@@ -18,7 +18,7 @@ BINS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """One line of a plot."""
 
     name: str
@@ -29,7 +29,7 @@ class Series:
     dash: str = ""
 
 
-def percentiles(figure: str, series: Sequence[Series], title: str) -> str:
+def percentiles(figure: str, series: Sequence[ChartSeries], title: str) -> str:
     """Latency by percentile: nines are evenly spaced, so that p99 and p99.9 have as much room as p90. Whiskers are 95 %
     intervals. Empty if nobody has the figure."""
     drawn = [(one, one.results.values(figure, one.lane)) for one in series]
@@ -64,7 +64,7 @@ def percentiles(figure: str, series: Sequence[Series], title: str) -> str:
     return plot.svg()
 
 
-def over_time(figure: str, series: Sequence[Series], title: str, *, top_s: float | None = None) -> str:
+def over_time(figure: str, series: Sequence[ChartSeries], title: str, *, top_s: float | None = None) -> str:
     """Every request by when it was due; those that were refused or failed are a row of ticks at the top."""
     if not series:
         return ""
@@ -130,7 +130,7 @@ def throughput(runs: Sequence[Results], titles: Sequence[str]) -> list[str]:
 NAMES = ("completed", "refused", "failed")
 
 
-def tokens(results: Results, series: Sequence[Series], title: str) -> str:
+def tokens(results: Results, series: Sequence[ChartSeries], title: str) -> str:
     """Output tokens a second, one lane upon the other; each request's are spread from its first token to its end."""
     if not series:
         return ""
@@ -161,7 +161,7 @@ def token_rate(results: Results, lane: str | None, edges: Floats) -> Floats:
 # -- pieces ---------------------------------------------------------------------------------------------------
 
 
-def _targets(figure: str, series: Sequence[Series]) -> list[tuple[Target, str]]:
+def _targets(figure: str, series: Sequence[ChartSeries]) -> list[tuple[Target, str]]:
     """Those that concern any of the series, each once."""
     found: dict[tuple[str | None, float, float | None], tuple[Target, str]] = {}
     for one in series:

@@ -29,7 +29,7 @@ Verdict = Literal["real", "not told apart", "too few"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class FigureDifference:
     lane: str
     what: str
     """`p99 TTFT`, `good`, `refused`, `failed`."""
@@ -69,14 +69,16 @@ class Difference:
         return f"{self.what} {self.lane or 'all lanes'}: {said}, {change}, {verdict}"
 
 
-def compare(before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS) -> list[Difference]:
+def compare(
+    before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS
+) -> list[FigureDifference]:
     """Lane by lane; lanes that only one of them has are left out. With several lanes, all together come last."""
     rng = np.random.default_rng(seed)
     paired = same_arrivals(before, after)
     lanes: list[str | None] = [lane for lane in before.lanes if lane in after.lanes]
     if len(lanes) != 1:
         lanes.append(None)
-    found: list[Difference] = []
+    found: list[FigureDifference] = []
     for lane in lanes:
         for figure in FIGURES:
             found += _percentiles(before, after, lane, figure, tuple(levels), rng, paired)
@@ -137,7 +139,7 @@ def pairs(before: Results, after: Results, figures: Sequence[str] = ("ttft", "e2
     return found
 
 
-def judged(found: list[Difference]) -> list[Difference]:
+def judged(found: list[FigureDifference]) -> list[FigureDifference]:
     """Holm's rule over all that have a chance: the likeliest first, each against what is left of 5 %."""
     order = sorted(
         (i for i, difference in enumerate(found) if difference.chance is not None), key=lambda i: _chance(found[i])
@@ -151,7 +153,7 @@ def judged(found: list[Difference]) -> list[Difference]:
     return found
 
 
-def _chance(difference: Difference) -> float:
+def _chance(difference: FigureDifference) -> float:
     return 1.0 if difference.chance is None else difference.chance
 
 
@@ -163,7 +165,7 @@ def _percentiles(
     levels: tuple[float, ...],
     rng: np.random.Generator,
     paired: bool,
-) -> list[Difference]:
+) -> list[FigureDifference]:
     a, b = before.values(figure, lane), after.values(figure, lane)
     if not len(a) or not len(b):
         return []
@@ -212,9 +214,9 @@ def difference(
     *,
     level: float,
     requests: int,
-) -> Difference:
+) -> FigureDifference:
     """Of a percentile in seconds, from what it is and what resampling makes of it."""
-    plain = Difference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
+    plain = FigureDifference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
     beyond = requests * min(level, 1 - level)
     if beyond < BEYOND:
         return plain
@@ -231,14 +233,14 @@ def difference(
 
 def _shares(
     before: Results, after: Results, lane: str | None, rng: np.random.Generator, paired: bool
-) -> list[Difference]:
+) -> list[FigureDifference]:
     found = []
     for what in ("good", "refused", "failed"):
         a, b = _hits(before, what, lane), _hits(after, what, lane)
         if a is None or b is None or not len(a) or not len(b) or not (a.any() or b.any()):
             continue
         points = float(a.mean()), float(b.mean())
-        plain = Difference(lane=lane or "", what=what, unit="%", before=points[0], after=points[1])
+        plain = FigureDifference(lane=lane or "", what=what, unit="%", before=points[0], after=points[1])
         if min(len(a), len(b)) >= 2 * BEYOND and max(a.sum(), b.sum()) >= BEYOND // 2 and points != (1.0, 1.0):
             if paired and len(a) == len(b):
                 count = min(block_count(a), block_count(b))

@@ -12,8 +12,8 @@ from markupsafe import Markup
 from headgate import __version__
 from headgate.model.errors import StartupError
 from headgate.report import charts, svg
-from headgate.report.charts import Series
-from headgate.report.compare import Difference, compare
+from headgate.report.charts import ChartSeries
+from headgate.report.compare import FigureDifference, compare
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept, summarise
 from headgate.report.words import count, interval_ms, level_name, ms, ms_or_missed, percent, rate
@@ -96,7 +96,7 @@ def _resource(name: str) -> str:
 def _one(results: Results, summaries: dict[str, LaneSummary]) -> list[tuple[str, str, list[Any], bool]]:
     """Lanes are the lines."""
     lanes = [
-        Series(lane, results, summaries[lane], lane, svg.colour(index), svg.dash(index))
+        ChartSeries(lane, results, summaries[lane], lane, svg.colour(index), svg.dash(index))
         for index, lane in enumerate(results.lanes)
     ]
     legend = _legend(lanes)
@@ -134,7 +134,7 @@ def _several(
     sections = []
     for lane in everyone:
         lines = [
-            Series(name, one, found[lane], lane, svg.colour(index), svg.dash(index))
+            ChartSeries(name, one, found[lane], lane, svg.colour(index), svg.dash(index))
             for index, (one, name, found) in enumerate(zip(results, names, summaries, strict=True))
             if lane in one.lanes
         ]
@@ -154,7 +154,7 @@ def _several(
     scatter = []
     for one, name, found in zip(results, names, summaries, strict=True):
         lanes = [
-            Series(lane, one, found[lane], lane, svg.colour(index), svg.dash(index))
+            ChartSeries(lane, one, found[lane], lane, svg.colour(index), svg.dash(index))
             for index, lane in enumerate(everyone)
             if lane in one.lanes
         ]
@@ -176,7 +176,7 @@ def _panel(title: str, small: str, drawn: str, legend: str) -> dict[str, Any] | 
     return {"title": title, "small": small, "svg": Markup(drawn), "legend": Markup(legend)} if drawn else None
 
 
-def _legend(series: Sequence[Series]) -> str:
+def _legend(series: Sequence[ChartSeries]) -> str:
     return svg.legend([(one.name, one.colour, one.dash) for one in series])
 
 
@@ -248,13 +248,13 @@ def _promises(results: Results, summary: LaneSummary, figure: str, level: float)
     ]
 
 
-def _told_apart(found: list[Difference]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def _told_apart(found: list[FigureDifference]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Those that are real, and the others."""
     shown = [(one.verdict == "real", _difference(one)) for one in found]
     return [one for real, one in shown if real], [one for real, one in shown if not real]
 
 
-def _difference(found: Difference) -> dict[str, str]:
+def _difference(found: FigureDifference) -> dict[str, str]:
     shown = ms if found.unit == "ms" else percent
     worse = found.change < 0 if found.what == "good" else found.change > 0
     return {

@@ -16,14 +16,14 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.forecast import Forecast
-from headgate.policy.lifecycle import ROUTED, Happened, State, next_state
+from headgate.policy.lifecycle import ROUTED, Lifecycle, LifecycleEvent, next_state
 from headgate.policy.profile import Noise
 from headgate.policy.scale import FULL, Activate, Decision, Park, PoolView, Start
-from headgate.policy.scale import Member as Seen
+from headgate.policy.scale import PoolMember as Seen
 from headgate.policy.utilisation import Use
-from headgate.sim.autoscale_signals import Counted, Firsts
-from headgate.sim.fleet import Delays, Member
-from headgate.sim.gateway import Area, Gateway, Ticket
+from headgate.sim.autoscale_signals import CountedIntake, Firsts
+from headgate.sim.fleet import Delays, SimGroup
+from headgate.sim.gateway import Area, SimGateway, SimTicket
 from headgate.sim.replica import SteppedReplica
 from headgate.sim.run import REPLICAS, Books, Level, Simulated
 from headgate.sim.service import ServiceReplica
@@ -46,7 +46,7 @@ class Decides(Protocol):
 class Scaled:
     """What is scaled, by whom, and from where on."""
 
-    member: Member
+    member: SimGroup
     """What each replica is, and how long it takes to start."""
     scaler: Decides
     at_first: int = 1
@@ -57,7 +57,7 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PoolSample:
     """The pool at one moment."""
 
     at_s: float
@@ -77,7 +77,7 @@ class Outcomes:
     simulated: Simulated
     replica_s: float
     """Replicas over time, whatever they did."""
-    samples: tuple[Sample, ...]
+    samples: tuple[PoolSample, ...]
     """One a minute."""
     decisions: tuple[tuple[float, Decision], ...]
     """Those that changed anything, and when."""
@@ -95,7 +95,7 @@ class _Seat:
     since: float
     load: Load | None = None
     """None: it is not warm yet."""
-    state: State = State.STARTING
+    state: Lifecycle = Lifecycle.STARTING
     parks: bool = False
     """When it has drained: it is kept."""
 
@@ -104,14 +104,20 @@ class Autoscale:
     """The pool's driver."""
 
     def __init__(
-        self, world: World, gateway: Gateway, config: GatewayConfig, scaled: Scaled, intake: Counted, made: "_Maker"
+        self,
+        world: World,
+        gateway: SimGateway,
+        config: GatewayConfig,
+        scaled: Scaled,
+        intake: CountedIntake,
+        made: "_Maker",
     ) -> None:
         self.present = Area(world.now)
         """Replicas, from start to end."""
         self.busy_s = 0.0
         self.starts = 0
         self.most = 0
-        self.samples: list[Sample] = []
+        self.samples: list[PoolSample] = []
         self.decisions: list[tuple[float, Decision]] = []
         self.firsts = Firsts()
         self._world = world
@@ -125,7 +131,7 @@ class Autoscale:
         for number in range(scaled.at_first + scaled.parked_at_first):
             seat = self._new()
             self._warm(seat)
-            self._activate(seat) if number < scaled.at_first else self._move(seat, Happened.PARK)
+            self._activate(seat) if number < scaled.at_first else self._move(seat, LifecycleEvent.PARK)
         self._glance()
         self._sample()
 
@@ -133,7 +139,7 @@ class Autoscale:
 
     def _glance(self, _: object = None) -> None:
         now = self._world.now
-        for seat in [seat for seat in self._seats.values() if seat.state is State.DRAINING]:
+        for seat in [seat for seat in self._seats.values() if seat.state is Lifecycle.DRAINING]:
             if seat.load is None or not seat.load.requests:
                 self._drained(seat)
         if now >= self._look_at or self._pressed():
@@ -159,9 +165,9 @@ class Autoscale:
             if seat.state in ROUTED and seat.load is not None and seat.load.usable < 1.0:
                 self._gateway.hear(Probed(seat.replica.id, ok=True))
                 if seat.load.usable >= 1.0:
-                    self._move(seat, Happened.RAMPED)
+                    self._move(seat, LifecycleEvent.RAMPED)
             else:
-                self._move(seat, Happened.RAMPED)
+                self._move(seat, LifecycleEvent.RAMPED)
 
     def view(self) -> PoolView:
         now = self._world.now
@@ -179,7 +185,7 @@ class Autoscale:
     def _pressed(self) -> bool:
         """Whether it can't wait for the next look: somebody waits, or will soon and need not."""
         room, used = self._gateway.dispatcher.fleet.capacity(None)
-        parked = any(seat.state is State.PARKED for seat in self._seats.values())
+        parked = any(seat.state is Lifecycle.PARKED for seat in self._seats.values())
         return self._waiting() > 0 or (parked and used >= FULL * room)
 
     def _waiting(self) -> int:
@@ -188,12 +194,12 @@ class Autoscale:
     def _sample(self, _: object = None) -> None:
         now, states = self._world.now, [seat.state for seat in self._seats.values()]
         self.samples.append(
-            Sample(
+            PoolSample(
                 now,
                 serving=sum(state in ROUTED for state in states),
-                parked=states.count(State.PARKED),
-                coming=sum(state in (State.STARTING, State.WARMING, State.READY) for state in states),
-                draining=states.count(State.DRAINING),
+                parked=states.count(Lifecycle.PARKED),
+                coming=sum(state in (Lifecycle.STARTING, Lifecycle.WARMING, Lifecycle.READY) for state in states),
+                draining=states.count(Lifecycle.DRAINING),
                 wanted=self._wanted[0],
                 tokens_per_s=self._intake.tokens_per_s(now),
             )
@@ -213,8 +219,8 @@ class Autoscale:
 
     def _warm(self, seat: _Seat) -> None:
         seat.stand_in.start()
-        self._move(seat, Happened.ANSWERED)
-        self._move(seat, Happened.WARMED)
+        self._move(seat, LifecycleEvent.ANSWERED)
+        self._move(seat, LifecycleEvent.WARMED)
         hear, name = self._gateway.hear, seat.replica.id
         hear(ReplicaParked(name, parked=True))  # known and watched, and gets nothing yet
         hear(ReplicaJoined(seat.replica))
@@ -222,27 +228,27 @@ class Autoscale:
         seat.load = self._gateway.dispatcher.fleet.loads[name]
 
     def _activate(self, seat: _Seat) -> None:
-        ramp = seat.state is State.READY and self._world.now > 0
-        self._move(seat, Happened.ACTIVATED)
+        ramp = seat.state is Lifecycle.READY and self._world.now > 0
+        self._move(seat, LifecycleEvent.ACTIVATED)
         self._gateway.hear(ReplicaParked(seat.replica.id, parked=False, ramp=ramp))
 
     def _put_away(self, seat: _Seat, parks: bool) -> None:
         """Drained first, if it has anything to do."""
         seat.parks = parks
-        if parks and seat.state is State.READY:
-            self._move(seat, Happened.PARK)
+        if parks and seat.state is Lifecycle.READY:
+            self._move(seat, LifecycleEvent.PARK)
             return
         if seat.state in ROUTED:
             self._gateway.hear(ReplicaParked(seat.replica.id, parked=True))
-        self._move(seat, Happened.DRAIN)
+        self._move(seat, LifecycleEvent.DRAIN)
         if seat.load is None or not seat.load.requests:
             self._drained(seat)
 
     def _drained(self, seat: _Seat) -> None:
         if seat.parks:
-            self._move(seat, Happened.PARK)
+            self._move(seat, LifecycleEvent.PARK)
             return
-        self._move(seat, Happened.STOPPED)
+        self._move(seat, LifecycleEvent.STOPPED)
         self._gateway.hear(ReplicaLeft(seat.replica.id))
         self.busy_s += seat.stand_in.busy_s
         seat.stand_in.alive = False
@@ -250,7 +256,7 @@ class Autoscale:
         del self._gateway.replicas[seat.replica.id]
         self.present.change(-1, self._world.now)
 
-    def _move(self, seat: _Seat, happened: Happened) -> None:
+    def _move(self, seat: _Seat, happened: LifecycleEvent) -> None:
         state = next_state(seat.state, happened)
         if state is not seat.state:
             seat.state, seat.since = state, self._world.now
@@ -291,16 +297,16 @@ def autoscale(
     progress: Callable[[int, float], None] | None = None,
 ) -> Outcomes:
     """As sim/run.run, with a pool that is scaled. `progress` is told how many have arrived and what time it is."""
-    world, books, intake, delays = World(), Books(by_stream=False), Counted(config), Delays()
+    world, books, intake, delays = World(), Books(by_stream=False), CountedIntake(config), Delays()
     dispatcher = dispatcher_for(config, random.Random(seed))
     pools: list[Autoscale] = []
 
-    def close(ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def close(ticket: SimTicket, outcome: Outcome, now: float) -> None:
         books.close(ticket, outcome, now)
         if ticket.arrival.stream:
             pools[0].firsts.add(ticket, now, dispatcher.lanes[ticket.request.lane].ttft_target_s)
 
-    gateway = Gateway(world, dispatcher, intake, delays, close)
+    gateway = SimGateway(world, dispatcher, intake, delays, close)
 
     def make(number: int, now: float) -> _Seat:
         member = scaled.member
@@ -343,7 +349,7 @@ def learn(
     forecast: Forecast, config: GatewayConfig, arrivals: Iterable[Arrival], wall_s: float = MONDAY, until_s: float = 0.0
 ) -> None:
     """Have it see what came, as if it had been there; nothing is served. `until_s`: how long that lasted."""
-    intake, now = Counted(config), 0.0
+    intake, now = CountedIntake(config), 0.0
 
     def watch(until: float) -> None:
         nonlocal now

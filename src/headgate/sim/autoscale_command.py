@@ -16,9 +16,9 @@ from headgate.report.results import Results, Target
 from headgate.report.summary import summarise
 from headgate.sim import autoscale_report as report
 from headgate.sim.autoscale import MONDAY, learn
-from headgate.sim.autoscale_compare import VARIANTS, Case, Setting, one, with_foresight
+from headgate.sim.autoscale_compare import VARIANTS, ScaledDay, Setting, one, with_foresight
 from headgate.sim.command import SimulateOptions, check_folders, show_compared, write_json
-from headgate.sim.fleet import Member, batch_from
+from headgate.sim.fleet import SimGroup, batch_from
 from headgate.sim.slo import promised
 
 DAY_S = 86_400.0
@@ -76,7 +76,7 @@ def _check(base: SimulateOptions) -> None:
             raise StartupError(f"{path}: {problem}")
 
 
-def _cases(options: ScaleOptions, say: Callable[[str], None]) -> list[Case]:
+def _cases(options: ScaleOptions, say: Callable[[str], None]) -> list[ScaledDay]:
     base = options.simulate
     setting = _setting(options, base.config)
     if not options.compare:
@@ -89,7 +89,7 @@ def _cases(options: ScaleOptions, say: Callable[[str], None]) -> list[Case]:
     return cases if foresight is None else [*cases, foresight]
 
 
-def _said(setting: Setting, variant: str, say: Callable[[str], None]) -> Case:
+def _said(setting: Setting, variant: str, say: Callable[[str], None]) -> ScaledDay:
     say(f"simulating: {variant}")
     return one(setting, variant)
 
@@ -98,7 +98,7 @@ def _setting(options: ScaleOptions, config: GatewayConfig) -> Setting:
     base = options.simulate
     workload, seed = base.load.made(), base.load.seed
     batch = batch_from(config, base.profile.batch_config())
-    member = Member(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, batch=batch)
+    member = SimGroup(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, batch=batch)
     wall_s = MONDAY + 7 * DAY_S
     known: dict[str, object] | None = None
     if options.history and config.fleet.scale.forecast:
@@ -126,7 +126,7 @@ def _targets(config: GatewayConfig) -> tuple[Target, ...]:
     return tuple(target for target in firsts if target.level == 0.99) or tuple(firsts)
 
 
-def _write(base: SimulateOptions, cases: Sequence[Case], err: Console) -> None:
+def _write(base: SimulateOptions, cases: Sequence[ScaledDay], err: Console) -> None:
     if base.json is not None:
         data = [{**report.as_dict(case), "changes": report.decisions(case, 1000)} for case in cases]
         write_json(base.json, {"workload": base.load.workload, "seed": base.load.seed, "cases": data}, err)

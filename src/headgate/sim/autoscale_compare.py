@@ -11,7 +11,7 @@ from headgate.policy.scale import Scaler
 from headgate.report.results import Results, Target
 from headgate.sim.autoscale import MONDAY, Outcomes, Scaled, autoscale
 from headgate.sim.autoscale_oracle import oracle
-from headgate.sim.fleet import Member
+from headgate.sim.fleet import SimGroup
 from headgate.sim.run import Level
 from headgate.sim.slo import judge, judge_all
 from headgate.workload.arrival import Arrival
@@ -29,7 +29,7 @@ class Setting:
     config: GatewayConfig
     scale: ScaleConfig
     """As with both."""
-    member: Member
+    member: SimGroup
     arrivals: Callable[[], Iterable[Arrival]]
     targets: tuple[Target, ...]
     """What must be kept over the whole day."""
@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ScaledDay:
     name: str
     outcomes: Outcomes
     kept: bool
@@ -68,7 +68,7 @@ class Case:
         return self.outcomes.replica_hours
 
 
-def one(setting: Setting, variant: str) -> Case:
+def one(setting: Setting, variant: str) -> ScaledDay:
     scale = setting.varied(variant)
     forecast = None
     if scale.forecast:
@@ -90,7 +90,7 @@ def one(setting: Setting, variant: str) -> Case:
     )
 
 
-def with_foresight(setting: Setting, say: Say = lambda text: None) -> Case | None:
+def with_foresight(setting: Setting, say: Say = lambda text: None) -> ScaledDay | None:
     """None: nothing keeps what is promised, not even twice what anybody needs."""
     found = oracle(
         setting.config,
@@ -106,12 +106,12 @@ def with_foresight(setting: Setting, say: Say = lambda text: None) -> Case | Non
     return None if found is None else judged(setting, ORACLE, found)
 
 
-def judged(setting: Setting, name: str, outcomes: Outcomes) -> Case:
+def judged(setting: Setting, name: str, outcomes: Outcomes) -> ScaledDay:
     results = outcomes.simulated.results
     within_s = min((target.within_s for target in setting.targets), default=inf)
     all_day = judge(results, Target("ttft", within_s, None, 0.99))
     by_hour = tuple(hours(results))
-    return Case(
+    return ScaledDay(
         name=name,
         outcomes=outcomes,
         kept=setting.kept(outcomes),

@@ -15,11 +15,11 @@ from math import ceil
 import numpy as np
 
 from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.roster import PoolView, Roster, Sorted
+from headgate.policy.roster import Placement, PoolView, Sorted
 from headgate.policy.scale import Decision
 from headgate.report.results import Floats
 from headgate.sim.autoscale import Outcomes, Scaled, autoscale
-from headgate.sim.fleet import Fleet, Member
+from headgate.sim.fleet import SimFleet, SimGroup
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival
 
@@ -41,7 +41,7 @@ class Schedule:
 
     levels: Sequence[int]
     window_s: float = WINDOW_S
-    _roster: Roster = field(default_factory=Roster)
+    _roster: Placement = field(default_factory=Placement)
 
     def at(self, now: float) -> int:
         return self.levels[min(int(now / self.window_s), len(self.levels) - 1)]
@@ -55,9 +55,9 @@ class Schedule:
         return Decision(soon, 0, actions, ("The schedule says so.", *reasons))
 
 
-def under_way(config: GatewayConfig, arrivals: Iterable[Arrival], member: Member, count: int, seed: int) -> Floats:
+def under_way(config: GatewayConfig, arrivals: Iterable[Arrival], member: SimGroup, count: int, seed: int) -> Floats:
     """Requests at replicas, second by second, if there were so many of them."""
-    plenty = Fleet(members=(replace(member, count=count, cold_start_s=0.0),))
+    plenty = SimFleet(members=(replace(member, count=count, cold_start_s=0.0),))
     results = run(config, arrivals, plenty, seed, "gateway").results
     began = results.at_s + np.nan_to_num(results.queue_s)
     ended = results.at_s + np.nan_to_num(results.e2e_s)
@@ -79,7 +79,7 @@ def levels(present: Floats, room: float, least: int, window_s: float = WINDOW_S)
 def oracle(
     config: GatewayConfig,
     arrivals: Callable[[], Iterable[Arrival]],
-    member: Member,
+    member: SimGroup,
     kept: Kept,
     *,
     least: int,

@@ -11,7 +11,7 @@ from rich.table import Table
 from headgate.model.plain import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, percent
-from headgate.sim.autoscale_compare import HOUR_S, ORACLE, Case, hours
+from headgate.sim.autoscale_compare import HOUR_S, ORACLE, ScaledDay, hours
 
 HEADINGS = ("", "TTFT p99, ms", "kept", "hours missed", "turned away", "replica-hours", "against the oracle", "starts")
 WIDE = 110
@@ -21,7 +21,7 @@ PLOT_S = 1800.0
 MOST_REASONS = 6
 
 
-def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
+def rows(cases: Sequence[ScaledDay]) -> list[tuple[str, ...]]:
     """A line of words for each."""
     best = next((case.replica_hours for case in cases if case.name == ORACLE), None)
     found: list[tuple[str, ...]] = []
@@ -35,7 +35,7 @@ def rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     return found
 
 
-def table(cases: Sequence[Case], width: int = 80) -> Table:
+def table(cases: Sequence[ScaledDay], width: int = 80) -> Table:
     """Where there is little room the headings are broken, and no figure is."""
     made = Table(box=None, padding=(0, 1))
     for heading in HEADINGS:
@@ -46,20 +46,20 @@ def table(cases: Sequence[Case], width: int = 80) -> Table:
     return made
 
 
-def markdown(cases: Sequence[Case]) -> str:
+def markdown(cases: Sequence[ScaledDay]) -> str:
     lines = [f"| {' | '.join(HEADINGS)} |", f"|---|{'--:|' * (len(HEADINGS) - 1)}"]
     lines += [f"| {' | '.join(row)} |" for row in rows(cases)]
     return "\n".join(lines) + "\n"
 
 
-def section(cases: Sequence[Case]) -> str:
+def section(cases: Sequence[ScaledDay]) -> str:
     """For the page of a report."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(cases))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def as_dict(case: Case) -> dict[str, Any]:
+def as_dict(case: ScaledDay) -> dict[str, Any]:
     outcomes = case.outcomes
     return {
         "name": case.name,
@@ -79,7 +79,7 @@ def as_dict(case: Case) -> dict[str, Any]:
     }
 
 
-def decisions(case: Case, most: int = 40) -> list[str]:
+def decisions(case: ScaledDay, most: int = 40) -> list[str]:
     """The changes in how many serve, each with its reasons; the first so many."""
     found: list[str] = []
     before = None
@@ -94,7 +94,7 @@ def decisions(case: Case, most: int = 40) -> list[str]:
 # -- plots ----------------------------------------------------------------------------------------------------
 
 
-def replicas_plot(cases: Sequence[Case]) -> str:
+def replicas_plot(cases: Sequence[ScaledDay]) -> str:
     """How many there were, parked ones and those being started included."""
     most = max(sample.serving + sample.parked + sample.coming for case in cases for sample in case.outcomes.samples)
     plot = svg.Plot(_day(cases), svg.linear(float(most)), title="Replicas over the day")
@@ -106,7 +106,7 @@ def replicas_plot(cases: Sequence[Case]) -> str:
     return plot.svg()
 
 
-def p99_plot(cases: Sequence[Case], within_s: float) -> str:
+def p99_plot(cases: Sequence[ScaledDay], within_s: float) -> str:
     """TTFT p99 of each half hour; at the top where more than one in a hundred was turned away."""
     found = [(case, hours(case.outcomes.simulated.results, PLOT_S)) for case in cases]
     top = 2.0 * within_s
@@ -119,11 +119,11 @@ def p99_plot(cases: Sequence[Case], within_s: float) -> str:
     return plot.svg()
 
 
-def legend(cases: Sequence[Case]) -> str:
+def legend(cases: Sequence[ScaledDay]) -> str:
     return svg.legend([(case.name, svg.colour(index), "") for index, case in enumerate(cases)])
 
 
-def _day(cases: Sequence[Case]) -> svg.Scale:
+def _day(cases: Sequence[ScaledDay]) -> svg.Scale:
     last = max(case.outcomes.samples[-1].at_s for case in cases) / HOUR_S
     return svg.linear(last, lambda value: f"{plain(value, 6)} h", many=8, exact=True)
 

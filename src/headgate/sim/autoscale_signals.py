@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from headgate.model.gateway_config import GatewayConfig
 from headgate.model.request import Request
-from headgate.sim.gateway import Ticket
-from headgate.sim.intake import Intake
+from headgate.sim.gateway import SimTicket
+from headgate.sim.intake import SimIntake
 from headgate.workload.arrival import Arrival
 
 VELOCITY_S = 30.0
@@ -14,7 +14,7 @@ RECENT_S, RECENT = 60.0, 2048
 """First tokens that p95 is made of: of the last minute, the latest so many."""
 
 
-class Counted(Intake):
+class CountedIntake(SimIntake):
     """Notes how much comes."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -43,7 +43,7 @@ class Firsts:
 
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def add(self, ticket: Ticket, now: float, target_s: float) -> None:
+    def add(self, ticket: SimTicket, now: float, target_s: float) -> None:
         first = ticket.first_at
         took_s = now - ticket.arrival.at_s if first is None else first - ticket.arrival.at_s
         refused = 10.0 if first is None else 0.0

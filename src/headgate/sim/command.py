@@ -19,10 +19,10 @@ from headgate.report.results import Results
 from headgate.report.summary import summarise
 from headgate.sim import plan_report
 from headgate.sim.event_log import EventLog
-from headgate.sim.fleet import Failure, Fleet, batch_from, dilated, fleet_from, fleet_of
+from headgate.sim.fleet import Failure, SimFleet, batch_from, dilated, fleet_from, fleet_of
 from headgate.sim.impossible import Impossible
 from headgate.sim.plan import plan
-from headgate.sim.replay import Difference, replay
+from headgate.sim.replay import DecisionDifference, replay
 from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import parse
 from headgate.workload.load import Workload
@@ -32,7 +32,7 @@ STANDARD = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class WorkloadOptions:
     """What comes; see workload/spec.py."""
 
     workload: str
@@ -60,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions:
-    load: Load
+    load: WorkloadOptions
     config: GatewayConfig
     profile: Profile
     what_if: GatewayConfig | None = None
@@ -90,7 +90,7 @@ class SimulateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    load: Load
+    load: WorkloadOptions
     config: GatewayConfig
     profile: Profile
     slos: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def _use(simulated: Simulated) -> dict[str, str]:
     return {"utilisation": f"{simulated.use:.1%} ({each})"}
 
 
-def _fleet(options: SimulateOptions) -> Fleet:
+def _fleet(options: SimulateOptions) -> SimFleet:
     failures = tuple(failure(text) for text in options.failures)
     if options.replicas is not None:
         made = fleet_of(options.profile, options.replicas, options.slots)
@@ -284,7 +284,7 @@ def run_replay(path: Path, out: Console | None = None) -> int:
     out = out or Console(highlight=False)
     with rarely_collected():
         found = replay(path)
-    if isinstance(found, Difference):
+    if isinstance(found, DecisionDifference):
         out.print(Text("not the same:", style="bold red"))
         out.print(Text(str(found)), soft_wrap=True)
         return 1

@@ -15,7 +15,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report.arrivals import missed
 from headgate.report.results import Floats
-from headgate.sim.fleet import Fleet
+from headgate.sim.fleet import SimFleet
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
 
@@ -91,7 +91,7 @@ def faster(arrivals: Sequence[Arrival], times: float, least_s: float = 0.0, most
 
 
 def capacity(
-    config: GatewayConfig, arrivals: Sequence[Arrival], profile: Profile, fleet: Fleet, level: Level, seed: int
+    config: GatewayConfig, arrivals: Sequence[Arrival], profile: Profile, fleet: SimFleet, level: Level, seed: int
 ) -> float:
     """Seconds of work that it gets done in a second, when there is always more to do."""
     done, times = 0.0, 2.0 * fleet.replicas / max(1e-9, offered(arrivals, profile))
@@ -113,7 +113,7 @@ def curve(
     config: GatewayConfig,
     arrivals: Sequence[Arrival],
     profile: Profile,
-    fleet: Fleet,
+    fleet: SimFleet,
     level: Level,
     seed: int = 1,
     loads: Sequence[float] = LOADS,

@@ -106,7 +106,7 @@ def settings_of(config: GatewayConfig) -> Settings:
     )
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class EventLogHeader(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     headgate: str
     python: str
@@ -129,7 +129,7 @@ _encode = msgspec.json.Encoder(enc_hook=_fields).encode
 
 
 def header(config: GatewayConfig, seed: int) -> bytes:
-    made = Header(
+    made = EventLogHeader(
         format=FORMAT,
         headgate=headgate.__version__,
         python=platform.python_version(),

@@ -11,7 +11,7 @@ from headgate.policy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class SimGroup:
     """Some replicas that are alike."""
 
     profile: Profile
@@ -57,28 +57,28 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class SimSeat:
     """One replica of the fleet."""
 
     replica: Replica
-    member: Member
+    member: SimGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    members: tuple[Member, ...]
+class SimFleet:
+    members: tuple[SimGroup, ...]
     failures: tuple[Failure, ...] = ()
     delays: Delays = field(default_factory=Delays)
 
     @property
-    def seats(self) -> list[Seat]:
-        found: list[Seat] = []
+    def seats(self) -> list[SimSeat]:
+        found: list[SimSeat] = []
         for member in self.members:
             slots = None if member.find_slots else member.slots or member.profile.slots
             for _ in range(member.count):
                 name = ReplicaId(f"{member.profile.name}-{len(found)}")
                 made = Replica(id=name, url=f"http://{name}", kind="headgate", slots=slots, lanes=member.lanes)
-                found.append(Seat(made, member))
+                found.append(SimSeat(made, member))
         return found
 
     @property
@@ -86,7 +86,7 @@ class Fleet:
         return sum(member.count for member in self.members)
 
 
-def dilated(profile: Profile, times: float) -> Member:
+def dilated(profile: Profile, times: float) -> SimGroup:
     """One replica as `engine --emulate --dilation` makes it: so many seconds pass for one of the profile's. What the
     gateway promises is not stretched."""
 
@@ -110,18 +110,18 @@ def dilated(profile: Profile, times: float) -> Member:
         save_bytes_per_s=slower(profile.save_bytes_per_s),
         copy_bytes_per_s=slower(profile.copy_bytes_per_s),
     )
-    return Member(profile=made, batch=profile.batch_config(times))
+    return SimGroup(profile=made, batch=profile.batch_config(times))
 
 
-def fleet_of(profile: Profile, count: int, slots: int | None = None) -> Fleet:
+def fleet_of(profile: Profile, count: int, slots: int | None = None) -> SimFleet:
     """So many of the same, for any lane."""
-    return Fleet(members=(Member(profile=profile, count=count, slots=slots),))
+    return SimFleet(members=(SimGroup(profile=profile, count=count, slots=slots),))
 
 
-def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failure] = ()) -> Fleet:
+def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failure] = ()) -> SimFleet:
     """The replicas that a config names, each as this profile would be. What is said of slots and lanes is kept."""
     members = [
-        Member(
+        SimGroup(
             profile=profile,
             slots=replica.slots,
             find_slots=replica.slots is None,
@@ -130,8 +130,8 @@ def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failu
         )
         for replica in config.replicas
     ]
-    own = Member(profile=profile, batch=batch_from(config, profile.batch_config()))
-    return Fleet(members=tuple(members or [own]), failures=tuple(failures))
+    own = SimGroup(profile=profile, batch=batch_from(config, profile.batch_config()))
+    return SimFleet(members=tuple(members or [own]), failures=tuple(failures))
 
 
 def batch_from(config: GatewayConfig, usual: BatchConfig) -> BatchConfig | None:

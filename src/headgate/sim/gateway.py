@@ -25,7 +25,7 @@ from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatcher import Dispatcher
 from headgate.sim.fleet import Delays
-from headgate.sim.intake import Intake
+from headgate.sim.intake import SimIntake
 from headgate.sim.world import World
 from headgate.workload.arrival import Arrival
 
@@ -33,7 +33,7 @@ SPREAD: Final = 0.6180339887
 """The golden section: multiples of it, without their whole part, are spread evenly over 0 to 1, and without chance."""
 
 
-class Ticket:
+class SimTicket:
     """One passage."""
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Ticket:
         """The longest time between two of them."""
         self.step = 0
         """Its replica's own: which step gave it the first."""
-        self.rival: Ticket | None = None
+        self.rival: SimTicket | None = None
         """The same request at another replica, while neither has answered."""
         self.gone = False
         """The other one answered first: nothing is heard of this any more."""
@@ -104,9 +104,9 @@ class SimulatedReplica(Protocol):
 
     @property
     def gauges(self) -> dict[str, float]: ...
-    def submit(self, ticket: Ticket) -> None: ...
+    def submit(self, ticket: SimTicket) -> None: ...
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: SimTicket) -> None:
         """Its connection is closed: it is dropped after the step under way."""
 
 
@@ -116,21 +116,21 @@ class Recorder(Protocol):
     def add(self, event: Event, now: float, commands: list[Command]) -> None: ...
 
 
-class Gateway:
+class SimGateway:
     def __init__(
         self,
         world: World,
         dispatcher: Dispatcher,
-        intake: Intake,
+        intake: SimIntake,
         delays: Delays,
-        close: Callable[[Ticket, Outcome, float], None],
+        close: Callable[[SimTicket, Outcome, float], None],
         log: Recorder | None = None,
     ) -> None:
         """`close` is told of every passage once, when it is over."""
         self.world = world
         self.dispatcher = dispatcher
         self.replicas: dict[ReplicaId, SimulatedReplica] = {}
-        self.tickets: dict[str, Ticket] = {}
+        self.tickets: dict[str, SimTicket] = {}
         self.present = Area(world.now)
         """Requests that are here, waiting or at a replica."""
         self.at_work = Area(world.now)
@@ -164,7 +164,7 @@ class Gateway:
         now = self.world.now
         self._number += 1
         request, output = self._intake.request(arrival, self._number, now)
-        self.tickets[request.id] = Ticket(self._number, arrival, request, output, now)
+        self.tickets[request.id] = SimTicket(self._number, arrival, request, output, now)
         self.present.change(1, now)
         self.hear(Arrived(request))
         self._await_next()
@@ -198,8 +198,8 @@ class Gateway:
             ticket.queue_s += now - ticket.since
             self._leave(ticket, command.outcome, now)
 
-    def _hedge(self, ticket: Ticket, replica: SimulatedReplica, now: float) -> None:
-        second = Ticket(ticket.number, ticket.arrival, ticket.request, ticket.output, now)
+    def _hedge(self, ticket: SimTicket, replica: SimulatedReplica, now: float) -> None:
+        second = SimTicket(ticket.number, ticket.arrival, ticket.request, ticket.output, now)
         second.attempts, second.queue_s = ticket.attempts, ticket.queue_s
         second.retry_s = ticket.retry_s + now - ticket.since
         second.replica = replica
@@ -207,26 +207,26 @@ class Gateway:
         self.at_work.change(1, now)
         replica.submit(second)
 
-    def _win(self, ticket: Ticket, rival: Ticket) -> None:
+    def _win(self, ticket: SimTicket, rival: SimTicket) -> None:
         """It answered first: it is the request, and the other is cancelled."""
         self._part(ticket, rival)
         self.tickets[ticket.request.id] = ticket
         if rival.replica is not None:
             rival.replica.cancel(rival)
 
-    def _part(self, ticket: Ticket, rival: Ticket) -> None:
+    def _part(self, ticket: SimTicket, rival: SimTicket) -> None:
         ticket.rival = rival.rival = None
         rival.gone = True
         self.at_work.change(-1, self.world.now)
 
-    def _leave(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def _leave(self, ticket: SimTicket, outcome: Outcome, now: float) -> None:
         del self.tickets[ticket.request.id]
         self.present.change(-1, self.world.now)
         self._close(ticket, outcome, now)
 
     # -- told by replicas ----------------------------------------------------------------------------------
 
-    def first(self, ticket: Ticket, way_s: float = 0.0) -> None:
+    def first(self, ticket: SimTicket, way_s: float = 0.0) -> None:
         """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
         is heard until all of it is; then its engine may tell."""
         if not ticket.request.stream:
@@ -243,7 +243,7 @@ class Gateway:
             ticket.first_at = self.world.now + way_s
             self.hear(FirstToken(ticket.request.id))
 
-    def ended(self, ticket: Ticket, outcome: Outcome, way_s: float = 0.0) -> None:
+    def ended(self, ticket: SimTicket, outcome: Outcome, way_s: float = 0.0) -> None:
         if ticket.gone:
             return
         request, now = ticket.request, self.world.now + way_s
@@ -263,7 +263,7 @@ class Gateway:
         self.hear(Ended(request.id, outcome, usage, ticket.told_s))
 
     def attempt_failed(
-        self, ticket: Ticket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False
+        self, ticket: SimTicket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False
     ) -> None:
         """It broke off before the first token."""
         if ticket.gone:

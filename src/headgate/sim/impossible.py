@@ -8,11 +8,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from headgate.policy.profile import Profile
-from headgate.policy.shape import Shape
+from headgate.policy.shape import StepFeatures
 from headgate.report.results import Results, Target
 from headgate.report.words import count, ms, percent
 from headgate.sim.slo import Judged, name, worst
-from headgate.sim.trial import Case, Split, Trials, Workload
+from headgate.sim.trial import ReplicaSplit, Trial, Trials, Workload
 from headgate.workload.arrival import Arrival
 
 MOST_ALONE = 1000
@@ -42,7 +42,7 @@ def alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequenc
     for arrival in chosen:
         apart.append(replace(arrival, at_s=at_s))
         at_s += 1.5 * _alone_s(arrival, trials.profile) + 1.0
-    case = trials.case(apart, Split(1), targets, seed=1)
+    case = trials.case(apart, ReplicaSplit(1), targets, seed=1)
     if case.kept:
         return None
     missed = worst(case.missed)
@@ -53,8 +53,8 @@ def alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequenc
 def _alone_s(arrival: Arrival, profile: Profile) -> float:
     """About how long it takes with nobody else there."""
     prompt, steps = arrival.prompt_tokens, ceil(arrival.prompt_tokens / profile.chunk_limit)
-    prefill = steps * profile.cost.fixed + profile.step_s(Shape(prefill=prompt, pairs=prompt * prompt))
-    return prefill + profile.steps_s(Shape(decodes=1, context=prompt + 1), arrival.output_tokens)
+    prefill = steps * profile.cost.fixed + profile.step_s(StepFeatures(prefill=prompt, pairs=prompt * prompt))
+    return prefill + profile.steps_s(StepFeatures(decodes=1, context=prompt + 1), arrival.output_tokens)
 
 
 def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
@@ -74,7 +74,7 @@ def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
     return f"{said}: {first} ms, then {count(output)} tokens one by one; shorter answers or a faster replica would"
 
 
-def whatever(case: Case) -> Impossible:
+def whatever(case: Trial) -> Impossible:
     """It is missed with any number of replicas that was tried."""
     missed = worst(case.missed)
     assert missed is not None

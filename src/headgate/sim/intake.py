@@ -22,7 +22,7 @@ ENVELOPE_BYTES = 28
 BATCH_LANE = "batch"
 
 
-class Intake:
+class SimIntake:
     def __init__(self, config: GatewayConfig) -> None:
         self._lanes = {lane.name: lane for lane in config.lanes}
         self._classify = classifier(config).lane_of

@@ -21,10 +21,10 @@ from headgate.report.words import count
 from headgate.sim.curve import LOADS, OPERATING, Curve, capacity, curve, faster, offered, span_s
 from headgate.sim.fleet import Failure
 from headgate.sim.impossible import Impossible, alone, whatever
-from headgate.sim.intake import Intake
+from headgate.sim.intake import SimIntake
 from headgate.sim.run import Level
 from headgate.sim.slo import Judged, name, promised
-from headgate.sim.trial import Case, Say, Split, Trials, Workload
+from headgate.sim.trial import ReplicaSplit, Say, Trial, Trials, Workload
 
 LOST_AT = 1 / 3
 """When a replica is lost, as a share of the workload."""
@@ -37,7 +37,7 @@ MOST_MORE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Little:
+class PlanLittle:
     """L = λ·W, each counted by itself."""
 
     l: float  # noqa: E741
@@ -55,25 +55,25 @@ class Little:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     profile: str
-    split: Split
+    split: ReplicaSplit
     """The answer: how many replicas, and whether a lane has some of its own."""
-    least: Split
+    least: ReplicaSplit
     """The fewest that keep every SLO."""
-    other: Split | None
+    other: ReplicaSplit | None
     """The fewest the other way: a lane of its own where all share, or the reverse; None: there is none."""
-    case: Case
+    case: Trial
     """The answer, tried out."""
     tokens_per_s: float
     """Prompt and output, of what was answered."""
     price: float | None
     """Of a replica for an hour."""
     curve: Curve
-    little: Little
-    twice: Case
+    little: PlanLittle
+    twice: Trial
     """The same replicas, and twice the traffic."""
-    twice_split: Split | None
+    twice_split: ReplicaSplit | None
     """What twice the traffic takes, told in the same way; None: no number was found."""
-    lost: Case | None
+    lost: Trial | None
     """One replica gone a third of the way, and what came from then on; None: there was only one."""
     notes: tuple[str, ...] = ()
 
@@ -122,14 +122,14 @@ def plan(
     shared = trials.fewest(workloads, targets, guess, "all lanes")
     own_lane = _longest_lane(workloads[0], lanes[0])
     split = _with_own(trials, workloads, lanes, own_lane, targets, guess) if own_lane else None
-    if isinstance(shared, Case):
+    if isinstance(shared, Trial):
         if split is None:
             return whatever(shared)
         best, other = split, None
     elif split is not None and split.replicas <= WORTH * shared:
-        best, other = split, Split(shared)
+        best, other = split, ReplicaSplit(shared)
     else:
-        best, other = Split(shared), split
+        best, other = ReplicaSplit(shared), split
     each, load = _each(trials, usual or workloads[0]), offered(usual or workloads[0], profile)
     split = _operating(trials, workloads, targets, best, load / each, "the operating point")
     twice = [faster(one, 2.0, most=len(one)) for one in workloads]
@@ -144,20 +144,25 @@ def _each(trials: Trials, workload: Workload) -> float:
     """Seconds of work that one replica gets done in a second."""
     trials.say("what a replica can do")
     many = max(1, ceil(offered(workload, trials.profile)))
-    fleet = trials.fleet(Split(many))
+    fleet = trials.fleet(ReplicaSplit(many))
     return max(1e-9, capacity(trials.config, workload, trials.profile, fleet, trials.level, 1) / many)
 
 
 def _operating(
-    trials: Trials, workloads: Sequence[Workload], targets: Sequence[Target], least: Split, busy: float, about: str
-) -> Split:
+    trials: Trials,
+    workloads: Sequence[Workload],
+    targets: Sequence[Target],
+    least: ReplicaSplit,
+    busy: float,
+    about: str,
+) -> ReplicaSplit:
     """With `busy` replicas' worth of load each is to be as full as it should be, and no part smaller than it must be.
     What was never tried is tried: should it miss something, more are added."""
     many = max(least.replicas, ceil(busy / (sum(OPERATING) / 2) - 1e-9))
     own = least.own * many // least.replicas
     split = least
     for more in range(MOST_MORE * 2):
-        split = Split(max(least.shared, many - own) + more * max(1, many // 8), least.lane, own)
+        split = ReplicaSplit(max(least.shared, many - own) + more * max(1, many // 8), least.lane, own)
         if trials.worst(workloads, split, targets, about).kept:
             break
     return split
@@ -168,7 +173,7 @@ def _operating(
 
 def _lane_of(config: GatewayConfig, workload: Workload) -> list[str]:
     """Which lane each belongs to, before anything is learned of answers."""
-    intake = Intake(config)
+    intake = SimIntake(config)
     return [intake.request(arrival, 0, 0.0)[0].lane for arrival in workload]
 
 
@@ -192,7 +197,7 @@ def _with_own(
     targets: Sequence[Target],
     guess: int,
     about: str = "",
-) -> Split | None:
+) -> ReplicaSplit | None:
     """The fewest with replicas for this lane alone. The two parts have nothing to do with each other, so each is looked
     for by itself; then both together. None: it can't be kept that way."""
     found = []
@@ -203,11 +208,11 @@ def _with_own(
         ]
         asked = [target for target in targets if target.lane is None or (target.lane == lane) is mine]
         fewest = trials.fewest(parts, asked, 1 if mine else guess, f"{about}{'only' if mine else 'without'} {lane}")
-        if isinstance(fewest, Case):
+        if isinstance(fewest, Trial):
             return None
         found.append(fewest)
     for more in range(MOST_MORE):
-        split = Split(found[1] + more, lane, found[0])
+        split = ReplicaSplit(found[1] + more, lane, found[0])
         if trials.worst(workloads, split, targets, f"{about}together").kept:
             return split
     return None
@@ -221,7 +226,7 @@ def _answer(
     workloads: Sequence[Workload],
     twice: Sequence[Workload],
     targets: Sequence[Target],
-    found: tuple[Split, Split, Split | None, Split],
+    found: tuple[ReplicaSplit, ReplicaSplit, ReplicaSplit | None, ReplicaSplit],
     price: float | None,
     loads: Sequence[float],
 ) -> Plan:
@@ -255,10 +260,10 @@ def _answer(
     )
 
 
-def _little(case: Case) -> Little:
+def _little(case: Trial) -> PlanLittle:
     simulated = case.simulated
     results, span = simulated.results, max(simulated.span_s, 1e-9)
-    return Little(simulated.present_s / span, len(results) / span, float(results.e2e_s.mean()))
+    return PlanLittle(simulated.present_s / span, len(results) / span, float(results.e2e_s.mean()))
 
 
 def _notes(results: Results, judged: Sequence[Judged]) -> list[str]:

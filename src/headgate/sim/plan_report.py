@@ -14,7 +14,7 @@ from headgate.report.words import count, ms, percent, rate
 from headgate.sim.curve import OPERATING, Curve
 from headgate.sim.plan import Plan
 from headgate.sim.slo import Judged, name
-from headgate.sim.trial import Case
+from headgate.sim.trial import Trial
 
 NAMES = ("p50", "p95", "p99")
 
@@ -66,7 +66,7 @@ def _takes(plan: Plan) -> str:
     return f"; it takes {plan.twice_split.replicas} ({plan.twice_split})"
 
 
-def _case(case: Case) -> str:
+def _case(case: Trial) -> str:
     away = f", {percent(1 - case.turned_away)} answered" if case.turned_away else ""
     if case.kept:
         return f"all kept{away}"
@@ -184,7 +184,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _outcome(case: Case) -> dict[str, Any]:
+def _outcome(case: Trial) -> dict[str, Any]:
     return {"kept": case.kept, "turned_away": case.turned_away, "missed": [_slo(one) for one in case.missed]}
 
 

@@ -20,7 +20,7 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
-from headgate.sim.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, Header, Settings
+from headgate.sim.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, EventLogHeader, Settings
 
 ARRIVED = "arrived"
 JOINED = "replica_joined"
@@ -34,7 +34,7 @@ class BadLog(StartupError):
 class Replayed:
     """Every decision was the same."""
 
-    header: Header
+    header: EventLogHeader
     events: int
     commands: int
     span_s: float
@@ -43,7 +43,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DecisionDifference:
     """The first decision that was not the same."""
 
     event_number: int
@@ -89,7 +89,7 @@ class _Joined(msgspec.Struct, frozen=True):
     replica: dict[str, Any]
 
 
-_header = msgspec.json.Decoder(Header)
+_header = msgspec.json.Decoder(EventLogHeader)
 _line = msgspec.json.Decoder(_Line)
 _settings = msgspec.json.Decoder(Settings)
 _arrived = msgspec.json.Decoder(_Arrived)
@@ -184,7 +184,7 @@ def replica_of(fields: dict[str, Any]) -> Replica:
     return Replica(**made)
 
 
-def replay(path: Path) -> Replayed | Difference:
+def replay(path: Path) -> Replayed | DecisionDifference:
     """Raises BadLog for a file that can't be read."""
     log = Log(path)
     dispatcher = dispatcher_for(log.config, random.Random(int(log.header.seed, 16)))
@@ -199,7 +199,7 @@ def replay(path: Path) -> Replayed | Difference:
         got = dispatcher.on(event, now)
         decided += len(got)
         if got != expected:
-            return Difference(events, now, event, expected, got)
+            return DecisionDifference(events, now, event, expected, got)
     return Replayed(log.header, events, decided, now - first, log.truncated)
 
 

@@ -13,10 +13,10 @@ from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Step
 from headgate.policy.profile import Noise, Profile
-from headgate.policy.shape import Shape, shape
+from headgate.policy.shape import StepFeatures, shape
 from headgate.sim.chains import chain_of
-from headgate.sim.fleet import Delays, Member
-from headgate.sim.gateway import Gateway, Ticket
+from headgate.sim.fleet import Delays, SimGroup
+from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.longest import Longest
 from headgate.sim.world import World
 
@@ -32,7 +32,7 @@ class Run:
     __slots__ = ("_ends", "_first_s", "_more_s", "began", "count", "prefills", "step")
 
     def __init__(
-        self, step: Step, profile: Profile, made: Shape, chance: Noise | None, overhead_s: float, now: float
+        self, step: Step, profile: Profile, made: StepFeatures, chance: Noise | None, overhead_s: float, now: float
     ) -> None:
         self.step = step
         self.prefills = made.prefill > 0
@@ -93,7 +93,7 @@ class _Open:
 
     __slots__ = ("one", "sequence", "ticket")
 
-    def __init__(self, ticket: Ticket, sequence: Sequence) -> None:
+    def __init__(self, ticket: SimTicket, sequence: Sequence) -> None:
         self.ticket = ticket
         self.sequence = sequence
         self.one = Sampled(sequence.id, (ticket.number,))
@@ -104,9 +104,9 @@ class SteppedReplica:
     def __init__(
         self,
         world: World,
-        gateway: Gateway,
+        gateway: SimGateway,
         replica_id: ReplicaId,
-        member: Member,
+        member: SimGroup,
         delays: Delays,
         chance: Noise | None,
     ) -> None:
@@ -177,10 +177,10 @@ class SteppedReplica:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: SimTicket) -> None:
         self._world.at(self._world.now + self._delays.send_s, self._receive, ticket)
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: SimTicket) -> None:
         leaving = [number for number, one in self._open.items() if one.ticket is ticket]
         self._leaving += leaving
         if leaving and self._run is not None and self._run.count > 1:
@@ -194,7 +194,7 @@ class SteppedReplica:
                 self.batcher.cancel(number, self._world.now)
         self._inbox = [sequence for sequence in self._inbox if sequence.id in self._open]
 
-    def _receive(self, ticket: Ticket) -> None:
+    def _receive(self, ticket: SimTicket) -> None:
         if ticket.gone:
             return
         if not self.alive:
@@ -212,7 +212,7 @@ class SteppedReplica:
         elif self._run.count > 1:
             self._cut(self._run)
 
-    def _sequence(self, ticket: Ticket) -> Sequence:
+    def _sequence(self, ticket: SimTicket) -> Sequence:
         """As our own engine makes it from what the gateway passes on."""
         self._ids += 1
         request, arrival, now = ticket.request, ticket.arrival, self._world.now
@@ -272,7 +272,7 @@ class SteppedReplica:
                     self.batcher.cancel(number, self._world.now)
                 self._world.at(self._world.now + self._delays.back_s, self._refuse, (ticket, refused.reason))
 
-    def _refuse(self, about: tuple[Ticket, str]) -> None:
+    def _refuse(self, about: tuple[SimTicket, str]) -> None:
         self._gateway.attempt_failed(about[0], Outcome.QUEUE_FULL, about[1], refused=True)
 
     def _note_preempted(self) -> None:

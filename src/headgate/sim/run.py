@@ -18,13 +18,13 @@ from headgate.policy.dispatcher import Dispatcher
 from headgate.policy.profile import Noise
 from headgate.policy.utilisation import Use
 from headgate.report.results import Results, Rows
-from headgate.sim.fleet import Failure, Fleet, Seat
-from headgate.sim.gateway import Gateway, Recorder, Ticket
-from headgate.sim.intake import Intake
+from headgate.sim.fleet import Failure, SimFleet, SimSeat
+from headgate.sim.gateway import Recorder, SimGateway, SimTicket
+from headgate.sim.intake import SimIntake
 from headgate.sim.replica import SteppedReplica
 from headgate.sim.service import ServiceReplica
 from headgate.sim.slo import promised
-from headgate.sim.watch import UseWatch, Watch
+from headgate.sim.watch import SimProber, UseWatch
 from headgate.sim.world import World
 from headgate.wire.errors import STATUS
 from headgate.workload.arrival import Arrival
@@ -78,7 +78,7 @@ class Onlooker(Protocol):
     """Looks on, and changes nothing."""
 
     def begin(self, world: World, dispatcher: Dispatcher) -> None: ...
-    def closed(self, ticket: Ticket, outcome: Outcome, now: float) -> None: ...
+    def closed(self, ticket: SimTicket, outcome: Outcome, now: float) -> None: ...
 
 
 class Books:
@@ -90,7 +90,7 @@ class Books:
         self.last_at = 0.0
         self._by_stream = by_stream
 
-    def close(self, ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def close(self, ticket: SimTicket, outcome: Outcome, now: float) -> None:
         arrival, first = ticket.arrival, ticket.first_at
         at = arrival.at_s
         if self.first_at is None or at < self.first_at:
@@ -127,7 +127,7 @@ class Books:
 def simulate(
     config: GatewayConfig,
     arrivals: Iterable[Arrival],
-    fleet: Fleet,
+    fleet: SimFleet,
     seed: int = 0,
     level: Level = "step",
     title: str = "simulation",
@@ -138,7 +138,7 @@ def simulate(
 def run(
     config: GatewayConfig,
     arrivals: Iterable[Arrival],
-    fleet: Fleet,
+    fleet: SimFleet,
     seed: int = 0,
     level: Level = "step",
     *,
@@ -154,12 +154,12 @@ def run(
     books = Books(by_stream)
     dispatcher = dispatcher_for(config, random.Random(seed))
 
-    def close(ticket: Ticket, outcome: Outcome, now: float) -> None:
+    def close(ticket: SimTicket, outcome: Outcome, now: float) -> None:
         books.close(ticket, outcome, now)
         if onlooker is not None:
             onlooker.closed(ticket, outcome, now)
 
-    gateway = Gateway(world, dispatcher, Intake(config), fleet.delays, close, log)
+    gateway = SimGateway(world, dispatcher, SimIntake(config), fleet.delays, close, log)
     if onlooker is not None:
         onlooker.begin(world, dispatcher)
     stand_ins = []
@@ -196,12 +196,12 @@ def run(
 
 
 def _join(
-    config: GatewayConfig, world: World, gateway: Gateway, seat: Seat, stand_in: SteppedReplica | ServiceReplica
+    config: GatewayConfig, world: World, gateway: SimGateway, seat: SimSeat, stand_in: SteppedReplica | ServiceReplica
 ) -> None:
     member = seat.member
 
     def watch(_: object) -> None:
-        Watch(world, gateway, seat.replica, stand_in, config.health.probe_interval_s, config.health.deep_interval_s)
+        SimProber(world, gateway, seat.replica, stand_in, config.health.probe_interval_s, config.health.deep_interval_s)
 
     if member.starts_s is None:
         stand_in.start()
@@ -212,7 +212,7 @@ def _join(
 
 
 def _schedule(
-    world: World, failure: Failure, stand_ins: Sequence[SteppedReplica | ServiceReplica], fleet: Fleet
+    world: World, failure: Failure, stand_ins: Sequence[SteppedReplica | ServiceReplica], fleet: SimFleet
 ) -> None:
     stand_in, member = stand_ins[failure.replica], fleet.seats[failure.replica].member
     world.at(failure.at_s, stand_in.die)
@@ -227,6 +227,6 @@ def _told(arrivals: Iterable[Arrival], progress: Callable[[int, float], None] | 
         yield arrival
 
 
-def _facts(fleet: Fleet, seed: int, level: Level) -> dict[str, str]:
+def _facts(fleet: SimFleet, seed: int, level: Level) -> dict[str, str]:
     members = [f"{member.count} × {member.profile.name}" for member in fleet.members]
     return {"fleet": ", ".join(members), "level": level, "seed": str(seed)}

@@ -14,8 +14,8 @@ from math import sqrt
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
 from headgate.policy.profile import Noise, Residuals
-from headgate.sim.fleet import Delays, Member
-from headgate.sim.gateway import Gateway, Ticket
+from headgate.sim.fleet import Delays, SimGroup
+from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.longest import Longest
 from headgate.sim.world import World
 from headgate.workload.arrival import BLOCK_TOKENS
@@ -31,7 +31,7 @@ class _Prompt:
 
     __slots__ = ("done", "left", "ticket")
 
-    def __init__(self, ticket: Ticket, done: int, left: int) -> None:
+    def __init__(self, ticket: SimTicket, done: int, left: int) -> None:
         self.ticket = ticket
         self.done = done
         """Tokens whose KV is there."""
@@ -42,9 +42,9 @@ class ServiceReplica:
     def __init__(
         self,
         world: World,
-        gateway: Gateway,
+        gateway: SimGateway,
         replica_id: ReplicaId,
-        member: Member,
+        member: SimGroup,
         delays: Delays,
         chance: Noise | None,
     ) -> None:
@@ -91,14 +91,14 @@ class ServiceReplica:
         return {"kv_ratio": min(1.0, self._taken / self._profile.kv_tokens)}
 
     def _forget(self) -> None:
-        self._open: dict[int, Ticket] = {}
-        self._leaving: list[Ticket] = []
+        self._open: dict[int, SimTicket] = {}
+        self._leaving: list[SimTicket] = []
         """Cancelled: they go when the step under way ends."""
-        self._waiting: list[tuple[int, float, int, Ticket]] = []
+        self._waiting: list[tuple[int, float, int, SimTicket]] = []
         """A heap: who has to wait for memory or a slot, the urgent first."""
         self._prompts: list[tuple[int, float, int, _Prompt]] = []
         """A heap too."""
-        self._saying: list[tuple[int, int, Ticket]] = []
+        self._saying: list[tuple[int, int, SimTicket]] = []
         """A heap: which step is the last of each answer."""
         self._context = 0
         """KV tokens that a decode step reads."""
@@ -123,7 +123,7 @@ class ServiceReplica:
         """A prompt that goes on after it; None: none does."""
         self._chunk = 0
         """Tokens of that one in each step."""
-        self._through: list[Ticket] = []
+        self._through: list[SimTicket] = []
         """Those whose prompts end with this step."""
 
     # -- it lives and dies ---------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class ServiceReplica:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: SimTicket) -> None:
         world = self._world
         arrival = ticket.arrival
         if not self.alive:
@@ -176,7 +176,7 @@ class ServiceReplica:
         elif self._count > 1 and (self._chunked is None or self._prompts[0][3] is not self._chunked):
             self._cut()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: SimTicket) -> None:
         if self._open.get(ticket.number) is ticket:
             self._leaving.append(ticket)
             if self._count > 1:
@@ -204,19 +204,19 @@ class ServiceReplica:
         heapify(self._saying)
         self._fill()
 
-    def _refuse_connection(self, ticket: Ticket) -> None:
+    def _refuse_connection(self, ticket: SimTicket) -> None:
         self._gateway.attempt_failed(ticket, Outcome.REPLICA_FAILED, "the connection was refused", unsent=True)
 
-    def _refuse_length(self, ticket: Ticket) -> None:
+    def _refuse_length(self, ticket: SimTicket) -> None:
         self._gateway.ended(ticket, Outcome.INVALID)  # 400, context_length_exceeded
 
-    def _fits(self, ticket: Ticket) -> bool:
+    def _fits(self, ticket: SimTicket) -> bool:
         choices, slots = ticket.request.choices, self._profile.slots
         needs = choices * (ticket.arrival.prompt_tokens + ticket.output)
         fits = self._used + min(choices, slots) <= slots and self._taken + needs <= self._memory
         return fits or self._used <= 0
 
-    def _admit(self, ticket: Ticket) -> None:
+    def _admit(self, ticket: SimTicket) -> None:
         request, arrival = ticket.request, ticket.arrival
         tokens = arrival.prompt_tokens if arrival.prompt_tokens > 0 else 1
         done = min(self._cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
@@ -367,7 +367,7 @@ class ServiceReplica:
         if self._chunked is not None:
             self._chunked.done += count * self._chunk
             self._chunked.left -= count * self._chunk
-        over: list[Ticket] = []
+        over: list[SimTicket] = []
         while saying and saying[0][0] <= steps:
             ticket = heappop(saying)[2]
             choices = ticket.request.choices
@@ -394,7 +394,7 @@ class ServiceReplica:
         for ticket in over:
             self._gateway.ended(ticket, Outcome.COMPLETED, self._delays.back_s)
 
-    def _let_go(self, over: list[Ticket]) -> None:
+    def _let_go(self, over: list[SimTicket]) -> None:
         for ticket in over:
             del self._open[ticket.number]
             choices = ticket.request.choices

@@ -7,7 +7,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.policy.profile import Profile
 from headgate.report.arrivals import missed
 from headgate.report.results import Target
-from headgate.sim.fleet import Failure, Fleet, Member, batch_from
+from headgate.sim.fleet import Failure, SimFleet, SimGroup, batch_from
 from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import Judged, judge_all, worst
 from headgate.workload.arrival import Arrival
@@ -20,7 +20,7 @@ Workload = Sequence[Arrival]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Trial:
     """One run, judged."""
 
     replicas: int
@@ -45,7 +45,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ReplicaSplit:
     """How many replicas, and whether a lane has some of its own."""
 
     shared: int
@@ -69,42 +69,42 @@ class Trials:
     slots: int | None
     level: Level
     say: Say
-    _done: dict[tuple[str, Split], Case] = field(default_factory=dict)
+    _done: dict[tuple[str, ReplicaSplit], Trial] = field(default_factory=dict)
 
-    def fleet(self, split: Split, failures: tuple[Failure, ...] = ()) -> Fleet:
+    def fleet(self, split: ReplicaSplit, failures: tuple[Failure, ...] = ()) -> SimFleet:
         batch = batch_from(self.config, self.profile.batch_config())
-        plain = Member(profile=self.profile, count=split.shared, slots=self.slots, batch=batch)
+        plain = SimGroup(profile=self.profile, count=split.shared, slots=self.slots, batch=batch)
         own = replace(plain, count=split.own, lanes=frozenset((split.lane,)))
-        return Fleet(members=tuple(member for member in (own, plain) if member.count), failures=failures)
+        return SimFleet(members=tuple(member for member in (own, plain) if member.count), failures=failures)
 
     def case(
         self,
         workload: Workload,
-        split: Split,
+        split: ReplicaSplit,
         targets: Sequence[Target],
         seed: int,
         failures: tuple[Failure, ...] = (),
         since_s: float = 0.0,
-    ) -> Case:
+    ) -> Trial:
         """Judged are those who come from `since_s` on."""
         simulated = run(self.config, workload, self.fleet(split, failures), seed, self.level)
         results = simulated.results
         late = results.at_s >= since_s
         away = missed(results, own_limits=True) & late
         asked = away | (results.ok & late)
-        return Case(
+        return Trial(
             replicas=split.replicas,
             judged=judge_all(results, targets, since_s),
             turned_away=float(away.sum() / asked.sum()) if asked.any() else 0.0,
             simulated=simulated,
         )
 
-    def worst(self, workloads: Sequence[Workload], split: Split, targets: Sequence[Target], about: str) -> Case:
+    def worst(self, workloads: Sequence[Workload], split: ReplicaSplit, targets: Sequence[Target], about: str) -> Trial:
         """Of all workloads the one that strains it most, or the first that is missed. None is run twice."""
         known = self._done.get((about, split))
         if known is not None:
             return known
-        found: Case | None = None
+        found: Trial | None = None
         for number, workload in enumerate(workloads):
             case = self.case(workload, split, targets, seed=number + 1)
             if found is None or case.strain > found.strain:
@@ -117,12 +117,12 @@ class Trials:
         self.say(f"{about}: {split}: {'kept' if found.kept else 'missed'}" + (f"; {first}" if first else ""))
         return found
 
-    def fewest(self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str) -> int | Case:
+    def fewest(self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str) -> int | Trial:
         """So many shared replicas; or what is missed however many there are."""
         missed, count = 0, max(1, guess)
-        before: Case | None = None
+        before: Trial | None = None
         while True:
-            case = self.worst(workloads, Split(count), targets, about)
+            case = self.worst(workloads, ReplicaSplit(count), targets, about)
             if case.kept:
                 break
             if count >= MOST_REPLICAS or (before is not None and _no_better(before, case)):
@@ -131,14 +131,14 @@ class Trials:
         kept = count
         while kept - missed > 1:
             middle = (kept + missed) // 2
-            if self.worst(workloads, Split(middle), targets, about).kept:
+            if self.worst(workloads, ReplicaSplit(middle), targets, about).kept:
                 kept = middle
             else:
                 missed = middle
         return kept
 
 
-def _no_better(before: Case, after: Case) -> bool:
+def _no_better(before: Trial, after: Trial) -> bool:
     """Whether the same is missed by as much as with half the replicas."""
     (use, away), (was_use, was_away) = after.strain, before.strain
     if use == was_use == float("inf"):

@@ -3,7 +3,7 @@
 from headgate.model.event import Probed, ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.utilisation import RESOURCES, Said, Use
-from headgate.sim.gateway import Gateway, SimulatedReplica
+from headgate.sim.gateway import SimGateway, SimulatedReplica
 from headgate.sim.world import World
 
 FIRST_PAUSE_S = 0.05
@@ -13,13 +13,13 @@ USE_S = 1.0
 _NOTHING: dict[str, float] = {}
 
 
-class Watch:
+class SimProber:
     """Looks after one replica from now on."""
 
     def __init__(
         self,
         world: World,
-        gateway: Gateway,
+        gateway: SimGateway,
         replica: Replica,
         stand_in: SimulatedReplica,
         interval_s: float,
@@ -56,7 +56,7 @@ class Watch:
 class UseWatch:
     """How full is the fleet, as a gateway measures it? Looks from now on, and adds up what it sees."""
 
-    def __init__(self, world: World, gateway: Gateway) -> None:
+    def __init__(self, world: World, gateway: SimGateway) -> None:
         self._world = world
         self._gateway = gateway
         self._sums = dict.fromkeys(RESOURCES, 0.0)

@@ -37,7 +37,7 @@ class Transport(Protocol):
     def abort(self) -> None: ...
 
 
-class Connection(Protocol):
+class ExchangeConnection(Protocol):
     """What an exchange needs of the connection it came on."""
 
     writable: bool
@@ -112,7 +112,7 @@ class Exchange:
         "voice",
     )
 
-    def __init__(self, connection: Connection, received_at: float) -> None:
+    def __init__(self, connection: ExchangeConnection, received_at: float) -> None:
         self._connection = connection
         self._transport = connection.transport
         self._head: bytes | None = None

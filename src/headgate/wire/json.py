@@ -19,7 +19,7 @@ import msgspec
 
 from headgate.model.errors import InvalidRequest
 from headgate.wire.canonical import INT_DIGITS, NOT_CANONICAL, canonical, too_deep
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.long_json import LONG_BYTES, parse_long, parse_middling
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class _Flaw(ValueError):
     """Good syntax that we refuse. Raised at first; on the search it stands in the flawed value's place."""
 
 
-def parse(body: bytes, limits: Limits) -> object:
+def parse(body: bytes, limits: WireLimits) -> object:
     """The value in `body`. Raises InvalidRequest and nothing else. A body longer than LONG_BYTES takes a while: that
     is for a thread."""
     if len(body) > LONG_BYTES:
@@ -49,7 +49,7 @@ def parse(body: bytes, limits: Limits) -> object:
     return parse_strictly(body, limits) if value is NOT_CANONICAL else value
 
 
-def parse_strictly(body: bytes, limits: Limits) -> object:
+def parse_strictly(body: bytes, limits: WireLimits) -> object:
     """The same, for a body of at most LONG_BYTES that is known not to be canonical."""
     if len(body) > SEARCHED_BYTES:
         return parse_middling(body, limits)
@@ -72,7 +72,7 @@ def parse_strictly(body: bytes, limits: Limits) -> object:
     return value
 
 
-def decode(body: bytes, type: type[T], limits: Limits) -> T:
+def decode(body: bytes, type: type[T], limits: WireLimits) -> T:
     """`body` as a Struct, or whatever else msgspec converts to."""
     return convert(parse(body, limits), type)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WireLimits:
     header_bytes: int = 16 * 1024
     """Request line and headers together; more is answered 431. Also bounds trailers and chunk extensions."""
     header_count: int = 100

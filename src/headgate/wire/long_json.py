@@ -16,7 +16,7 @@ import msgspec
 
 from headgate.model.errors import InvalidRequest
 from headgate.wire.canonical import INT_DIGITS, too_deep
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 
 LONG_BYTES: Final = 64 * 1024
 """A longer body is read as is done here."""
@@ -39,12 +39,12 @@ _read: Final = msgspec.json.Decoder().decode
 _write: Final = msgspec.json.Encoder().encode
 
 
-class Counted(NamedTuple):
+class JsonCounts(NamedTuple):
     objects: int
     keys: int
 
 
-def parse_long(body: bytes, limits: Limits) -> object:
+def parse_long(body: bytes, limits: WireLimits) -> object:
     """The value in `body`. Raises InvalidRequest."""
     counted = count(body, limits)
     value = _value(body)
@@ -55,7 +55,7 @@ def parse_long(body: bytes, limits: Limits) -> object:
     return value
 
 
-def parse_middling(body: bytes, limits: Limits) -> object:
+def parse_middling(body: bytes, limits: WireLimits) -> object:
     """The same, for a body of at most LONG_BYTES: its bounds are not asked. Keys are counted where the value is written
     again, which is faster than to look at each object."""
     if too_deep(body, limits.json_depth):
@@ -84,7 +84,7 @@ def _outside(body: bytes) -> bytes:
     return b"".join(body.split(b'"')[::2])
 
 
-def count(body: bytes, limits: Limits) -> Counted:
+def count(body: bytes, limits: WireLimits) -> JsonCounts:
     """What is outside of strings. Raises InvalidRequest past a limit. Of what is no JSON it counts something."""
     start = depth = objects = costly = keys = values = 0
     in_string, carried = 0, b""
@@ -117,7 +117,7 @@ def count(body: bytes, limits: Limits) -> Counted:
             raise InvalidRequest(f"body has more than {limits.json_values} values")
         _refuse_long_integers(carried + outside)
         carried = outside[-_CARRIED:]
-    return Counted(objects, keys)
+    return JsonCounts(objects, keys)
 
 
 def _refuse_long_integers(outside: bytes) -> None:

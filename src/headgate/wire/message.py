@@ -12,7 +12,7 @@ import msgspec
 from headgate.model.errors import ServeError
 from headgate.model.outcome import Outcome
 from headgate.wire.errors import STATUS, Headers, error_body, error_headers
-from headgate.wire.exchange import Connection, Exchange
+from headgate.wire.exchange import Exchange, ExchangeConnection
 
 DONE: Final = b"[DONE]"
 _encode = msgspec.json.Encoder().encode
@@ -33,7 +33,7 @@ def text_frame(data: bytes) -> bytes:
 class MessageExchange(Exchange):
     __slots__ = ("event_id",)
 
-    def __init__(self, connection: Connection, received_at: float) -> None:
+    def __init__(self, connection: ExchangeConnection, received_at: float) -> None:
         super().__init__(connection, received_at)
         self.method = "POST"
         self.keep_alive = True

@@ -68,7 +68,7 @@ def _since(entry: tuple[Occupant, float]) -> float:
     return entry[1]
 
 
-class Sender(Protocol):
+class UnhandledConnection(Protocol):
     """A connection that has received something which no handler has seen yet."""
 
     def shed(self) -> None:
@@ -82,10 +82,10 @@ class Inbox:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._by_sender: dict[Sender, int] = {}
+        self._by_sender: dict[UnhandledConnection, int] = {}
         self.total = 0
 
-    def note(self, sender: Sender, size: int) -> None:
+    def note(self, sender: UnhandledConnection, size: int) -> None:
         """From now on `sender` holds `size` bytes. It may be the one that loses them."""
         held = self._by_sender
         self.total += size - held.get(sender, 0)

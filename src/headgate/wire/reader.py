@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 
-from headgate.wire.exchange import Connection, Exchange
-from headgate.wire.limits import Limits
+from headgate.wire.exchange import Exchange, ExchangeConnection
+from headgate.wire.limits import WireLimits
 
 IDLE: Final = "idle"
 HEADERS: Final = "headers"
@@ -72,7 +72,7 @@ class RequestReader:
     exchange: Exchange
     """What is being read, from its first byte to its last: kept any longer, an idle connection would keep its body."""
 
-    def __init__(self, connection: Connection, limits: Limits, new_id: Callable[[], str]) -> None:
+    def __init__(self, connection: ExchangeConnection, limits: WireLimits, new_id: Callable[[], str]) -> None:
         self._connection = connection
         self._limits = limits
         self._new_id = new_id

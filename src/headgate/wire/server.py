@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headgate.model.clock import Clock
 from headgate.wire.exchange import Exchange, Handler
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.opening import TlsOpening
 from headgate.wire.outbox import Outbox
 from headgate.wire.places import Inbox
@@ -22,7 +22,7 @@ from headgate.wire.protocol import PARTING_S, ServerProtocol
 from headgate.wire.reader import Ids
 from headgate.wire.state import ServerState
 
-__all__ = ["Exchange", "Handler", "HttpServer", "Limits", "ServerProtocol"]
+__all__ = ["Exchange", "Handler", "HttpServer", "ServerProtocol", "WireLimits"]
 
 _BACKLOG = 4096
 """A burst must wait in the kernel, not have its SYNs dropped: a retried SYN is a second late."""
@@ -47,7 +47,7 @@ class HttpServer:
         handler: Handler,
         *,
         clock: Clock,
-        limits: Limits | None = None,
+        limits: WireLimits | None = None,
         judge: Handler | None = None,
         greet: Handler | None = None,
         refused: Callable[[int, str], None] | None = None,
@@ -56,7 +56,7 @@ class HttpServer:
         """`judge`, `greet`, `refused`, `always`: see ServerState; None: every body is read."""
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
-        limits = limits or Limits()
+        limits = limits or WireLimits()
         self._state = ServerState(
             handler=handler,
             clock=clock,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from headgate.model.clock import Clock
 from headgate.wire.exchange import Handler
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.outbox import Outbox
 from headgate.wire.places import Inbox, Occupant, Places
 
@@ -25,7 +25,7 @@ class ServerState:
 
     handler: Handler
     clock: Clock
-    limits: Limits
+    limits: WireLimits
     new_id: Callable[[], str]
     loop: asyncio.AbstractEventLoop
     judge: Handler = _let_pass
@@ -42,7 +42,7 @@ class ServerState:
     extras: dict[Occupant, None] = field(default_factory=dict)
     """Those of them that have no place, oldest first."""
     places: Places = field(default_factory=Places)
-    inbox: Inbox = field(default_factory=lambda: Inbox(Limits().bodies_bytes))
+    inbox: Inbox = field(default_factory=lambda: Inbox(WireLimits().bodies_bytes))
     draining: bool = False
     """Every answer is the last of its connection, and says so."""
     leaving: bool = False

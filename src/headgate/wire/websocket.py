@@ -33,29 +33,31 @@ _FRAMES_A_TURN: Final = 16
 """Then the others have their turn: a frame takes 20 µs, and a read may bring a thousand."""
 
 
-class Refused(NamedTuple):
+class UpgradeRefusal(NamedTuple):
     status: int
     message: str
     headers: Headers
 
 
-def refusal(exchange: Exchange) -> Refused | None:
+def refusal(exchange: Exchange) -> UpgradeRefusal | None:
     """Why this is no request for a WebSocket; None: it is one."""
     headers = exchange.headers
     if exchange.method != "GET" or not _says(headers, "upgrade", "websocket") or exchange.http10:
         asked = (("upgrade", "websocket"), ("connection", "upgrade"))
-        return Refused(426, "a GET here opens a WebSocket: Upgrade: websocket; or send a POST", asked)
+        return UpgradeRefusal(426, "a GET here opens a WebSocket: Upgrade: websocket; or send a POST", asked)
     if not _says(headers, "connection", "upgrade"):
-        return Refused(400, "no Connection: Upgrade", ())
+        return UpgradeRefusal(400, "no Connection: Upgrade", ())
     if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        return Refused(400, "the request for a WebSocket has a body", ())
+        return UpgradeRefusal(400, "the request for a WebSocket has a body", ())
     if headers.get("sec-websocket-version") != "13":
-        return Refused(426, "only version 13 of the WebSocket protocol is spoken", (("sec-websocket-version", "13"),))
+        return UpgradeRefusal(
+            426, "only version 13 of the WebSocket protocol is spoken", (("sec-websocket-version", "13"),)
+        )
     try:
         key = base64.b64decode(headers.get("sec-websocket-key", ""), validate=True)
     except ValueError:
         key = b""
-    return None if len(key) == 16 else Refused(400, "Sec-WebSocket-Key is not 16 bytes in base64", ())
+    return None if len(key) == 16 else UpgradeRefusal(400, "Sec-WebSocket-Key is not 16 bytes in base64", ())
 
 
 def accept_head(exchange: Exchange, subprotocol: str | None) -> bytes:

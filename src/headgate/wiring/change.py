@@ -15,7 +15,7 @@ import msgspec
 from headgate import config_file
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.identity import Identities
-from headgate.gateway.roster import Roster
+from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock
 from headgate.model.contradictions import contradictions, did_you_mean
@@ -25,7 +25,7 @@ from headgate.model.gateway_config import GatewayConfig
 from headgate.model.lane import LANES
 from headgate.model.replica import ReplicaId
 from headgate.model.scale_config import ScaleConfig
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.policy.compose import capped, classifier, output_of, reconfigure
 from headgate.progress import Progress
 from headgate.replica.credentials import Credentials
@@ -42,13 +42,13 @@ FIXED = (
 )  # fmt: skip
 
 
-class Change:
+class ConfigChange:
     def __init__(
         self,
         config: GatewayConfig,
         gateway: Gateway,
-        roster: Roster,
-        access: Access,
+        roster: ReplicaSet,
+        access: AdminAccess,
         events: EventLog | None,
         clock: Clock,
         *,
@@ -218,7 +218,7 @@ def identities(config: GatewayConfig) -> Identities:
     return Identities(known, capped(config.anonymous, config))
 
 
-def open_door(door: Door, config: GatewayConfig, access: Access) -> None:
+def open_door(door: Door, config: GatewayConfig, access: AdminAccess) -> None:
     """Tell it who needs a key, and whose web pages may ask."""
     door.change(
         config.cors.origins,

@@ -14,23 +14,23 @@ from headgate.fleet.controller import Controller
 from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
 from headgate.fleet.member import Demand, Work
-from headgate.fleet.port import Fleet, FleetError, Spec
+from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.roster import Roster
+from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.warm_now import WarmNow
 from headgate.model.clock import Clock, wall
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.scale_config import ScaleConfig
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.conditions import Conditions
 from headgate.observe.figures import Figures
 from headgate.observe.fleet_admin import FleetAdmin
 from headgate.policy.scale import FULL, Scaler
 from headgate.replica.gauges import read_gauges, text_of_gauges
-from headgate.wiring.change import Change
+from headgate.wiring.change import ConfigChange
 
 VELOCITY_S = 30.0
 """Over which what arrives is averaged."""
@@ -43,7 +43,7 @@ PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "wa
 class GatewayHands:
     """Implements `fleet.member.Hands`."""
 
-    def __init__(self, gateway: Gateway, roster: Roster, figures: Figures, clock: Clock) -> None:
+    def __init__(self, gateway: Gateway, roster: ReplicaSet, figures: Figures, clock: Clock) -> None:
         self._dispatcher = gateway.dispatcher
         self._roster = roster
         self._figures = figures
@@ -154,7 +154,7 @@ class FleetWiring:
         self,
         config: GatewayConfig,
         gateway: Gateway,
-        roster: Roster,
+        roster: ReplicaSet,
         figures: Figures,
         folder: Path,
         clock: Clock,
@@ -189,7 +189,12 @@ class FleetWiring:
 
 
 def fleet_admin(
-    access: Access, change: Change, roster: Roster, fleet: FleetWiring | None, conditions: Conditions, clock: Clock
+    access: AdminAccess,
+    change: ConfigChange,
+    roster: ReplicaSet,
+    fleet: FleetWiring | None,
+    conditions: Conditions,
+    clock: Clock,
 ) -> FleetAdmin:
     def known() -> list[dict[str, Any]]:
         now = clock()
@@ -216,7 +221,7 @@ def fleet_admin(
     return admin
 
 
-def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Fleet, Spec]:
+def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher, Spec]:
     if config.fleet.kind == "ray":
         from headgate.fleet.ray_fleet import RayFleet
 

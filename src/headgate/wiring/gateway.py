@@ -20,7 +20,7 @@ from headgate.gateway.account import Account
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.judge import HeaderJudge
 from headgate.gateway.relay import RelayLimits
-from headgate.gateway.roster import Roster
+from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.surface import Surface
 from headgate.gateway.warmup import Warmup
 from headgate.gateway.websocket import Sockets
@@ -29,20 +29,20 @@ from headgate.model.config import ListenConfig
 from headgate.model.errors import StartupError
 from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.api.page import ApiPage
 from headgate.observe.instruments import Instruments
 from headgate.observe.ledger import Holdings
 from headgate.policy.compose import classifier, dispatcher_for, output_of
 from headgate.progress import Progress
 from headgate.replica.credentials import Credentials
-from headgate.replica.http import Pool, PoolLimits
+from headgate.replica.http import Connections, PoolLimits
 from headgate.replica.local import keep_engine_running
 from headgate.sim.event_log import EventLog
-from headgate.wire.limits import Limits
+from headgate.wire.limits import WireLimits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
-from headgate.wiring.change import Change, Reload, identities, open_door
+from headgate.wiring.change import ConfigChange, Reload, identities, open_door
 from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
@@ -94,9 +94,9 @@ async def _serve_gateway(
             gateway.events = events.add
             stack.callback(events.close)
         limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
-        roster = Roster(
+        roster = ReplicaSet(
             gateway,
-            lambda replica: Pool(replica.url, clock=clock, limits=limits, credentials=Credentials(replica)),
+            lambda replica: Connections(replica.url, clock=clock, limits=limits, credentials=Credentials(replica)),
             config.health.probe_interval_s,
             config.health.deep_interval_s,
             Warmup(config.warm, config.classify, clock),
@@ -104,7 +104,7 @@ async def _serve_gateway(
         )
         stack.push_async_callback(roster.close)
         local = is_private(config.listen)
-        access = Access(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
+        access = AdminAccess(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
@@ -113,7 +113,7 @@ async def _serve_gateway(
             fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, clock)
             roster.fleet = fleet.controller
         rescale = None if fleet is None else fleet.rescale
-        change = Change(
+        change = ConfigChange(
             config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
         )
         admin = fleet_admin(access, change, roster, fleet, instruments.conditions, clock)
@@ -189,7 +189,7 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
 
 
 async def _announce(
-    ready: list[asyncio.Event], roster: Roster, where: str, progress: Progress, clock: Clock, key: bool
+    ready: list[asyncio.Event], roster: ReplicaSet, where: str, progress: Progress, clock: Clock, key: bool
 ) -> None:
     """Say when the first replica is usable: from then on requests are served. `key`: to those that have one."""
     began = clock() - process_age_s()
@@ -227,9 +227,9 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     return gateway
 
 
-def _wire_limits(config: GatewayConfig) -> Limits:
+def _wire_limits(config: GatewayConfig) -> WireLimits:
     limits, timeouts = config.limits, config.timeouts
-    return Limits(
+    return WireLimits(
         header_bytes=limits.header_bytes,
         header_count=limits.header_count,
         body_bytes=limits.body_bytes,

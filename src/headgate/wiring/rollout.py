@@ -7,7 +7,7 @@ from headgate.gateway.rollouts import Rollouts
 from headgate.gateway.shadow import Shadows
 from headgate.model.clock import Clock, wall
 from headgate.model.gateway_config import GatewayConfig
-from headgate.observe.access import Access
+from headgate.observe.access import AdminAccess
 from headgate.observe.instruments import Instruments
 from headgate.observe.rollout_admin import RolloutAdmin
 from headgate.wire.router import Routes
@@ -22,7 +22,7 @@ class RolloutWiring:
         gateway: Gateway,
         catalog: Catalog,
         instruments: Instruments,
-        access: Access,
+        access: AdminAccess,
         clock: Clock,
     ) -> None:
         self._gateway = gateway

@@ -11,7 +11,7 @@ from headgate.workload.spec import Range, Stream
 DEFAULT_PROMPT, DEFAULT_OUTPUT = Range(256, 256), Range(64, 64)
 
 
-class Finish:
+class WorkloadFinish:
     def __init__(self, stream: Stream, name: str, rng: random.Random) -> None:
         """`name` is empty unless the stream has one or is part of a mix."""
         self._stream = stream

@@ -20,7 +20,7 @@ DAY_S = 86_400.0
 
 
 @dataclass(slots=True)
-class Client:
+class ServegenClient:
     name: str
     windows: list[tuple[float, float, str, float]] = field(default_factory=list)
     """Begin, requests a second, G(amma) or W(eibull), shape."""
@@ -33,10 +33,10 @@ LEVELS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99
 
 
 @lru_cache(maxsize=2)
-def clients(model: str) -> tuple[Client, ...]:
-    found: dict[str, Client] = {}
+def clients(model: str) -> tuple[ServegenClient, ...]:
+    found: dict[str, ServegenClient] = {}
     for row in csv.DictReader(io.TextIOWrapper(data(f"servegen_{model}_rates.csv.gz"))):
-        client = found.setdefault(row["client"], Client(f"client-{row['client']}"))
+        client = found.setdefault(row["client"], ServegenClient(f"client-{row['client']}"))
         client.windows.append((float(row["t_s"]), float(row["rate_rps"]), row["dist"], float(row["shape"])))
     for row in csv.DictReader(io.TextIOWrapper(data(f"servegen_{model}_lengths.csv.gz"))):
         if row["client"] in found:
@@ -49,7 +49,7 @@ def clients(model: str) -> tuple[Client, ...]:
     return everyone
 
 
-def _lend_lengths(everyone: tuple[Client, ...]) -> None:
+def _lend_lengths(everyone: tuple[ServegenClient, ...]) -> None:
     """The origin has no lengths for some clients; each of them talks like one of the others."""
     known = [client for client in everyone if client.prompts and client.outputs]
     rng = random.Random("lengths")
@@ -77,7 +77,9 @@ def day(model: str, seed: str, rate_scale: float, begin_s: float, end_s: float) 
     return heapq.merge(*streams, key=lambda arrival: arrival.at_s)
 
 
-def _client(client: Client, rng: random.Random, scale: float, begin_s: float, end_s: float) -> Iterator[Arrival]:
+def _client(
+    client: ServegenClient, rng: random.Random, scale: float, begin_s: float, end_s: float
+) -> Iterator[Arrival]:
     """Gaps are drawn with a mean of one request, and pass as fast as the rate of the moment lets them. So a window's
     end cuts none of them short. The fitted scales are not used: for bursty clients they miss the measured rate."""
     due = rng.random()

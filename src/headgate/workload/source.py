@@ -10,7 +10,7 @@ import msgspec
 from headgate.model.plain import plain
 from headgate.workload import play, servegen, traces
 from headgate.workload.arrival import Arrival, WorkloadError
-from headgate.workload.finish import Finish, blocks
+from headgate.workload.finish import WorkloadFinish, blocks
 from headgate.workload.spec import LENGTHS_ONLY, TRACES, Stream
 
 OPEN_CHATS = 32
@@ -71,7 +71,7 @@ class Source:
         if duration_s is not None:
             until = duration_s
             made = takewhile(lambda arrival: arrival.at_s < until, made)
-        return map(Finish(self.stream, name, rng), made)
+        return map(WorkloadFinish(self.stream, name, rng), made)
 
     def _made(self, seed: str, rng: random.Random, fill_s: float | None) -> Iterator[Arrival]:
         stream = self.stream

@@ -77,7 +77,7 @@ ADMIN: Operations = {
             _number("last", "Of the last so many seconds.", 86400.0),
             Parameter(name="format", about="How.", schema=of("string", enum=["jsonl", "csv"])),
         ),
-        answer=ref("Row"),
+        answer=ref("UsageRow"),
         content_type="application/x-ndjson",
         errors=(400, 401),
     ),
@@ -181,7 +181,7 @@ ADMIN: Operations = {
                 name="verb", about="What.", where="path", schema=of("string", enum=["start", "promote", "rollback"])
             ),
         ),
-        body=ref("Start"),
+        body=ref("RolloutStart"),
         body_needed=False,
         example={"version": "v2", "mode": "canary"},
         answer=OBJECT,

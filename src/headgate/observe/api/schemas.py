@@ -8,8 +8,8 @@ import msgspec
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.observe.api.operation import Schema, ref
-from headgate.observe.rollout_admin import Start
-from headgate.observe.usage import Row
+from headgate.observe.rollout_admin import RolloutStart
+from headgate.observe.usage import UsageRow
 from headgate.policy.explanation import Explanation
 from headgate.wire.errors import CODES, STATUS
 
@@ -198,7 +198,7 @@ SCHEMAS: dict[str, Schema] = {
 def schemas() -> dict[str, Schema]:
     """All of them, those of what we encode ourselves included."""
     _, made = msgspec.json.schema_components(
-        [Record, Explanation, Start, Row], ref_template="#/components/schemas/{name}"
+        [Record, Explanation, RolloutStart, UsageRow], ref_template="#/components/schemas/{name}"
     )
     encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # defaults are tuples until then
     return {**SCHEMAS, **encoded}
