@@ -69,7 +69,7 @@ fuzz: $(VENV)/.dev compiled
 # Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
 coverage: $(VENV)/.dev
 	@$(BIN)/coverage run -m pytest --hypothesis-seed=0 tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
-	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/policy/*' --precision=2 --fail-under=100
+	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/config/*,src/headgate/policy/*,src/headgate/explain/*,src/headgate/machine/*' --precision=2 --fail-under=100
 
 # Every test: on the compiled copy, and on the sources those that can't be run compiled. Nothing is left out but what needs a
 # GPU, and vLLM where $(VLLM) has none (three gigabytes: see test-vllm).

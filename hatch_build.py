@@ -16,18 +16,28 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
+    "explain": "neighbours",
+    "gateway": "account gateway",
+    "gateway/answer": "backlog bounded continuation output relay repeats",
+    "gateway/intake": "accept asks identity prompt",
+    "machine": "step_features",
+    "measure": "evidence figures histogram little series tenants windows",
     "model": "lane pace quantile replica request sampling sequence step tier",
-    "policy": "admit affinity allowance batch blocks chunks commitment dispatcher estimate fair fleet full gradient"
-    " grown health hedge holders lanes limits members move_time neighbours outlier output output_length passage"
-    " prefills promise prompt_size retry route runaway shape shared_limits speculate standing turns urgency",
-    "wire": "canonical errors exchange limits message origin outbox places protocol reader router state websocket",
+    "policy/answers": "grown output prompt_size runaway",
+    "policy/batching": "batch blocks chunks commitment estimate move_time output_length speculate urgency",
+    "policy/dispatch": "admit dispatcher fair hedge lanes limits passage prefills retry shared_limits"
+    " standing_room turns",
+    "policy/promises": "promise",
+    "policy/replicas": "affinity allowance full gradient health holders index members outlier route",
+    "publish": "exposition",
     "replica": "call connection dialects http openai sse",
-    "gateway": "accept account asks backlog bounded continuation gateway identity output prompt relay repeats",
-    "observe": "evidence exposition figures histogram little series tenants windows",
-    "sim": "autoscale_signals chains fleet gateway intake longest replica service watch world",
+    "sim": "chains fleet gateway intake longest replica service watch world",
+    "sim/scaling": "signals",
+    "wire": "errors exchange limits message origin outbox places protocol reader router state websocket",
+    "wire/body": "canonical",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of
-its fields, which msgspec needs. Nor wire/json.py: what is parsed aside from the loop must let the loop run."""
+its fields, which msgspec needs. Nor wire/body/json.py: what is parsed aside from the loop must let the loop run."""
 
 
 MISREAD = re.compile(r"\.f\d+ != \S+ && PyErr_Occurred\(\)")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from benchmarks.stepped import Come, serve
 
-from headgate.policy.profile import PROFILES
+from headgate.machine.profile import PROFILES
 
 SEEDS = (71, 72, 73)
 """None that a setting was chosen on: the quantile and what is remembered were chosen on seeds 1 to 3."""

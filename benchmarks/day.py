@@ -28,18 +28,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.report import machine
 
+from headgate.config.gateway import GatewayConfig
+from headgate.config.scale import ScaleConfig
 from headgate.garbage import rarely_collected
-from headgate.model.gateway_config import GatewayConfig
+from headgate.machine.profile import PROFILES
 from headgate.model.lane import LANES
-from headgate.model.scale_config import ScaleConfig
-from headgate.policy.forecast import Forecast
-from headgate.policy.profile import PROFILES
+from headgate.policy.scaling.forecast import Forecast
 from headgate.report import svg
 from headgate.report.results import Target
-from headgate.sim import autoscale_report as report
-from headgate.sim.autoscale import MONDAY, learn
-from headgate.sim.autoscale_compare import BOTH, ORACLE, VARIANTS, ScaledDay, Setting, one, with_foresight
 from headgate.sim.fleet import dilated
+from headgate.sim.scaling import report
+from headgate.sim.scaling.autoscale import MONDAY, learn
+from headgate.sim.scaling.compare import BOTH, ORACLE, VARIANTS, ScaledDay, Setting, one, with_foresight
 from headgate.workload import servegen
 from headgate.workload.arrival import Arrival
 from headgate.workload.finish import WorkloadFinish

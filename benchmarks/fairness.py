@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from headgate.model.gateway_config import GatewayConfig, Tenant
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.machine.profile import PROFILES
 from headgate.model.lane import LANES, Lane
-from headgate.policy.profile import PROFILES
 from headgate.sim.fleet import SimFleet, SimGroup
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival

@@ -18,10 +18,10 @@ from benchmarks.awake import kept_awake
 from benchmarks.kit import free_port
 from benchmarks.local_fleet import Program, engines, gateway, stretched_lanes
 
-from headgate import config_file
-from headgate.engine.profile_file import fitted
-from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.profile import PROFILES
+from headgate.config import file as config_file
+from headgate.config.gateway import GatewayConfig
+from headgate.engine.runner.profile_file import fitted
+from headgate.machine.profile import PROFILES
 from headgate.report import json_file
 from headgate.report.results import Results
 from headgate.sim.fleet import SimFleet, SimGroup, dilated

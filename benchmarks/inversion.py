@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from benchmarks.stepped import Come, Served, serve, ttft
 
-from headgate.model.gateway_config import GatewayConfig
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import PROFILES
 from headgate.model.lane import LANES
-from headgate.policy.profile import PROFILES
 from headgate.sim.fleet import fleet_of
 from headgate.sim.run import run
 from headgate.workload.arrival import Arrival

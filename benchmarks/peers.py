@@ -24,7 +24,7 @@ from typing import Any, cast
 
 import httptools
 
-from headgate.engine.weights import make, place
+from headgate.engine.runner.weights import make, place
 from headgate.model.sequence import Sequence
 from headgate.model.step import Restore, Row, Save, Step, Trim
 
@@ -347,8 +347,8 @@ def serve_llama(setup: Setup, port: int) -> None:
 def time_swap(setup: Setup, length: int = 1000) -> dict[str, float]:
     """Milliseconds to compute a sequence, and to save it to host memory and restore it; medians of three.
     The first is computed in steps of 512, the fastest way there is."""
-    from headgate.engine.llama import Model
-    from headgate.engine.llama_runner import LlamaRunner
+    from headgate.engine.runner.llama import Model
+    from headgate.engine.runner.llama_runner import LlamaRunner
 
     runner = LlamaRunner(Model(setup.model), slots=setup.slots, slot_tokens=setup.context, threads=setup.threads)
     rng = random.Random(0)

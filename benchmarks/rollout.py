@@ -2,9 +2,9 @@
 
     python benchmarks/rollout.py [--seeds 400] [--jobs 2] [--write]
 
-The policy is the gateway's own (policy/rollout.py, policy/verdict.py), with its default settings; only requests are
-made up. A rollout counts as promoted if it gets all requests in the end, after a soak of 24 h during which harm is
-still looked for; the verdict itself must come within 20 000 requests. The times of one request:
+The policy is the gateway's own (policy/rollout/rollout.py, policy/rollout/verdict.py), with its default settings; only
+requests are made up. A rollout counts as promoted if it gets all requests in the end, after a soak of 24 h during which
+harm is still looked for; the verdict itself must come within 20 000 requests. The times of one request:
 
     TTFT    lognormal, median 150 ms, p99/p50 about 4; one in 200 takes five times as long
     TPOT    lognormal, median 25 ms, p99/p50 about 1.8
@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-from headgate.model.models_config import CanaryConfig, ModelConfig, VersionConfig
-from headgate.policy.rollout import Rollout, RolloutStep, Stage
-from headgate.policy.verdict import VersionSample
+from headgate.config.models import CanaryConfig, ModelConfig, VersionConfig
+from headgate.policy.rollout.rollout import Rollout, RolloutStep, Stage
+from headgate.policy.rollout.verdict import VersionSample
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PER_S = 0.25

@@ -19,9 +19,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.affinity import Affinity
-from headgate.policy.fleet import RouteIndex
-from headgate.policy.route import ALGORITHMS, Algorithm, RouteChoice, RouteConfig, route
+from headgate.policy.replicas.affinity import Affinity
+from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.replicas.route import ALGORITHMS, Algorithm, RouteChoice, RouteConfig, route
 
 SLOTS = 16
 SIZES = (10, 100, 1000)

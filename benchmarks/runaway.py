@@ -31,9 +31,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machine, verdict_grid  # noqa: E402
 from tests.ordinary.corpus import ordinary  # noqa: E402
 
-from headgate.gateway.output import text_of  # noqa: E402
-from headgate.gateway.repeats import Repeats  # noqa: E402
-from headgate.policy.runaway import (  # noqa: E402
+from headgate.gateway.answer.output import text_of  # noqa: E402
+from headgate.gateway.answer.repeats import Repeats  # noqa: E402
+from headgate.policy.answers.runaway import (  # noqa: E402
     LEAST,
     LINES,
     MEMBERS,
@@ -97,8 +97,8 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
     from benchmarks.peers import bundled_model
 
     from headgate.engine import engine as engines
-    from headgate.engine.llama import Model
-    from headgate.engine.llama_runner import LlamaRunner
+    from headgate.engine.runner.llama import Model
+    from headgate.engine.runner.llama_runner import LlamaRunner
     from headgate.model.clock import monotonic
     from headgate.model.sampling import Sampling
     from headgate.model.sequence import Sequence

@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machine, verdict_grid  # noqa: E402
 from benchmarks.runaway import ASKED, TOPICS  # noqa: E402
 
-from headgate.gateway.repeats import Repeats  # noqa: E402
-from headgate.model.output_config import TASKS  # noqa: E402
-from headgate.policy.runaway import Detector  # noqa: E402
+from headgate.config.output import TASKS  # noqa: E402
+from headgate.gateway.answer.repeats import Repeats  # noqa: E402
+from headgate.policy.answers.runaway import Detector  # noqa: E402
 
 TITLE = "What caps, stops and runaway detection save of the decode"
 RESULTS = ROOT / "benchmarks" / "results" / "saved.json"
@@ -67,8 +67,8 @@ def generate(numbers: list[int], threads: int) -> Iterator[Said]:
     from benchmarks.peers import bundled_model
 
     from headgate.engine import engine as engines
-    from headgate.engine.llama import Model
-    from headgate.engine.llama_runner import LlamaRunner
+    from headgate.engine.runner.llama import Model
+    from headgate.engine.runner.llama_runner import LlamaRunner
     from headgate.model.clock import monotonic
     from headgate.model.sampling import Sampling
     from headgate.model.sequence import Sequence

@@ -29,8 +29,8 @@ STEP_S, GATEWAY_S = 60.0, 600.0
 
 def measure(level: str, load: float, seconds: float) -> dict[str, float]:
     """In a process of its own: imported only here, from wherever PYTHONPATH says."""
-    from headgate.model.gateway_config import GatewayConfig
-    from headgate.policy.profile import PROFILES
+    from headgate.config.gateway import GatewayConfig
+    from headgate.machine.profile import PROFILES
     from headgate.sim.fleet import fleet_of
     from headgate.sim.run import run
     from headgate.workload.load import Workload

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
+from headgate.machine.profile import Noise, Profile
+from headgate.machine.step_features import shape
 from headgate.model.lane import LANES
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Sequence
-from headgate.policy.estimate import StepTime
-from headgate.policy.profile import Noise, Profile
-from headgate.policy.shape import shape
+from headgate.policy.batching.estimate import StepTime
 
 
 @dataclass(frozen=True, slots=True)

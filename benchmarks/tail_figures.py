@@ -10,7 +10,7 @@ from benchmarks.tail_load import Point
 from benchmarks.tail_mix import INTERACTIVE, LANES, Setup
 from benchmarks.tail_site import NAMES
 
-from headgate.policy.promise import beyond
+from headgate.policy.promises.promise import beyond
 from headgate.report.arrivals import quantile
 from headgate.report.results import Floats
 from headgate.report.statistics import estimate

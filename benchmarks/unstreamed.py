@@ -26,15 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from benchmarks.unstreamed_cases import CASES, Case
 
+from headgate.config.gateway import GatewayConfig
 from headgate.gateway.account import Account
-from headgate.model.gateway_config import GatewayConfig
+from headgate.machine.profile import Profile
+from headgate.measure.figures import Figures
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.observe.alarms import Alarms
-from headgate.observe.figures import Figures
-from headgate.policy.alert import Severity
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.profile import Profile
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.alert import Severity
+from headgate.publish.alarms import Alarms
 from headgate.report.results import KINDS
 from headgate.sim.fleet import SimFleet
 from headgate.sim.gateway import SimTicket

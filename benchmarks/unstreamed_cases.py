@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headgate.policy.profile import PROFILES
+from headgate.machine.profile import PROFILES
 from headgate.sim.fleet import SimGroup, dilated
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import load

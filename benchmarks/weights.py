@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.ordinary.corpus import made, shipped
 
-from headgate.engine.llama import Q4_0, Q4_1, Q8_0, Context, Model
-from headgate.engine.requantize import requantize
-from headgate.engine.tokenizer import Tokenizer
-from headgate.engine.weights import wanted
+from headgate.engine.runner.llama import Q4_0, Q4_1, Q8_0, Context, Model
+from headgate.engine.runner.requantize import requantize
+from headgate.engine.runner.tokenizer import Tokenizer
+from headgate.engine.runner.weights import wanted
 from headgate.wiring.common import bundled_model
 
 ROOT = Path(__file__).resolve().parent.parent

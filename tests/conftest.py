@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from headgate import compiled
-from headgate.engine.llama import Model
-from headgate.engine.llama_runner import LlamaRunner
-from headgate.engine.tokenizer import Tokenizer
-from headgate.engine.weights import make, place
+from headgate.engine.runner.llama import Model
+from headgate.engine.runner.llama_runner import LlamaRunner
+from headgate.engine.runner.tokenizer import Tokenizer
+from headgate.engine.runner.weights import make, place
 from tests import ledger, skipped
 
 pytest_terminal_summary, pytest_sessionfinish = skipped.pytest_terminal_summary, skipped.pytest_sessionfinish

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from subprocess import Popen
 
-from headgate.observe.ledger import Holdings
+from headgate.surface.ledger import Holdings
 
 WITHIN_S = 5.0
 """A busy machine takes a while to notice that a client has closed; a leak is there for ever."""

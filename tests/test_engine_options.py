@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from headgate.__main__ import DEFAULTS, EngineFlags, app
-from headgate.config_file import parse
-from headgate.engine.profile_file import find
-from headgate.model.config import EngineConfig
+from headgate.config.engine import EngineConfig
+from headgate.config.file import parse
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.engine.runner.profile_file import find
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.sim.fleet import fleet_from
 from headgate.wiring.fleet import engine_flags, process_spec
 

@@ -15,14 +15,14 @@ if __name__ == "__main__":
 from cyclopts import App, Group, Parameter, validators
 
 from headgate.cli import export, fleet, load, look, rollout, simulate, tune
+from headgate.config.engine import BatchConfig, EngineConfig, ListenConfig
+from headgate.config.gateway import EmbeddedConfig
 from headgate.model.clock import monotonic
-from headgate.model.config import BatchConfig, EngineConfig, ListenConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import EmbeddedConfig
 from headgate.progress import Progress
 
 if TYPE_CHECKING:
-    from headgate.policy.profile import Profile
+    from headgate.machine.profile import Profile
 
 app = App(
     name="headgate",
@@ -212,10 +212,10 @@ def serve(
     insecure
         Listen beyond this machine without any API key.
     """
-    from headgate import config_file
-    from headgate.model.fleet_config import FleetConfig
-    from headgate.model.gateway_config import GatewayConfig
-    from headgate.model.scale_config import ScaleConfig
+    from headgate.config import file as config_file
+    from headgate.config.fleet import FleetConfig
+    from headgate.config.gateway import GatewayConfig
+    from headgate.config.scale import ScaleConfig
     from headgate.replica.credentials import Credentials
 
     chosen = config_file.load(config) if config is not None else GatewayConfig()
@@ -313,7 +313,7 @@ def engine(
         return
     if flags.model is not None or flags.lora or flags.system_prompt:
         raise StartupError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
-    from headgate.engine.profile_file import find
+    from headgate.engine.runner.profile_file import find
 
     sizes = {name: getattr(flags, name) for name in ("slots", "context", "kv_tokens", "host_tokens")}
     profile = replace(find(emulate), **{name: size for name, size in sizes.items() if size is not None})

@@ -61,7 +61,7 @@ def version(package: Path = HERE) -> str:
 
 
 def is_compiled(package: Path = HERE) -> bool:
-    return (package / "policy" / f"dispatcher{_SUFFIX}").is_file()
+    return (package / "policy" / "dispatch" / f"dispatcher{_SUFFIX}").is_file()
 
 
 def stamp_of(package: Path, ending: str = "") -> str:

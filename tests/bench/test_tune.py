@@ -12,7 +12,7 @@ from rich.console import Console
 
 from headgate.bench.tune import promises, run, tune
 from headgate.bench.tuned import TuneOptions
-from headgate.config_file import parse
+from headgate.config.file import parse
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.wire.exchange import Exchange

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import uvloop
 
+from headgate.explain.explanation import Because, Explanation, Part, headline, main_part
 from headgate.model.clock import monotonic, wall
 from headgate.model.errors import Unauthorized
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Gap, Record
-from headgate.observe.live import Live
-from headgate.observe.page import Page
-from headgate.policy.explanation import Because, Explanation, Part, headline, main_part
+from headgate.surface.live import Live
+from headgate.surface.page import Page
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.router import Router

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 from playwright.sync_api import expect
 
-from headgate.policy.rollout import RolloutStep
+from headgate.policy.rollout.rollout import RolloutStep
 from tests.browser.visit import chromium, clean_visit
 from tests.gateway.versions import Scene, scene
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import uvloop
 
+from headgate.config.engine import EngineConfig
 from headgate.engine.emulation import emulated_config, emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
+from headgate.machine.profile import PROFILES
 from headgate.model.clock import monotonic
-from headgate.model.config import EngineConfig
-from headgate.policy.profile import PROFILES
 from headgate.wire.server import HttpServer
 from tests.engine.process import ask
 

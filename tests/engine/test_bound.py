@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headgate.engine.bound import CERTAIN, REPETITION, TIME, Bound, Bounds
-from headgate.engine.sampler import Sampler, chance
+from headgate.engine.runner.sampler import Sampler, chance
 from headgate.model.sampling import Sampling
 from tests.engine.process import ask, headgate
 from tests.ordinary.words import paragraph

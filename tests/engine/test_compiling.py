@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headgate.engine import compiling as module
-from headgate.engine import trial
-from headgate.engine.aside import GrammarThread
-from headgate.engine.compiling import MOST_OF_ONE, MOST_SHARING, MOST_WAITING, Compiling
-from headgate.engine.grammar import Compiled, Grammars, response_grammar
-from headgate.engine.llama import Model, library
-from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.grammar import compiling as module
+from headgate.engine.grammar import trial
+from headgate.engine.grammar.aside import GrammarThread
+from headgate.engine.grammar.compiling import MOST_OF_ONE, MOST_SHARING, MOST_WAITING, Compiling
+from headgate.engine.grammar.grammar import Compiled, Grammars, response_grammar
+from headgate.engine.runner.llama import Model, library
+from headgate.engine.runner.tokenizer import Tokenizer
 from headgate.model.errors import InvalidRequest, QueueFull, ServeError
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headgate.config.engine import EngineConfig
 from headgate.engine.continued import said_before
-from headgate.engine.emulated_tokenizer import EmulatedTokenizer
 from headgate.engine.intake import Intake
 from headgate.engine.openai import TextBody
-from headgate.model.config import EngineConfig
+from headgate.engine.runner.emulated_tokenizer import EmulatedTokenizer
 from headgate.model.errors import ContextOverflow, InvalidRequest
 from headgate.model.sequence import Sequence
 

@@ -11,10 +11,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from headgate.engine import server as engine_server
-from headgate.engine.emulated_runner import EmulatedRunner
 from headgate.engine.engine import Engine
+from headgate.engine.runner.emulated_runner import EmulatedRunner
+from headgate.machine.profile import Profile, StepCost
 from headgate.model.clock import monotonic
-from headgate.policy.profile import Profile, StepCost
 from tests.engine.process import ask
 from tests.engine.test_emulated import QUICK, served
 

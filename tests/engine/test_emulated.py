@@ -17,20 +17,20 @@ import pytest
 import uvloop
 from openai import AsyncOpenAI
 
-from headgate.engine.emulated_runner import MOST_BEHIND_S, EmulatedRunner
-from headgate.engine.emulated_tokenizer import VOCABULARY, EmulatedTokenizer
 from headgate.engine.emulation import emulated_config, emulated_engine
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
+from headgate.engine.runner.emulated_runner import MOST_BEHIND_S, EmulatedRunner
+from headgate.engine.runner.emulated_tokenizer import VOCABULARY, EmulatedTokenizer
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
+from headgate.machine.profile import PROFILES, Profile, StepCost
+from headgate.machine.step_features import shape
 from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Drop, Restore, Row, Step, Trim
-from headgate.policy.output_length import OutputLength
-from headgate.policy.profile import PROFILES, Profile, StepCost
-from headgate.policy.shape import shape
+from headgate.policy.batching.output_length import OutputLength
 from headgate.wire.server import HttpServer
 from tests.engine.process import TESTED, ask
 from tests.scripted import check_balance, sequence

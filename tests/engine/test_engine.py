@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from headgate.config.engine import BatchConfig
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.model.clock import monotonic
-from headgate.model.config import BatchConfig
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull
 from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
-from headgate.policy.batch import Batcher
+from headgate.policy.batching.batch import Batcher
 from tests.scripted import ScriptedRunner, batcher, reply, sequence
 
 

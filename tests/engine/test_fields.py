@@ -14,7 +14,7 @@ from headgate.engine.fields import HINTS, INSTEAD, NOTHING, ONLY_OF_CHATS, ONLY_
 from headgate.engine.openai import ChatBody, TextBody
 from headgate.engine.structured import rules_of
 from headgate.model.errors import InvalidRequest
-from headgate.wire import json as wire_json
+from headgate.wire.body import json as wire_json
 from tests.engine.process import ask, headgate
 
 HELLO: list[Any] = [{"role": "user", "content": "Say hello."}]

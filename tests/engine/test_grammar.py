@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from headgate.engine.grammar import MAX_SCHEMA_BYTES, Grammar, Grammars, response_grammar
-from headgate.engine.llama import Model
-from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.grammar.grammar import MAX_SCHEMA_BYTES, Grammar, Grammars, response_grammar
+from headgate.engine.runner.llama import Model
+from headgate.engine.runner.tokenizer import Tokenizer
 from headgate.model.errors import InvalidRequest
 
 POINT = {

@@ -4,12 +4,12 @@ import itertools
 import random
 from pathlib import Path
 
-from headgate.engine.emulated_tokenizer import EmulatedTokenizer
+from headgate.config.engine import EngineConfig
 from headgate.engine.intake import Intake
 from headgate.engine.openai import TextBody
-from headgate.model.config import EngineConfig
+from headgate.engine.runner.emulated_tokenizer import EmulatedTokenizer
 from headgate.model.sequence import Sequence
-from headgate.policy.urgency import urgency
+from headgate.policy.batching.urgency import urgency
 
 
 def intake(*, in_order: bool) -> Intake:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.engine.llama import Model
+from headgate.engine.runner.llama import Model
 from headgate.model.errors import StartupError
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]

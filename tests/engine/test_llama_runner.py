@@ -8,11 +8,11 @@ import gguf
 import numpy as np
 import pytest
 
-from headgate.engine.grammar import response_grammar
-from headgate.engine.llama import Model
-from headgate.engine.llama_runner import LlamaRunner, available_bytes
-from headgate.engine.sampler import Logits
-from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.grammar.grammar import response_grammar
+from headgate.engine.runner.llama import Model
+from headgate.engine.runner.llama_runner import LlamaRunner, available_bytes
+from headgate.engine.runner.sampler import Logits
+from headgate.engine.runner.tokenizer import Tokenizer
 from headgate.model.errors import EngineFailed, InvalidRequest, StartupError
 from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Sequence
@@ -395,10 +395,10 @@ def test_a_context_that_can_not_be_is_refused_before_it_is_allocated(model: Mode
 
 
 def test_more_memory_than_there_is_is_refused_with_the_numbers(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.engine.llama_runner.available_bytes", lambda: 2**29)
+    monkeypatch.setattr("headgate.engine.runner.llama_runner.available_bytes", lambda: 2**29)
     with pytest.raises(StartupError, match=r"0\.5 GiB.*lower --slots"):
         LlamaRunner(model, slots=8, slot_tokens=4096, threads=1)
-    monkeypatch.setattr("headgate.engine.llama_runner.available_bytes", lambda: 2**30)
+    monkeypatch.setattr("headgate.engine.runner.llama_runner.available_bytes", lambda: 2**30)
     LlamaRunner(model, slots=2, slot_tokens=512, threads=1).shutdown()
     # Swapped KV is allocated when it is needed: without this check a burst would end the engine, not its start.
     with pytest.raises(StartupError, match=r"100000 tokens of swapped and cached KV.*1\.0 GiB.*or --host-tokens"):

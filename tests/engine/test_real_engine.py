@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from headgate.config.engine import BatchConfig
 from headgate.engine.engine import GRAMMAR, Engine, EngineRequest, SequenceOutput
-from headgate.engine.llama import Model
-from headgate.engine.llama_runner import LlamaRunner
+from headgate.engine.runner.llama import Model
+from headgate.engine.runner.llama_runner import LlamaRunner
 from headgate.model.clock import monotonic
-from headgate.model.config import BatchConfig
 from headgate.model.errors import InvalidRequest
 from headgate.model.sampling import Sampling
 from headgate.model.sequence import Sequence
-from headgate.policy.batch import Batcher
-from headgate.policy.blocks import Ledger
-from headgate.policy.estimate import StepTime
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import StepTime
 from tests.scripted import check_balance
 from tests.scripted import sequence as scripted_sequence
 

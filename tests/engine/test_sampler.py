@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headgate.engine.sampler import Logits, Sampler, _kept, _passed, choose, logprobs, uniform
+from headgate.engine.runner.sampler import Logits, Sampler, _kept, _passed, choose, logprobs, uniform
 from headgate.model.errors import EngineFailed
 from headgate.model.sampling import Sampling
 

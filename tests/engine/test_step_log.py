@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from headgate.engine import step_log
 from headgate.engine.emulation import emulated_config, emulated_engine
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
-from headgate.engine.profile_file import dump, find, fitted, load
-from headgate.engine.step_log import StepLog, StepLogHeader, header_of, read, read_header
+from headgate.engine.runner import step_log
+from headgate.engine.runner.profile_file import dump, find, fitted, load
+from headgate.engine.runner.step_log import StepLog, StepLogHeader, header_of, read, read_header
+from headgate.machine.profile import PROFILES, Residuals, StepCost
+from headgate.machine.step_features import StepFeatures, shape
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.model.step import Restore, Row, Save, Step
-from headgate.policy.profile import PROFILES, Residuals, StepCost
-from headgate.policy.shape import StepFeatures, shape
 from tests.scripted import sequence
 
 HEADER = StepLogHeader(profile={"name": "test", "model": "test"})

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from headgate.engine.tokenizer import CHATML, Tokenizer, _compile, normalised
+from headgate.engine.runner.tokenizer import CHATML, Tokenizer, _compile, normalised
 from headgate.model.errors import InvalidRequest, StartupError
 
 pytestmark = pytest.mark.model

@@ -12,10 +12,10 @@ import gguf
 import numpy as np
 import pytest
 
-from headgate.engine import weights
-from headgate.engine.llama import Context, Model
-from headgate.engine.tokenizer import Tokenizer
-from headgate.engine.weights import FORM, cache_folder, kept_as, make, place
+from headgate.engine.runner import weights
+from headgate.engine.runner.llama import Context, Model
+from headgate.engine.runner.tokenizer import Tokenizer
+from headgate.engine.runner.weights import FORM, cache_folder, kept_as, make, place
 from tests.engine.process import TESTED, ask
 from tests.ordinary.corpus import shipped
 
@@ -120,7 +120,8 @@ def test_the_name_tells_one_source_from_another(tmp_path: Path) -> None:
 def test_several_that_start_at_once_make_one_file(bundled_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / kept_as(bundled_path)
     code = (
-        "import sys; from pathlib import Path; from headgate.engine.weights import make; make(*map(Path, sys.argv[1:]))"
+        "import sys; from pathlib import Path; from headgate.engine.runner.weights import make\n"
+        "make(*map(Path, sys.argv[1:]))"
     )
     environ = {**os.environ, "PYTHONPATH": TESTED}
     makers = [
@@ -170,7 +171,7 @@ def test_a_file_system_without_locks_will_do(
 def test_a_full_disk_leaves_nothing_behind(bundled_path: Path, tmp_path: Path) -> None:
     path = tmp_path / kept_as(bundled_path)
     code = (
-        "import resource, sys; from pathlib import Path; from headgate.engine.weights import make\n"
+        "import resource, sys; from pathlib import Path; from headgate.engine.runner.weights import make\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000_000,) * 2)\n"
         "try: make(*map(Path, sys.argv[1:]))\n"
         "except OSError as error: print(error)"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import GatewayConfig, ObserveConfig
 from headgate.export.grafana import dashboard, queries
-from headgate.model.gateway_config import GatewayConfig, ObserveConfig
 from headgate.model.lane import LANES
 
 PRICED = GatewayConfig(observe=ObserveConfig(price_per_replica_hour=2.5))

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from headgate.config_file import parse
+from headgate.config.file import parse
+from headgate.config.gateway import GatewayConfig
 from headgate.export.helm import chart, write_chart
 from headgate.export.keda import scaled_object
 from headgate.export.kubernetes import ManifestValues, manifests
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 
 pytestmark = pytest.mark.timeout(60)
 SYSTEM = json.dumps({"warm": {"system_prompts": ["Say {{ nothing }} of ${this}."]}})

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from headgate.config_file import hash_key, load
+from headgate.config.file import hash_key, load
+from headgate.config.gateway import GatewayConfig
 from headgate.export.grafana import dashboard, queries
 from headgate.export.prometheus_rules import rules
-from headgate.model.gateway_config import GatewayConfig
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway
 

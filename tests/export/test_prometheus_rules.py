@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from headgate.config.gateway import GatewayConfig, ObserveConfig
 from headgate.export.prometheus_rules import HISTOGRAMS, rules
-from headgate.model.gateway_config import GatewayConfig, ObserveConfig
+from headgate.measure.histogram import edges
+from headgate.measure.tenant_availability import result_of
+from headgate.measure.windows import FIGURES
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.observe.histogram import edges
-from headgate.observe.tenant_availability import result_of
-from headgate.observe.windows import FIGURES
-from headgate.policy.promise import promises
+from headgate.policy.promises.promise import promises
 
 STEP_S = 15
 MINUTE, HOUR = 60, 3600

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate.config_file import parse
+from headgate.config.file import parse
+from headgate.config.gateway import GatewayConfig
 from headgate.export.envoy import envoy
 from headgate.export.nginx import nginx
 from headgate.export.proxy import facing
-from headgate.model.gateway_config import GatewayConfig
 from tests.engine.process import ask
 from tests.export import proxies
 from tests.export.proxies import eventually, free_port

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from headgate.config_file import parse
+from headgate.config.file import parse
+from headgate.config.gateway import GatewayConfig
 from headgate.export.alb import alb
 from headgate.export.cloudflare import cloudflare
 from headgate.export.nginx import nginx, server_name
 from headgate.export.proxy import Address, address, facing
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 
 
 def config(**sections: Any) -> GatewayConfig:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
 from headgate.export.grafana import dashboard, queries
 from headgate.export.keda import scaled_object
 from headgate.export.kubernetes import ManifestValues
 from headgate.export.prometheus_rules import rules
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
 from tests.engine.process import ask
 from tests.export.test_prometheus import Prometheus, eventually, prometheus

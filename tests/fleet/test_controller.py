@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headgate.config.fleet import FleetConfig
+from headgate.config.scale import ScaleConfig
 from headgate.fleet.controller import OUT_FOR_S, Controller
 from headgate.fleet.member import Demand, Work
 from headgate.fleet.port import Appeared, Spec, Vanished
 from headgate.model.errors import StartupError
-from headgate.model.fleet_config import FleetConfig
-from headgate.model.scale_config import ScaleConfig
-from headgate.policy.lifecycle import Lifecycle
-from headgate.policy.scale import Action, Activate, Decision, Drain, Park, PoolView, Scaler, Start
+from headgate.policy.scaling.lifecycle import Lifecycle
+from headgate.policy.scaling.scale import Action, Activate, Decision, Drain, Park, PoolView, Scaler, Start
 from tests.fleet.double import FakeFleet, FakeHands, replica, settle
 from tests.wire.serving import until
 

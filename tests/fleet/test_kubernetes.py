@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from headgate.config.cluster import KubernetesConfig
 from headgate.fleet.follow import Follow
 from headgate.fleet.kubernetes_api import Api, ApiAccess, ApiError, find_access
 from headgate.fleet.kubernetes_fleet import KubernetesFleet, _as_text, read_pod
 from headgate.fleet.port import Appeared, Change, FleetError, Spec, Vanished
 from headgate.model.clock import monotonic
-from headgate.model.cluster_config import KubernetesConfig
-from headgate.policy.lifecycle import Lifecycle
-from headgate.policy.scale import Activate, PoolMember, PoolView
+from headgate.policy.scaling.lifecycle import Lifecycle
+from headgate.policy.scaling.scale import Activate, PoolMember, PoolView
 from headgate.wire.server import HttpServer
 from tests.engine.process import ask, headgate
 from tests.export.proxies import eventually, free_port

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from headgate.config.cluster import RayConfig
 from headgate.fleet.port import Appeared, Change, FleetError, Spec, Vanished
 from headgate.fleet.ray_fleet import RayFleet
-from headgate.model.cluster_config import RayConfig
 
 # Ray opens sockets and processes that it leaves to the interpreter's end, and warns of its own future.
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]

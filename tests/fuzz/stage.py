@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headgate.config.output import TASKS
 from headgate.model.lane import LANES
-from headgate.model.output_config import TASKS
 from tests.fuzz.engines import Engine
 
 READY_WITHIN_S = 120.0

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from headgate.gateway.bounded import Bounded, Several
-from headgate.gateway.gather import Gather
-from headgate.gateway.output import closing
-from headgate.gateway.relay import Relay, RelayLimits, Summary
-from headgate.gateway.response_reader import ResponseReader
+from headgate.gateway.answer.bounded import Bounded, Several
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.output import closing
+from headgate.gateway.answer.relay import Relay, RelayLimits, Summary
+from headgate.gateway.answer.response_reader import ResponseReader
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.replica.http import Connections, PoolLimits, request_head

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.gateway.abilities import Abilities
-from headgate.gateway.accept import Accepted, Acceptor
-from headgate.gateway.bounded import Several, ended_in, told_whole
-from headgate.gateway.identity import Identities
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.config.output import OutputConfig
+from headgate.gateway.answer.bounded import Several, ended_in, told_whole
+from headgate.gateway.intake.abilities import Abilities
+from headgate.gateway.intake.accept import Accepted, Acceptor
+from headgate.gateway.intake.identity import Identities
 from headgate.model.errors import InvalidRequest
-from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.lane import LANES, Lane
-from headgate.model.output_config import OutputConfig
 from headgate.model.replica import Replica
+from headgate.policy.answers.output import Output
 from headgate.policy.compose import classifier
-from headgate.policy.output import Output
 from headgate.replica.fields import COUNTS, GUARDS, LENGTHS, LISTS, PROBABILITIES
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.accept import Acceptor
+from headgate.config.gateway import GatewayConfig, TimeoutsConfig
+from headgate.config.hedge import HedgeConfig
 from headgate.gateway.account import Account
-from headgate.gateway.backlog import Backlog
-from headgate.gateway.bounded import Bounded
+from headgate.gateway.answer.backlog import Backlog
+from headgate.gateway.answer.bounded import Bounded
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.relay import Relay
 from headgate.gateway.gateway import Gateway, Ticket
-from headgate.gateway.gather import Gather
 from headgate.gateway.hedge import Rival
-from headgate.gateway.relay import Relay
+from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.shadow import ShadowCopy, Shadows
 from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import monotonic
 from headgate.model.event import Ended, Event, FirstToken, Tick
-from headgate.model.gateway_config import GatewayConfig, TimeoutsConfig
-from headgate.model.hedge_config import HedgeConfig
 from headgate.model.replica import Replica
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.hedge import Hedger
-from headgate.policy.members import Members
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.hedge import Hedger
+from headgate.policy.replicas.members import Members
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
 from tests.gateway.versions import Engine, Scene, awaited

@@ -6,9 +6,9 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.route import RouteConfig
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
 
 
 def catalog(*replicas: Replica) -> tuple[Catalog, list[Event]]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import Tenant, TimeoutsConfig
+from headgate.config.models import CanaryConfig
 from headgate.model.clock import monotonic
-from headgate.model.gateway_config import Tenant, TimeoutsConfig
-from headgate.model.models_config import CanaryConfig
-from headgate.policy.passage import ModelQueue
-from headgate.policy.rollout import Stage
+from headgate.policy.dispatch.passage import ModelQueue
+from headgate.policy.rollout.rollout import Stage
 from tests.gateway.test_rollout import HALF, PIN, started
 from tests.gateway.versions import CHAT, Scene, awaited, scene
 from tests.wire.serving import until

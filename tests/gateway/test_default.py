@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headgate.model.output_config import AliasConfig, OutputConfig
+from headgate.config.output import AliasConfig, OutputConfig
 from headgate.model.replica import Replica
 from tests.gateway.versions import CHAT, Scene, awaited, scene
 from tests.wire.serving import until

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.gateway.gather import Gather
-from headgate.gateway.relay import Relay
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.relay import Relay
 from headgate.model.clock import monotonic
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.model.outcome import Outcome

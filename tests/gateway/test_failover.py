@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from headgate.gateway.bounded import still_bounded
-from headgate.gateway.continuation import Continuation, can_go_on, has_ended, rest_of, text_said
-from headgate.gateway.relay import MOST_KEPT
+from headgate.gateway.answer.bounded import still_bounded
+from headgate.gateway.answer.continuation import Continuation, can_go_on, has_ended, rest_of, text_said
+from headgate.gateway.answer.relay import MOST_KEPT
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
-from headgate.policy.output import Allowance
+from headgate.policy.answers.output import Allowance
 from tests.engine.process import ask, headgate
 from tests.gateway.scene import DONE, USAGE, payloads, scene
 from tests.replica.engine import END, STREAM, event, token

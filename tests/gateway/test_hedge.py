@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headgate.replay.replay import Replayed, replay
 from headgate.replica.http import PoolLimits
-from headgate.sim.replay import Replayed, replay
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, seen
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from headgate.sim.replay import Replayed, replay
+from headgate.replay.replay import Replayed, replay
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import ROOT, chat, eventually, gateway, stream
 

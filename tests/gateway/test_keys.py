@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headgate import config_file
+from headgate.config import file as config_file
 from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 from headgate.replica.credentials import Credentials

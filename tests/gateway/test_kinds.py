@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
+from headgate.config.hints import Kind
 from headgate.model.clock import monotonic
-from headgate.model.hints import Kind
 from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.replica.dialects import DIALECTS, continued
 from headgate.replica.gauges import read_gauges

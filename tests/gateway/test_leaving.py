@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headgate.model.gateway_config import Tenant
-from headgate.model.models_config import ModelConfig, VersionConfig
+from headgate.config.gateway import Tenant
+from headgate.config.models import ModelConfig, VersionConfig
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.wire.errors import STATUS

@@ -11,8 +11,8 @@ import pytest
 
 from headgate.model.lane import LANES
 from headgate.model.request import Request
-from headgate.policy.limits import TenantLimits
-from headgate.policy.passage import Passage
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.passage import Passage
 from tests import ledger
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway

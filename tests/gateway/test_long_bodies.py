@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.sync.client import connect
 
-from headgate.gateway.aside import AsideQueue
+from headgate.config.gateway import Tenant
+from headgate.gateway.intake.aside import AsideQueue
 from headgate.gateway.websocket import Conversation, Sockets
 from headgate.model.clock import monotonic
-from headgate.model.gateway_config import Tenant
 from headgate.wire.limits import WireLimits
 from tests import ledger
 from tests.engine.process import ask

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.naming import Naming
-from headgate.model.models_config import ModelConfig, RuleConfig
+from headgate.config.models import ModelConfig, RuleConfig
+from headgate.gateway.intake.naming import Naming
 from tests.engine.process import ask
 from tests.gateway.test_gateway import double, gateway
 from tests.gateway.test_rollout import HALF

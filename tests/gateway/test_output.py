@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.accept import Accepted, Acceptor
-from headgate.gateway.bounded import Bounded, may_outlast
-from headgate.gateway.gather import Gather, GatheredAnswer
-from headgate.gateway.identity import Identities
-from headgate.gateway.output import text_of
-from headgate.gateway.relay import Relay
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.config.output import TASKS, OutputConfig, TaskConfig
+from headgate.gateway.answer.bounded import Bounded, may_outlast
+from headgate.gateway.answer.gather import Gather, GatheredAnswer
+from headgate.gateway.answer.output import text_of
+from headgate.gateway.answer.relay import Relay
+from headgate.gateway.intake.accept import Accepted, Acceptor
+from headgate.gateway.intake.identity import Identities
 from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
-from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
-from headgate.model.output_config import TASKS, OutputConfig, TaskConfig
+from headgate.policy.answers.output import Output
+from headgate.policy.answers.runaway import Detector
 from headgate.policy.compose import classifier
-from headgate.policy.output import Output
-from headgate.policy.runaway import Detector
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 from tests.engine.process import ask

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.output import plain
-from headgate.gateway.repeats import FIRST, MOST, Repeats
-from headgate.policy.runaway import Detector
+from headgate.gateway.answer.output import plain
+from headgate.gateway.answer.repeats import FIRST, MOST, Repeats
+from headgate.policy.answers.runaway import Detector
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
 from tests.gateway.test_websocket import answer, opened, say

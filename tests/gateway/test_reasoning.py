@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.gateway.output import content_of, speaks, thinks
-from headgate.gateway.relay import MOST_HELD, MOST_KEPT
+from headgate.gateway.answer.output import content_of, speaks, thinks
+from headgate.gateway.answer.relay import MOST_HELD, MOST_KEPT
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
-from headgate.policy.verdict import VersionSample
+from headgate.policy.rollout.verdict import VersionSample
 from tests.engine.process import ask
 from tests.gateway.scene import DONE, error_in, payloads, scene
 from tests.gateway.test_hedge import Asked, Scene, on, shared  # noqa: F401

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from headgate.gateway.relay import Relay
+from headgate.gateway.answer.relay import Relay
 from headgate.model.errors import NotReady
 from headgate.model.outcome import Outcome
 from tests.gateway.scene import DONE, USAGE, content, payloads, scene

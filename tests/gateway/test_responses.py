@@ -15,12 +15,12 @@ from openai import OpenAI
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from headgate.gateway.response_reader import MOST_HELD, ResponseReader
-from headgate.gateway.response_voice import Native, Translated
-from headgate.gateway.responses import Untold, as_chat, read
+from headgate.gateway.answer.response_reader import MOST_HELD, ResponseReader
+from headgate.gateway.answer.response_voice import Native, Translated
+from headgate.gateway.intake.responses import Untold, as_chat, read
 from headgate.model.errors import InvalidRequest
 from headgate.model.outcome import Outcome
-from headgate.policy.runaway import Detector
+from headgate.policy.answers.runaway import Detector
 from headgate.replica.openai import read_usage
 from tests.engine.process import ask, headgate
 from tests.gateway.llama_server import llama_server

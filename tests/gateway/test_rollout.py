@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from headgate.bench.asker import Asker, Asking
-from headgate.gateway.rollouts import read_state
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.config.models import CanaryConfig, ModelConfig, RolloutConfig, RuleConfig, ShadowConfig
 from headgate.model.clock import monotonic, wall
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, Tenant
-from headgate.model.models_config import CanaryConfig, ModelConfig, RolloutConfig, RuleConfig, ShadowConfig
-from headgate.policy.rollout import No, RolloutStep, Stage
+from headgate.policy.rollout.rollout import No, RolloutStep, Stage
 from headgate.replica.http import Once
+from headgate.upkeep.rollouts import read_state
 from headgate.workload.arrival import Arrival
 from tests.gateway.versions import CHAT, V1, V2, Scene, awaited, scene
 from tests.policy.records import record

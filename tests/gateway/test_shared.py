@@ -17,17 +17,17 @@ from typing import Any, ParamSpec
 import pytest
 import uvloop
 
-from headgate.gateway import shared_store
-from headgate.gateway.shared import HOLD_S, MOST_HELD, Sharing
-from headgate.gateway.shared_store import Lease, RedisStore, StoreGone
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
 from headgate.model.event import Arrived, Command, Ended, Event, Refuse
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
-from headgate.policy.allowance import AllowanceClaim
-from headgate.policy.limits import OverLimit, TenantLimits
-from headgate.policy.shared_limits import SharedLimits
+from headgate.policy.dispatch.limits import OverLimit, TenantLimits
+from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.policy.replicas.allowance import AllowanceClaim
+from headgate.upkeep import shared_store
+from headgate.upkeep.shared import HOLD_S, MOST_HELD, Sharing
+from headgate.upkeep.shared_store import Lease, RedisStore, StoreGone
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually
 from tests.policy.test_dispatcher import dispatcher, request

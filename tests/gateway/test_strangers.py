@@ -15,8 +15,8 @@ from benchmarks.bodies_load import CHAT, EMBEDDINGS, KINDS
 from openai import OpenAI
 from websockets.sync.client import connect
 
-from headgate.observe.api.document import OPERATIONS
-from headgate.observe.api.operation import Who
+from headgate.surface.api.document import OPERATIONS
+from headgate.surface.api.operation import Who
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, gateway
 from tests.ledger import ADMIN_KEY

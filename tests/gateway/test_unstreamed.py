@@ -16,7 +16,7 @@ import pytest
 
 from headgate.model.event import Ended
 from headgate.model.outcome import Outcome
-from headgate.sim.replay import Log, Replayed, replay
+from headgate.replay.replay import Log, Replayed, replay
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, seen
 from tests.gateway.test_hedge import HEDGE, ROUTING

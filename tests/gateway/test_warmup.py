@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.warmup import BUSY, Warmed, WarmupTarget
+from headgate.config.warm import AdapterConfig
 from headgate.model.clock import monotonic
 from headgate.model.replica import Replica
-from headgate.model.warm_config import AdapterConfig
-from headgate.policy.health import HealthState
+from headgate.policy.replicas.health import HealthState
 from headgate.replica.dialects import DIALECTS
 from headgate.replica.http import Connections
+from headgate.upkeep.warmup import BUSY, Warmed, WarmupTarget
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
 from tests.gateway.watching import warmup, watching

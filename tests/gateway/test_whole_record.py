@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headgate.config_file import hash_key
+from headgate.config.file import hash_key
 from headgate.model.record import Record
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, seen

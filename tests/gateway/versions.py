@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import uvloop
 
+from headgate.config.gateway import GatewayConfig
+from headgate.config.models import ModelConfig, VersionConfig
 from headgate.gateway.catalog import Catalog
-from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.surface import Surface
-from headgate.gateway.warmup import Warmup
 from headgate.model.clock import monotonic
-from headgate.model.gateway_config import GatewayConfig
-from headgate.model.models_config import ModelConfig, VersionConfig
 from headgate.model.record import Record
 from headgate.model.replica import Replica
-from headgate.observe.access import AdminAccess
-from headgate.observe.instruments import Instruments
-from headgate.observe.ledger import Holdings
 from headgate.replica.http import Connections
+from headgate.surface.access import AdminAccess
+from headgate.surface.instruments import Instruments
+from headgate.surface.ledger import Holdings
+from headgate.upkeep.replica_set import ReplicaSet
+from headgate.upkeep.warmup import Warmup
 from headgate.wire.exchange import Exchange
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer

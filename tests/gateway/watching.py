@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from math import inf
 from typing import Any
 
-from headgate.gateway.warmup import Warmup
-from headgate.gateway.watch import Prober
+from headgate.config.gateway import ClassifyConfig
+from headgate.config.warm import WarmConfig
 from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Event, Probed
-from headgate.model.gateway_config import ClassifyConfig
 from headgate.model.replica import Replica, ReplicaId
-from headgate.model.warm_config import WarmConfig
-from headgate.policy.health import HealthState, Standing
+from headgate.policy.replicas.health import HealthState, Standing
 from headgate.replica.http import Connections
+from headgate.upkeep.prober import Prober
+from headgate.upkeep.warmup import Warmup
 
 
 class Keeper:

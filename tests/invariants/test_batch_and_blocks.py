@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
 from tests.scripted import ScriptedRunner, batcher, check_balance, cut, reply, sequence, step_seconds

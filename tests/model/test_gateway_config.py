@@ -8,11 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from headgate.model import gateway_config, hints
-from headgate.model.bounds import BOUNDS
-from headgate.model.contradictions import contradictions, did_you_mean, replica_id
-from headgate.model.gateway_config import ANONYMOUS, ClassifyConfig, EmbeddedConfig, GatewayConfig, RelayConfig, Tenant
-from headgate.model.hints import HeaderValue, KeyHash, Name, ReplicaUrl, Seconds, Share, Text, WebOrigin
+from headgate.config import gateway as gateway_config
+from headgate.config import hints
+from headgate.config.bounds import BOUNDS
+from headgate.config.contradictions import contradictions, did_you_mean, replica_id
+from headgate.config.gateway import ANONYMOUS, ClassifyConfig, EmbeddedConfig, GatewayConfig, RelayConfig, Tenant
+from headgate.config.hints import HeaderValue, KeyHash, Name, ReplicaUrl, Seconds, Share, Text, WebOrigin
 from headgate.model.lane import LANES
 from headgate.model.replica import Replica
 

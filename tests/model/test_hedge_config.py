@@ -2,9 +2,9 @@
 
 import pytest
 
-from headgate.config_file import parse
+from headgate.config.file import parse
+from headgate.config.hedge import HedgeConfig
 from headgate.model.errors import StartupError
-from headgate.model.hedge_config import HedgeConfig
 
 
 def test_all_of_it_can_be_said() -> None:

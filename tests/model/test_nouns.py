@@ -2,17 +2,17 @@
 
 import pytest
 
-from headgate.model.cluster_config import KubernetesConfig, RayConfig
-from headgate.model.contradictions import contradictions
+from headgate.config.cluster import KubernetesConfig, RayConfig
+from headgate.config.contradictions import contradictions
+from headgate.config.fleet import EmulateConfig, FleetConfig
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.config.hints import HttpUrl, RedisUrl
+from headgate.config.models import ModelConfig
+from headgate.config.scale import ScaleConfig
 from headgate.model.errors import NotReady, QueueFull, Refused, ServeError
-from headgate.model.fleet_config import EmulateConfig, FleetConfig
-from headgate.model.gateway_config import GatewayConfig, Tenant
-from headgate.model.hints import HttpUrl, RedisUrl
-from headgate.model.models_config import ModelConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.model.scale_config import ScaleConfig
 from headgate.model.tier import Tier
 from tests.model.test_gateway_config import allows
 

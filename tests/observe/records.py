@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from headgate.model.gateway_config import ObserveConfig
+from headgate.config.gateway import ObserveConfig
+from headgate.measure.figures import Figures
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.observe.figures import Figures
 
 T0 = 1000.0
 

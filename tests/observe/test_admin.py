@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 
 from headgate.cli.client import ended_line
+from headgate.config.gateway import GatewayConfig, ObserveConfig
 from headgate.gateway.gateway import Gateway
+from headgate.measure.evidence import WORST, Evidence, strain_of
+from headgate.measure.figures import Figures
+from headgate.measure.pulse import Pause, Pulse
 from headgate.model.clock import monotonic
 from headgate.model.errors import Unauthorized
 from headgate.model.event import Probed, ReplicaJoined
-from headgate.model.gateway_config import GatewayConfig, ObserveConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, EngineTimings, Gap, Record
 from headgate.model.replica import Replica
-from headgate.observe.access import AdminAccess
-from headgate.observe.admin import JOBS, Admin
-from headgate.observe.evidence import WORST, Evidence, strain_of
-from headgate.observe.figures import Figures
-from headgate.observe.ledger import Holdings
-from headgate.observe.pulse import Pause, Pulse
-from headgate.observe.snapshot import Sources
 from headgate.replica.http import Connections
+from headgate.surface.access import AdminAccess
+from headgate.surface.admin import JOBS, Admin
+from headgate.surface.ledger import Holdings
+from headgate.surface.snapshot import Sources
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 from headgate.wiring.gateway import build_gateway

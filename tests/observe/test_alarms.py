@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.account import Account
+from headgate.measure.figures import Figures
 from headgate.model.clock import monotonic
 from headgate.model.event import Arrived, Probed, ReplicaJoined, ReplicaLeft
-from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.observe.alarms import Alarms
-from headgate.observe.figures import Figures
-from headgate.observe.webhook import Webhook
-from headgate.policy.alert import AlertChange, Severity
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.route import RouteConfig
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.alert import AlertChange, Severity
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
+from headgate.publish.alarms import Alarms
+from headgate.publish.webhook import Webhook
 from headgate.wire.exchange import Exchange
 from tests.wire.serving import live, serving, until
 
@@ -114,7 +114,7 @@ def request(number: int, now: float) -> Request:
 def test_a_broken_promise_is_one_readable_line_at_error_and_its_end_one_at_info(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "headgate.observe.alarms")
+    caplog.set_level(logging.INFO, "headgate.publish.alarms")
     scene = Scene(replica())
     assert scene.look() == []
     scene.figures.sketches["e2e", 300, "fast"] = FakeSketch(4.2)

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from headgate.model.outcome import Outcome
-from headgate.observe.api.document import ERRORS, OPERATIONS, document
-from headgate.observe.api.page import as_html, as_markdown
+from headgate.surface.api.document import ERRORS, OPERATIONS, document
+from headgate.surface.api.page import as_html, as_markdown
 from headgate.wire.errors import STATUS
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway
@@ -35,7 +35,7 @@ def described(url: str) -> dict[str, Any]:
 @pytest.mark.timeout(60)
 def test_every_route_of_a_running_gateway_is_described_and_nothing_else(url: str) -> None:
     made = described(url)
-    assert "x-undescribed" not in made, "a route without a description: see observe/api/"
+    assert "x-undescribed" not in made, "a route without a description: see surface/api/"
     shown = {(method.upper(), path) for path, methods in made["paths"].items() for method in methods}
     assert shown == {(method, operation.path or path) for (method, path), operation in OPERATIONS.items()}
 
@@ -101,7 +101,7 @@ def test_examples_fit_what_they_are_examples_of() -> None:
 
 def test_the_page_in_the_repository_is_the_one_that_would_be_made() -> None:
     wanted = as_markdown(OPERATIONS)
-    assert (ROOT / "docs" / "api.md").read_text() == wanted, "python -m headgate.observe.api.page > docs/api.md"
+    assert (ROOT / "docs" / "api.md").read_text() == wanted, "python -m headgate.surface.api.page > docs/api.md"
 
 
 class Seen(HTMLParser):

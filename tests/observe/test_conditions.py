@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from headgate.measure.conditions import START_S, Conditions
 from headgate.model.event import ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica
-from headgate.observe.conditions import START_S, Conditions
-from headgate.policy.health import Saw
+from headgate.policy.replicas.health import Saw
 from tests.observe.test_alarms import Scene, replica
 
 

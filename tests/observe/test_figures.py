@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from headgate.model.gateway_config import ObserveConfig
+from headgate.config.gateway import ObserveConfig
+from headgate.measure.figures import UNUSED_S, Figures
+from headgate.measure.series import KIND_OF, TYPE_OF
+from headgate.measure.windows import E2E, FIGURES, GAP, PART_S, QUEUE, TPOT, TTFT, WINDOWS
 from headgate.model.lane import LANES
 from headgate.model.outcome import ASIDE, MISSED, Outcome
 from headgate.model.record import EngineTimings, Gap
-from headgate.observe.figures import UNUSED_S, Figures
-from headgate.observe.series import KIND_OF, TYPE_OF
-from headgate.observe.windows import E2E, FIGURES, GAP, PART_S, QUEUE, TPOT, TTFT, WINDOWS
 from tests.observe.records import T0, figures, record
 
 

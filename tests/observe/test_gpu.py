@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headgate.observe.gpu import Gpu, Gpus, find_gpus
+from headgate.measure.gpu import Gpu, Gpus, find_gpus
 
 
 class NVMLError(Exception):

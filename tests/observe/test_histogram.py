@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from headgate.measure.histogram import MOST_EDGES, Histogram, edges
+from headgate.measure.windows import E2E, QUEUE, TPOT, TTFT
 from headgate.model.lane import LANES, Lane
 from headgate.model.quantile import GRID
-from headgate.observe.histogram import MOST_EDGES, Histogram, edges
-from headgate.observe.windows import E2E, QUEUE, TPOT, TTFT
 
 
 def test_edges_are_those_of_the_conventions_and_around_every_promise() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headgate.compiled import CHOSEN
-from headgate.observe.journal import read
+from headgate.publish.journal import read
 from tests.engine.process import TESTED, ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway
 

@@ -20,8 +20,8 @@ from headgate import __version__
 from headgate.model.errors import StartupError
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
-from headgate.observe import journal as module
-from headgate.observe.journal import Journal, JournalError, JournalLine, read
+from headgate.publish import journal as module
+from headgate.publish.journal import Journal, JournalError, JournalLine, read
 
 MIB = 1 << 20
 

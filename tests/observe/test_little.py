@@ -2,9 +2,9 @@ import random
 
 import pytest
 
+from headgate.measure.figures import Figures
+from headgate.measure.little import LITTLE_S, Law
 from headgate.model.outcome import Outcome
-from headgate.observe.figures import Figures
-from headgate.observe.little import LITTLE_S, Law
 from tests.observe.records import T0, figures, record
 
 

@@ -12,20 +12,20 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.account import Account
+from headgate.measure.figures import MOST_SERIES, Figures
+from headgate.measure.gpu import Gpu, Gpus
+from headgate.measure.pulse import Pulse
 from headgate.model.event import Arrived, ReplicaJoined, Shared
-from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
-from headgate.observe.figures import MOST_SERIES, Figures
-from headgate.observe.gpu import Gpu, Gpus
-from headgate.observe.metrics import Metrics
-from headgate.observe.pulse import Pulse
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.route import RouteConfig
-from headgate.policy.slo import LaneReading, Reading, Slo, Tail, asks
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.slo import LaneReading, Reading, Slo, Tail, asks
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
+from headgate.publish.metrics import Metrics
 from tests.observe.records import T0, record
 from tests.policy.test_dispatcher import request
 

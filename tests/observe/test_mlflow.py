@@ -25,8 +25,8 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.quantile import Sketch
 from headgate.model.record import Attempt, EngineTimings, Gap, Record
-from headgate.observe.otlp import OtlpSender
-from headgate.observe.traces import Traces
+from headgate.publish.otlp import OtlpSender
+from headgate.publish.traces import Traces
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).parent.parent.parent

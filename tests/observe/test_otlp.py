@@ -33,11 +33,11 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.quantile import Sketch
 from headgate.model.record import Record
-from headgate.observe import otlp
-from headgate.observe.journal import read
-from headgate.observe.otlp import Make, OtlpSender, SendLimits
-from headgate.observe.otlp_metrics import OtlpMetrics, convert
-from headgate.observe.traces import Traces
+from headgate.publish import otlp
+from headgate.publish.journal import read
+from headgate.publish.otlp import Make, OtlpSender, SendLimits
+from headgate.publish.otlp_metrics import OtlpMetrics, convert
+from headgate.publish.traces import Traces
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
 from tests.engine.process import ask
@@ -412,7 +412,7 @@ def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_is_imported_before_it_is_needed() -> None:
     """Whoever has no endpoint pays nothing, and need not even have it installed."""
     code = (
-        "import sys, headgate.observe.otlp, headgate.observe.otlp_metrics, headgate.observe.traces; "
+        "import sys, headgate.publish.otlp, headgate.publish.otlp_metrics, headgate.publish.traces; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry', 'google.'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from headgate.model.clock import monotonic
-from headgate.observe import live as feed
-from headgate.observe.live import Live
-from headgate.observe.page import Page
+from headgate.surface import live as feed
+from headgate.surface.live import Live
+from headgate.surface.page import Page
 from headgate.wire.router import Router
 from tests.wire.serving import Client, live, serving, until
 
-FOLDER = files("headgate.observe").joinpath("page")
+FOLDER = files("headgate.surface").joinpath("page")
 WATCH = b"GET /admin/live HTTP/1.1\r\nhost: test\r\n\r\n"
 
 

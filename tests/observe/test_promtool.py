@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.observe import metrics
-from headgate.observe.exposition import Exposition, Family
-from headgate.observe.histogram import Edges, Histogram
+from headgate.measure.histogram import Edges, Histogram
+from headgate.publish import metrics
+from headgate.publish.exposition import Exposition, Family
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, gateway
 

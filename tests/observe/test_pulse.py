@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from headgate.measure.pulse import EVERY_S, LAG_S, PAUSES, Lag, Pulse
 from headgate.model.clock import monotonic
-from headgate.observe.pulse import EVERY_S, LAG_S, PAUSES, Lag, Pulse
 from tests.wire.serving import live, until
 
 

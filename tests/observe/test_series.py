@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.model.gateway_config import ObserveConfig
+from headgate.config.gateway import ObserveConfig
+from headgate.measure.figures import MOST_SERIES, Figures
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
-from headgate.observe.figures import MOST_SERIES, Figures
 from tests.observe.records import T0, figures, record
 
 

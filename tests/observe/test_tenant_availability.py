@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from headgate.measure.tenant_availability import LOOK_S, MOST_TOLD, UNUSED_S, TenantAvailability
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
-from headgate.observe.tenant_availability import LOOK_S, MOST_TOLD, UNUSED_S, TenantAvailability
-from headgate.policy.promise import TenantReading
+from headgate.policy.promises.promise import TenantReading
 from tests.observe.records import T0, record
 
 

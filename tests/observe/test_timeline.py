@@ -3,8 +3,8 @@ from itertools import pairwise
 
 import pytest
 
+from headgate.measure.timeline import BANDS, SLICE_S
 from headgate.model.outcome import Outcome
-from headgate.observe.timeline import BANDS, SLICE_S
 from tests.observe.records import T0, figures, record
 
 

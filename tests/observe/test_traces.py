@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.trace_context import Contexts, TraceContext, context_of, outgoing
-from headgate.model.gateway_config import ObserveConfig
+from headgate.measure import figures as gateway_figures
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.quantile import Sketch
 from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
-from headgate.observe import figures as gateway_figures
-from headgate.observe.otlp import Make
-from headgate.observe.spans import add_spans
-from headgate.observe.traces import Traces
+from headgate.publish.otlp import Make
+from headgate.publish.spans import add_spans
+from headgate.publish.traces import Traces
 from tests.wire.serving import steady
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -4,10 +4,10 @@ import pytest
 
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.observe import usage as module
-from headgate.observe.access import AdminAccess
-from headgate.observe.usage import HOUR_S, KEEP_HOURS, UsageTable, as_csv
-from headgate.policy.cost import ReplicaHours
+from headgate.policy.scaling.cost import ReplicaHours
+from headgate.surface import usage as module
+from headgate.surface.access import AdminAccess
+from headgate.surface.usage import HOUR_S, KEEP_HOURS, UsageTable, as_csv
 
 
 def record(wall: float, **more: Any) -> Record:

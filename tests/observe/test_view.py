@@ -2,13 +2,13 @@
 
 import pytest
 
+from headgate.config.gateway import ObserveConfig
+from headgate.measure.conditions import START_S, Conditions
+from headgate.measure.evidence import Evidence
+from headgate.measure.figures import Figures
 from headgate.model.event import Arrived
-from headgate.model.gateway_config import ObserveConfig
 from headgate.model.lane import LANES
-from headgate.observe.conditions import START_S, Conditions
-from headgate.observe.evidence import Evidence
-from headgate.observe.figures import Figures
-from headgate.observe.view import view
+from headgate.surface.view import view
 from tests.observe.test_alarms import Scene, replica, request
 
 

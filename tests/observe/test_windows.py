@@ -1,8 +1,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.measure.windows import E2E, PART_S, TTFT, WINDOWS, Window
 from headgate.model.quantile import GRID
-from headgate.observe.windows import E2E, PART_S, TTFT, WINDOWS, Window
 
 T0 = 1000.0
 

@@ -7,7 +7,7 @@ from itertools import count
 from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Hedge, Refuse, Tick
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.dispatch.dispatcher import Dispatcher
 
 Behave = Callable[[Request, str, float], list[tuple[float, Event]]]
 """What a replica makes of a request that it gets now: events, each so many seconds later."""

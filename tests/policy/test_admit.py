@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.policy.admit import DrainRate, come_back_at
+from headgate.policy.dispatch.admit import DrainRate, come_back_at
 
 
 def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:

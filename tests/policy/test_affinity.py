@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.request import Request
-from headgate.policy.affinity import HEAD, HOLDERS, KNOWN, TAIL, Affinity, Ring, session_order
+from headgate.policy.replicas.affinity import HEAD, HOLDERS, KNOWN, TAIL, Affinity, Ring, session_order
 
 
 def chain(*words: str) -> tuple[bytes, ...]:
@@ -193,7 +193,7 @@ def test_several_rings_give_what_one_of_all_their_replicas_would() -> None:
 def test_a_session_has_the_same_replicas_in_every_process() -> None:
     names = [f"r{number}" for number in range(8)]
     program = (
-        "from headgate.policy.affinity import Ring, session_order\n"
+        "from headgate.policy.replicas.affinity import Ring, session_order\n"
         f"ring = Ring()\nfor name in {names!r}: ring.add(name)\n"
         "print([session_order(f'session {number}', [ring], 2) for number in range(20)])"
     )

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.policy.alert import Severity
-from headgate.policy.answers import BACK_S, DOWN_S, FleetWatch, ShareWatch, TenantWatch, bounds
-from headgate.policy.burn import Availability, Burn
-from headgate.policy.promise import FleetReading, Tail, TenantReading, beyond
-from headgate.policy.slo_words import about_outage, about_promise, about_share, about_tenant
+from headgate.policy.promises.alert import Severity
+from headgate.policy.promises.availability import BACK_S, DOWN_S, FleetWatch, ShareWatch, TenantWatch, bounds
+from headgate.policy.promises.burn import Availability, Burn
+from headgate.policy.promises.promise import FleetReading, Tail, TenantReading, beyond
+from headgate.policy.promises.words import about_outage, about_promise, about_share, about_tenant
 
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 
@@ -148,7 +148,7 @@ def test_refused_ones_have_a_figure_as_often_as_the_answered_do() -> None:
 
 
 def test_both_percentiles_are_told_each_by_its_name() -> None:
-    from headgate.policy.alert import Alert, AlertLevel
+    from headgate.policy.promises.alert import Alert, AlertLevel
 
     alert = Alert("ttft_p95", "fast", (AlertLevel(CRITICAL),), lambda _: "")
     tail = Tail(float("inf"), 100, 20, 0.25)

@@ -3,14 +3,14 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import LOWEST_PRIORITY, Finish, Sequence
 from headgate.model.step import Move, Restore, Save, Step
-from headgate.policy.batch import Batcher, BatchRefusal
-from headgate.policy.blocks import Ledger, Short, extend_chain
-from headgate.policy.estimate import StepShape, StepTime
-from headgate.policy.urgency import urgency
+from headgate.policy.batching.batch import Batcher, BatchRefusal
+from headgate.policy.batching.blocks import Ledger, Short, extend_chain
+from headgate.policy.batching.estimate import StepShape, StepTime
+from headgate.policy.batching.urgency import urgency
 from tests.scripted import ScriptedRunner, batcher, check_balance, drain, reply, run_step, sequence, step_seconds
 
 

@@ -1,5 +1,5 @@
 from headgate.model.step import Copy, Drop, Restore, Save, Trim
-from headgate.policy.blocks import BlockPlacement, Ledger, Short, extend_chain
+from headgate.policy.batching.blocks import BlockPlacement, Ledger, Short, extend_chain
 
 B = 4
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.baseline import DAY_S, POINT_S, Baseline
-from headgate.policy.burn import SLICE_S, Availability, Burn, Meter, reachable
+from headgate.policy.promises.burn import SLICE_S, Availability, Burn, Meter, reachable
+from headgate.policy.replicas.baseline import DAY_S, POINT_S, Baseline
 
 
 @settings(deadline=None)

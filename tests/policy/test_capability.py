@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from headgate.model.models_config import ModelConfig, RuleConfig
-from headgate.policy.capability import RequestTraits, Room, ask_of, choose, fits
+from headgate.config.models import ModelConfig, RuleConfig
+from headgate.policy.rollout.capability import RequestTraits, Room, ask_of, choose, fits
 
 FREE, FULL = Room(8, 3), Room(8, 8)
 

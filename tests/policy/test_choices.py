@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headgate.config.hedge import HedgeConfig
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -19,19 +20,18 @@ from headgate.model.event import (
     ReplicaJoined,
     Tick,
 )
-from headgate.model.hedge_config import HedgeConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
-from headgate.policy.dispatcher import MOST_POOLS, Dispatcher
-from headgate.policy.fleet import RouteIndex
-from headgate.policy.health import Health
-from headgate.policy.hedge import Hedger
-from headgate.policy.limits import TenantLimits
-from headgate.policy.route import RouteConfig
-from headgate.policy.standing import NO_TENANTS, NamedTenants
+from headgate.policy.dispatch.dispatcher import MOST_POOLS, Dispatcher
+from headgate.policy.dispatch.hedge import Hedger
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.replicas.route import RouteConfig
 
 numbers = count()
 

@@ -5,8 +5,8 @@ import pytest
 from benchmarks.burst import PROFILE, Case, comes
 from benchmarks.stepped import serve
 
-from headgate.policy.commitment import FIRST, Commitment, spans
-from headgate.policy.output_length import LengthClass, OutputLength
+from headgate.policy.batching.commitment import FIRST, Commitment, spans
+from headgate.policy.batching.output_length import LengthClass, OutputLength
 from tests.policy.test_output_length import ends, started
 from tests.scripted import sequence
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from headgate.model.config import BatchConfig
-from headgate.model.gateway_config import (
+from headgate.config.engine import BatchConfig
+from headgate.config.gateway import (
     ClassifyConfig,
     EmbeddedConfig,
     GatewayConfig,
@@ -15,10 +15,10 @@ from headgate.model.gateway_config import (
     Tenant,
     TimeoutsConfig,
 )
-from headgate.model.output_config import TASKS, OutputConfig, TaskConfig
+from headgate.config.output import TASKS, OutputConfig, TaskConfig
 from headgate.model.tier import Tier
+from headgate.policy.answers.output import Allowance
 from headgate.policy.compose import batcher_for, capped, classifier, dispatcher_for, output_of, reconfigure
-from headgate.policy.output import Allowance
 
 CONFIG = GatewayConfig(
     classify=ClassifyConfig(long_above_tokens=1000, fast_below_tokens=100),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate.policy.cost import KEEP_HOURS, ReplicaHours, Stretch
+from headgate.policy.scaling.cost import KEEP_HOURS, ReplicaHours, Stretch
 
 
 def test_what_is_held_is_added_up_over_time_not_counted_when_somebody_asks() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from headgate.__main__ import EngineFlags
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig, Tenant
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig, Tenant
+from headgate.explain.diagnose import Finding, LaneView, View, findings
+from headgate.explain.explanation import Kind
+from headgate.explain.remedies import ANSWERS, GROUPS, REFUSALS
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.policy.diagnose import Finding, LaneView, View, findings
-from headgate.policy.explanation import Kind
-from headgate.policy.remedies import ANSWERS, GROUPS, REFUSALS
 
 FAST = LANES["fast"]
 HEALTHY = LaneView(

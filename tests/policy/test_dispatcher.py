@@ -25,10 +25,10 @@ from headgate.model.record import Ahead
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.model.tier import Tier
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.limits import TenantLimits
-from headgate.policy.route import RouteConfig
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
 
 numbers = count()
 

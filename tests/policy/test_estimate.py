@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from headgate.policy.estimate import StepShape, StepTime
+from headgate.policy.batching.estimate import StepShape, StepTime
 
 TRUE = (0.004, 0.007, 0.003, 0.00002)
 

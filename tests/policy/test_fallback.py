@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import GatewayConfig
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -21,15 +22,14 @@ from headgate.model.event import (
     ReplicaParked,
     Tick,
 )
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.rollout import TrafficSplit, digest_of
-from headgate.sim.event_log import EventLog
-from headgate.sim.replay import Replayed, replay, request_of
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.rollout.rollout import TrafficSplit, digest_of
+from headgate.replay.event_log import EventLog
+from headgate.replay.replay import Replayed, replay, request_of
 from tests.policy.test_dispatcher import dispatcher, join, request, send
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.replica import Load, Replica
-from headgate.policy.fleet import Order, ReplicaPool, RouteIndex, work_s
+from headgate.policy.replicas.index import Order, ReplicaPool, RouteIndex, work_s
 
 
 def load(name: str, *, limit: float = 4.0, **facts: Any) -> Load:

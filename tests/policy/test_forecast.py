@@ -5,8 +5,8 @@ from math import sin, tau
 
 import pytest
 
-from headgate.policy.forecast import SLOT_S, WEEK_SLOTS, Forecast, clock
-from headgate.policy.pace import ENOUGH_S, Pace
+from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast, clock
+from headgate.policy.scaling.pace import ENOUGH_S, Pace
 
 DAY = 86_400.0
 MONDAY = 4 * DAY  # 1970-01-05

@@ -4,9 +4,9 @@ import random
 
 from benchmarks.stepped import Come, serve
 
+from headgate.machine.profile import Noise, Profile, Residuals, StepCost
 from headgate.model.lane import LANES
-from headgate.policy.estimate import StepTime
-from headgate.policy.profile import Noise, Profile, Residuals, StepCost
+from headgate.policy.batching.estimate import StepTime
 
 TARGET_S = LANES["fast"].gap_target_s
 COST = StepCost(fixed=0.004, per_prefill=0.0105, per_decode=0.006, per_context=2e-6, per_pair=1.2e-6)

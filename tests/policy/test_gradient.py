@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from headgate.policy.gradient import STALE_S, WINDOW, GradientLimit
+from headgate.policy.replicas.gradient import STALE_S, WINDOW, GradientLimit
 
 Capacity = Callable[[float], float]
 

@@ -7,8 +7,18 @@ from hypothesis import strategies as st
 
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.policy.health import NEXT, SAW, Health, HealthRules, HealthState, HealthVerdict, Saw, Sign, as_mermaid
-from headgate.policy.outlier import LOOK_S, SLOW_FOR_S, OutlierConfig
+from headgate.policy.replicas.health import (
+    NEXT,
+    SAW,
+    Health,
+    HealthRules,
+    HealthState,
+    HealthVerdict,
+    Saw,
+    Sign,
+    as_mermaid,
+)
+from headgate.policy.replicas.outlier import LOOK_S, SLOW_FOR_S, OutlierConfig
 
 
 def replica(name: str, model: str | None = "m", **tags: str) -> Replica:

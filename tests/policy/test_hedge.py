@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import GatewayConfig
+from headgate.config.hedge import HedgeConfig
+from headgate.explain.why import explain
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -22,19 +25,16 @@ from headgate.model.event import (
     ReplicaJoined,
     Tick,
 )
-from headgate.model.gateway_config import GatewayConfig
-from headgate.model.hedge_config import HedgeConfig
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Hedged
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.hedge import BURST, KEPT, RESULTS, Hedger, Recent
-from headgate.policy.route import RouteConfig
-from headgate.policy.why import explain
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.hedge import BURST, KEPT, RESULTS, Hedger, Recent
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
 from tests.policy.records import record
 
 CONFIG = HedgeConfig(enabled=True, least_samples=20, least_s=0.0, share=0.1)

@@ -2,12 +2,12 @@
 
 from benchmarks.stepped import Come, serve, ttft
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
+from headgate.machine.profile import PROFILES
 from headgate.model.sequence import Sequence
 from headgate.model.step import Step
-from headgate.policy.batch import Batcher
-from headgate.policy.estimate import StepTime, shape_of
-from headgate.policy.profile import PROFILES
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.estimate import StepTime, shape_of
 from tests.scripted import ScriptedRunner, batcher, drain, run_step, sequence
 
 H100 = PROFILES["h100-llama3-8b"]

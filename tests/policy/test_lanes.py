@@ -1,6 +1,6 @@
 import pytest
 
-from headgate.policy.lanes import classify
+from headgate.policy.dispatch.lanes import classify
 
 
 @pytest.mark.parametrize(

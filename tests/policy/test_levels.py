@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate.policy.levels import LARGE, LONGER, MOST, SOON, Levels
+from headgate.policy.scaling.levels import LARGE, LONGER, MOST, SOON, Levels
 
 COOLDOWN_S = 300.0
 

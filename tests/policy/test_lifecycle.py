@@ -1,6 +1,15 @@
 from pathlib import Path
 
-from headgate.policy.lifecycle import COMING, NEXT, OVER, ROUTED, Lifecycle, LifecycleEvent, as_mermaid, next_state
+from headgate.policy.scaling.lifecycle import (
+    COMING,
+    NEXT,
+    OVER,
+    ROUTED,
+    Lifecycle,
+    LifecycleEvent,
+    as_mermaid,
+    next_state,
+)
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "fleet.md"
 

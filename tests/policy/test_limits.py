@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.limits import UNLIMITED, Grant, OverLimit, Rate, RateLimiter, RateView, TenantLimits
+from headgate.policy.dispatch.limits import UNLIMITED, Grant, OverLimit, Rate, RateLimiter, RateView, TenantLimits
 
 BOTH = TenantLimits(requests_per_min=60, tokens_per_min=6_000)
 """One request and a hundred tokens a second."""

@@ -1,11 +1,11 @@
 import pytest
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
 from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
-from headgate.policy.batch import Batcher
-from headgate.policy.blocks import Ledger
-from headgate.policy.estimate import StepTime
-from headgate.policy.move_time import MoveTime
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import StepTime
+from headgate.policy.batching.move_time import MoveTime
 from tests.scripted import ScriptedRunner, batcher, run_step, sequence
 
 

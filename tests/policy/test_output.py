@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from headgate.model.output_config import TASKS, AliasConfig, OutputConfig, TaskConfig
-from headgate.policy.output import MOST_STOPS, Allowance, Output, UnknownTask, apply
+from headgate.config.output import TASKS, AliasConfig, OutputConfig, TaskConfig
+from headgate.policy.answers.output import MOST_STOPS, Allowance, Output, UnknownTask, apply
 
 CEILING = 4096
 

@@ -1,7 +1,7 @@
 import random
 
 from headgate.model.sequence import Finish, Sequence
-from headgate.policy.output_length import LEAST_STARTED, OutputLength
+from headgate.policy.batching.output_length import LEAST_STARTED, OutputLength
 from tests.scripted import sequence
 
 

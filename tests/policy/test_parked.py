@@ -4,9 +4,9 @@ from headgate.model.event import Arrived, Dispatch, Ended, Probed, ReplicaJoined
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import HealthState
-from headgate.policy.limits import TenantLimits
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.replicas.health import HealthState
 from tests.policy.test_dispatcher import dispatcher, join, placed, request, send
 
 

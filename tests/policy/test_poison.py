@@ -21,9 +21,9 @@ from headgate.model.event import (
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import HealthState, Saw
-from headgate.policy.outlier import SUSPECTS, ReplicaRecord
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.replicas.health import HealthState, Saw
+from headgate.policy.replicas.outlier import SUSPECTS, ReplicaRecord
 from tests.policy.driven import Driven
 from tests.policy.test_dispatcher import dispatcher, request
 

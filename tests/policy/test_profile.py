@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from headgate.machine.profile import PROFILES, Noise, Profile, Residuals, StepCost
+from headgate.machine.profile_fit import MOST, RUN, RUNS, StepLine, TooFewSteps, fit
+from headgate.machine.step_features import StepFeatures, shape
 from headgate.model.step import Copy, Drop, Restore, Row, Save, Step, Trim
-from headgate.policy.estimate import shape_of
-from headgate.policy.profile import PROFILES, Noise, Profile, Residuals, StepCost
-from headgate.policy.profile_fit import MOST, RUN, RUNS, StepLine, TooFewSteps, fit
-from headgate.policy.shape import StepFeatures, shape
+from headgate.policy.batching.estimate import shape_of
 from tests.scripted import ScriptedRunner, batcher, sequence
 
 H100 = PROFILES["h100-llama3-8b"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.policy.prompt_size import ENOUGH, MOST_NAMES, START, PromptSizes, TokenFit
+from headgate.policy.answers.prompt_size import ENOUGH, MOST_NAMES, START, PromptSizes, TokenFit
 from tests.ordinary.words import sentence
 
 
@@ -69,7 +69,10 @@ def test_names_are_bounded() -> None:
 
 @pytest.mark.model
 def test_made_prose_is_counted_to_a_few_percent_with_the_real_vocabulary(model_path: Path) -> None:
-    llama, tokenizer = pytest.importorskip("headgate.engine.llama"), pytest.importorskip("headgate.engine.tokenizer")
+    llama, tokenizer = (
+        pytest.importorskip("headgate.engine.runner.llama"),
+        pytest.importorskip("headgate.engine.runner.tokenizer"),
+    )
     exact = tokenizer.Tokenizer(llama.Model(model_path, vocab_only=True))
     rng, sizes, errors = random.Random(1), PromptSizes(), []
     for number in range(600):

@@ -4,23 +4,23 @@ import dataclasses
 
 import pytest
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
+from headgate.machine.step_features import StepFeatures, is_decode
 from headgate.model.event import AttemptFailed, HedgeWon, ReplicaJoined
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.step import Row
 from headgate.model.tier import TIERS
-from headgate.policy.allowance import Appetite
-from headgate.policy.batch import Batcher
-from headgate.policy.blocks import Ledger
-from headgate.policy.estimate import MOST_NAMES, Ratio, StepTime
-from headgate.policy.forecast import SLOT_S, WEEK_SLOTS, Forecast
-from headgate.policy.holders import Holders
-from headgate.policy.limits import TenantLimits
-from headgate.policy.route import RouteChoice, RouteConfig
-from headgate.policy.shape import StepFeatures, is_decode
-from headgate.policy.shared_limits import MOST_PARTS, SharedLimits
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import MOST_NAMES, Ratio, StepTime
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.shared_limits import MOST_PARTS, SharedLimits
+from headgate.policy.replicas.allowance import Appetite
+from headgate.policy.replicas.holders import Holders
+from headgate.policy.replicas.route import RouteChoice, RouteConfig
+from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast
 from tests.policy.test_blocks import chain, ledger, put
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
 from tests.policy.test_forecast import MONDAY, taught

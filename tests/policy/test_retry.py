@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, RetryVerdict
+from headgate.policy.dispatch.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, RetryVerdict
 
 
 def allowed(budget: RetryBudget, tries: int, now: float, floor: int) -> int:

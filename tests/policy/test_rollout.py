@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headgate.model.models_config import CanaryConfig, ModelConfig, RuleConfig, VersionConfig, contradictions
-from headgate.policy.rollout import (
+from headgate.config.models import CanaryConfig, ModelConfig, RuleConfig, VersionConfig, contradictions
+from headgate.policy.rollout.rollout import (
     MODES,
     NEXT,
     UNDER_WAY,
@@ -22,7 +22,7 @@ from headgate.policy.rollout import (
     digest_of,
     next_stage,
 )
-from headgate.policy.verdict import VersionSample
+from headgate.policy.rollout.verdict import VersionSample
 from tests.policy.test_verdict import ordinary
 
 V1, V2 = VersionConfig(name="v1", model="a", weight=1), VersionConfig(name="v2", model="b")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.affinity import Affinity, session_order
-from headgate.policy.fleet import RouteIndex
-from headgate.policy.route import ALGORITHMS, Algorithm, NoReplica, NoRoom, RouteChoice, RouteConfig, route
+from headgate.policy.replicas.affinity import Affinity, session_order
+from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.replicas.route import ALGORITHMS, Algorithm, NoReplica, NoRoom, RouteChoice, RouteConfig, route
 
 URGENT, NORMAL, LOW = 0, 1, 3
 CALM = RouteConfig(exploration=0.0)

@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.config.output import Runaway
 from headgate.engine.bound import COLLAPSED
-from headgate.model.output_config import Runaway
-from headgate.policy.runaway import LEAST, LINES, MEMBERS, PATTERNS, PHRASES, SENTENCES, WINDOW, Detector, kind_of
+from headgate.policy.answers.runaway import (
+    LEAST,
+    LINES,
+    MEMBERS,
+    PATTERNS,
+    PHRASES,
+    SENTENCES,
+    WINDOW,
+    Detector,
+    kind_of,
+)
 from tests.ordinary.answers import ANSWERS
 from tests.ordinary.corpus import made, mixed
 from tests.ordinary.loops import LATE, LOOPS, SEA

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.model.scale_config import ScaleConfig, contradictions
-from headgate.policy.forecast import Forecast
-from headgate.policy.lifecycle import Lifecycle
-from headgate.policy.roster import Placement, Sorted
-from headgate.policy.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Signals, Start
+from headgate.config.scale import ScaleConfig, contradictions
+from headgate.policy.scaling.forecast import Forecast
+from headgate.policy.scaling.lifecycle import Lifecycle
+from headgate.policy.scaling.placement import Placement, Sorted
+from headgate.policy.scaling.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Signals, Start
 
 SLOTS = 10
 CONFIG = ScaleConfig(min=1, max=20, forecast=False)

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Leased, Probed, Refuse, ReplicaJoined, Shared
-from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.policy.allowance import AHEAD_S, MOST_OF_BUCKET, Appetite, part_of, room_of
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.limits import Grant, OverLimit, RateLimiter, TenantLimits
-from headgate.policy.shared_limits import SOON_S, SharedLimits
-from headgate.sim.event_log import EventLog
-from headgate.sim.replay import Replayed, replay
+from headgate.policy.dispatch.limits import Grant, OverLimit, RateLimiter, TenantLimits
+from headgate.policy.dispatch.shared_limits import SOON_S, SharedLimits
+from headgate.policy.replicas.allowance import AHEAD_S, MOST_OF_BUCKET, Appetite, part_of, room_of
+from headgate.replay.event_log import EventLog
+from headgate.replay.replay import Replayed, replay
 from tests.policy.test_dispatcher import dispatcher, join, placed, refused, request, send
 
 LIMITS = TenantLimits(requests_per_min=60, tokens_per_min=6000)

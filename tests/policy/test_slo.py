@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.model.gateway_config import ObserveConfig
+from headgate.config.gateway import ObserveConfig
 from headgate.model.lane import LANES, Lane
-from headgate.policy.alert import Alert, AlertChange, AlertLevel, Severity
-from headgate.policy.burn import Availability
-from headgate.policy.promise import FleetReading
-from headgate.policy.slo import (
+from headgate.policy.promises.alert import Alert, AlertChange, AlertLevel, Severity
+from headgate.policy.promises.burn import Availability
+from headgate.policy.promises.promise import FleetReading
+from headgate.policy.promises.slo import (
     COLD_LEAST,
     ColdWatch,
     LaneReading,
@@ -24,7 +24,7 @@ from headgate.policy.slo import (
     asks,
     promises,
 )
-from headgate.policy.slo_words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
+from headgate.policy.promises.words import about_budget, about_cold, about_promise, about_queue, about_use, about_usual
 
 OK, WARNING, CRITICAL = Severity.OK, Severity.WARNING, Severity.CRITICAL
 FAST = LANES["fast"]

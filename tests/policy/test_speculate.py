@@ -1,4 +1,4 @@
-from headgate.policy.speculate import draft_length, learn, look_up
+from headgate.policy.batching.speculate import draft_length, learn, look_up
 from tests.scripted import sequence
 
 

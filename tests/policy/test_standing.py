@@ -15,12 +15,10 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.health import Health
-from headgate.policy.limits import TenantLimits
-from headgate.policy.passage import ModelQueue
-from headgate.policy.route import RouteConfig
-from headgate.policy.standing import (
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.passage import ModelQueue
+from headgate.policy.dispatch.standing_room import (
     ENOUGH,
     LANE_MEMORY_S,
     MOST_TENANTS,
@@ -33,6 +31,8 @@ from headgate.policy.standing import (
     for_tenants,
     most_kept,
 )
+from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.route import RouteConfig
 
 VIP = Lane(name="vip", priority=1, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=4, reserve=0.25)
 BOTH = NamedTenants({"loud": 1.0, "quiet": 1.0}, {})

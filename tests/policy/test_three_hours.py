@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from headgate.model.config import BatchConfig
+from headgate.config.engine import BatchConfig
+from headgate.machine.profile import PROFILES
+from headgate.machine.step_features import shape
 from headgate.model.lane import LANES
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
-from headgate.policy.batch import Batcher
-from headgate.policy.profile import PROFILES
-from headgate.policy.shape import shape
-from headgate.policy.urgency import ageing_bound_s
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.urgency import ageing_bound_s
 from tests.scripted import batcher, sequence, step_seconds
 
 HOURS = 3

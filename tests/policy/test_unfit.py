@@ -2,7 +2,7 @@
 
 from headgate.model.event import AttemptFailed, Dispatch, Ended
 from headgate.model.outcome import Outcome
-from headgate.sim.replay import request_of
+from headgate.replay.replay import request_of
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
 
 

@@ -9,14 +9,14 @@ import pytest
 from headgate.model.event import Arrived, Dispatch, Ended, FirstToken, Tick
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.gradient import STALE_S, WINDOW, GradientLimit
-from headgate.policy.health import Health, HealthState, Saw
-from headgate.policy.members import UNKNOWN_SIZE
-from headgate.policy.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
-from headgate.policy.promise import first_counts, per_token_s
-from headgate.policy.route import RouteConfig
-from headgate.policy.verdict import sample_of
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.promise import first_counts, per_token_s
+from headgate.policy.replicas.gradient import STALE_S, WINDOW, GradientLimit
+from headgate.policy.replicas.health import Health, HealthState, Saw
+from headgate.policy.replicas.members import UNKNOWN_SIZE
+from headgate.policy.replicas.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
+from headgate.policy.replicas.route import RouteConfig
+from headgate.policy.rollout.verdict import sample_of
 from tests.policy.records import record
 from tests.policy.test_dispatcher import dispatcher, join, request
 from tests.policy.test_health import replica, watching

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import PROFILES
 from headgate.model.event import Arrived, Ended, FirstToken, Probed, ReplicaJoined
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
 from headgate.model.pace import PrefillPace
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.profile import PROFILES
-from headgate.policy.utilisation import RESOURCES, Use, words
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.replicas.utilisation import RESOURCES, Use, words
 from headgate.sim.fleet import SimFleet, SimGroup, fleet_of
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival

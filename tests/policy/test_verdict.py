@@ -7,10 +7,10 @@ from math import exp, log
 
 import pytest
 
-from headgate.model.models_config import CanaryConfig
+from headgate.config.models import CanaryConfig
 from headgate.model.outcome import Outcome
-from headgate.policy.contest import BlockVariance, Contest, Failures, Fine, Harm, log_mean
-from headgate.policy.verdict import FALSE_ALARM, LINE, Judge, VersionSample, sample_of
+from headgate.policy.rollout.contest import BlockVariance, Contest, Failures, Fine, Harm, log_mean
+from headgate.policy.rollout.verdict import FALSE_ALARM, LINE, Judge, VersionSample, sample_of
 from tests.policy.records import record
 
 CONFIG = CanaryConfig()

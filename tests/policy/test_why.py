@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
-from headgate.policy.neighbours import Neighbour, as_neighbour
-from headgate.policy.why import (
+from headgate.explain.neighbours import Neighbour, as_neighbour
+from headgate.explain.why import (
     Explanation,
     Part,
     UsualTimes,
@@ -23,6 +21,8 @@ from headgate.policy.why import (
     neighbours,
     usual,
 )
+from headgate.model.outcome import Outcome
+from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
 from tests.policy.records import STAGES, record
 
 USUAL = UsualTimes(accept_s=0.001, first_s=0.05, tokens=100, decode_s=0.4, tpot_s=0.02, gap_s=0.03, output_tokens=21)

@@ -20,9 +20,10 @@ from headgate.report.results import Results, Rows, Target
 from headgate.report.statistics import Estimate
 from headgate.report.summary import summarise
 from headgate.report.words import ms
-from headgate.sim import autoscale_report, plan_report
-from headgate.sim.autoscale_compare import ScaledDay
-from headgate.sim.curve import Curve, Point
+from headgate.sim.planning import report as plan_report
+from headgate.sim.planning.curve import Curve, Point
+from headgate.sim.scaling import report as autoscale_report
+from headgate.sim.scaling.compare import ScaledDay
 from headgate.sim.slo import Judged
 
 WIDTH = 80

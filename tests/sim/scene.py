@@ -2,9 +2,9 @@
 
 import random
 
-from headgate.model.config import BatchConfig
-from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.profile import Profile, StepCost
+from headgate.config.engine import BatchConfig
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import Profile, StepCost
 from headgate.sim.fleet import Delays, Failure, SimFleet, SimGroup
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival

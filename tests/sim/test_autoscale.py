@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from headgate.config.fleet import FleetConfig
+from headgate.config.gateway import GatewayConfig
+from headgate.config.scale import ScaleConfig
 from headgate.model.errors import StartupError
-from headgate.model.fleet_config import FleetConfig
-from headgate.model.gateway_config import GatewayConfig
-from headgate.model.scale_config import ScaleConfig
-from headgate.policy.forecast import Forecast
-from headgate.policy.scale import Activate, Drain, Park, Scaler, Start
+from headgate.policy.scaling.forecast import Forecast
+from headgate.policy.scaling.scale import Activate, Drain, Park, Scaler, Start
 from headgate.report.results import Target
-from headgate.sim.autoscale import MONDAY, Outcomes, Scaled, autoscale, learn
-from headgate.sim.autoscale_command import ScaleOptions, run_scaled
-from headgate.sim.autoscale_compare import BOTH, NEITHER, VARIANTS, Setting, hours, one, with_foresight
-from headgate.sim.autoscale_oracle import TRIES, Schedule, levels
-from headgate.sim.command import SimulateOptions, WorkloadOptions
 from headgate.sim.fleet import SimGroup
+from headgate.sim.planning.command import SimulateOptions, WorkloadOptions
 from headgate.sim.run import Level
+from headgate.sim.scaling.autoscale import MONDAY, Outcomes, Scaled, autoscale, learn
+from headgate.sim.scaling.command import ScaleOptions, run_scaled
+from headgate.sim.scaling.compare import BOTH, NEITHER, VARIANTS, Setting, hours, one, with_foresight
+from headgate.sim.scaling.oracle import TRIES, Schedule, levels
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import CONFIG, machine
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headgate.config.gateway import GatewayConfig, RoutingConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, RoutingConfig
 from headgate.model.replica import Replica
-from headgate.sim.command import (
+from headgate.sim.fleet import Failure
+from headgate.sim.planning.command import (
     PlanOptions,
     SimulateOptions,
     WorkloadOptions,
@@ -21,8 +22,7 @@ from headgate.sim.command import (
     run_replay,
     run_simulate,
 )
-from headgate.sim.fleet import Failure
-from headgate.sim.plan import plan
+from headgate.sim.planning.plan import plan
 from tests.sim.scene import machine
 
 LOAD = WorkloadOptions(workload="poisson:prompt=50-600,output=5-40", rate=15.0, duration_s=20.0, seed=3)
@@ -186,8 +186,8 @@ def planned(tmp_path: Path, **load: Any) -> dict[str, Any]:
 
 
 def test_the_answer_of_a_plan_does_not_flip_with_the_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.sim.command.STANDARD", 1200)
-    monkeypatch.setattr("headgate.sim.command.plan", partial(plan, loads=()))
+    monkeypatch.setattr("headgate.sim.planning.command.STANDARD", 1200)
+    monkeypatch.setattr("headgate.sim.planning.command.plan", partial(plan, loads=()))
     found = [planned(tmp_path, duration_s=duration_s) for duration_s in (5.0, 20.0, None, 75.0)]
     assert len({one["replicas"] for one in found}) == 1, [(one["replicas"], one["fewest_replicas"]) for one in found]
     assert all(one["fewest_replicas"] <= one["replicas"] for one in found)

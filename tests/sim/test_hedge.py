@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headgate.config.gateway import GatewayConfig
+from headgate.config.hedge import HedgeConfig
+from headgate.machine.profile import Noise, Residuals
 from headgate.model.event import Arrived, Command, Event, Hedge, HedgeWon
-from headgate.model.gateway_config import GatewayConfig
-from headgate.model.hedge_config import HedgeConfig
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.profile import Noise, Residuals
-from headgate.sim.event_log import EventLog
+from headgate.replay.event_log import EventLog
+from headgate.replay.replay import Replayed, replay
 from headgate.sim.fleet import Failure, SimFleet, SimGroup
 from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.intake import SimIntake
-from headgate.sim.replay import Replayed, replay
 from headgate.sim.run import REPLICAS, Level, Simulated, run
 from headgate.sim.watch import SimProber
 from headgate.sim.world import World

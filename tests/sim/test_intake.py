@@ -1,4 +1,4 @@
-from headgate.model.gateway_config import ClassifyConfig, GatewayConfig, Tenant
+from headgate.config.gateway import ClassifyConfig, GatewayConfig, Tenant
 from headgate.model.tier import Tier
 from headgate.sim.intake import SimIntake
 from headgate.workload.arrival import Arrival

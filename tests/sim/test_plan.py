@@ -5,16 +5,16 @@ from math import inf
 
 import pytest
 
+from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.report.results import Target
-from headgate.sim import plan_report
-from headgate.sim.curve import OPERATING, curve, faster, span_s
 from headgate.sim.fleet import fleet_of
-from headgate.sim.impossible import Impossible
-from headgate.sim.plan import Plan, plan
+from headgate.sim.planning import report as plan_report
+from headgate.sim.planning.curve import OPERATING, curve, faster, span_s
+from headgate.sim.planning.impossible import Impossible
+from headgate.sim.planning.plan import Plan, plan
+from headgate.sim.planning.trial import ReplicaSplit, Trials
 from headgate.sim.slo import judge_all, parse
-from headgate.sim.trial import ReplicaSplit, Trials
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import CONFIG, machine, poisson
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import GatewayConfig, RoutingConfig, Tenant
 from headgate.model.errors import StartupError
 from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, ReplicaJoined, Tick
-from headgate.model.gateway_config import GatewayConfig, RoutingConfig, Tenant
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
-from headgate.sim.event_log import NAMES, EventLog, Settings
+from headgate.replay.event_log import NAMES, EventLog, Settings
+from headgate.replay.replay import BadLog, DecisionDifference, Log, Replayed, replay
 from headgate.sim.fleet import Failure, SimFleet, SimGroup
 from headgate.sim.intake import SimIntake
-from headgate.sim.replay import BadLog, DecisionDifference, Log, Replayed, replay
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
 from tests.sim.scene import machine
@@ -323,7 +323,7 @@ def test_whatever_of_a_config_decides_anything_is_in_the_log() -> None:
     config = cast(GatewayConfig, spied)
     reconfigure(dispatcher_for(config, random.Random(1)), config)
     assert spied.asked
-    assert spied.asked <= set(Settings.__struct_fields__), "sim/event_log.py's Settings lacks some of it"
+    assert spied.asked <= set(Settings.__struct_fields__), "replay/event_log.py's Settings lacks some of it"
 
 
 def test_every_event_and_command_has_a_name_in_the_log() -> None:

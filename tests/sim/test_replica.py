@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headgate.model.config import BatchConfig
-from headgate.policy.batch import Batcher
-from headgate.policy.profile import Residuals, StepCost
-from headgate.policy.shape import StepFeatures
+from headgate.config.engine import BatchConfig
+from headgate.machine.profile import Residuals, StepCost
+from headgate.machine.step_features import StepFeatures
+from headgate.policy.batching.batch import Batcher
 from headgate.report.results import Results
 from headgate.sim.fleet import Delays, SimFleet, SimGroup
 from headgate.sim.run import run

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import GatewayConfig, RoutingConfig, Tenant
+from headgate.machine.profile import Residuals, StepCost
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, RoutingConfig, Tenant
-from headgate.policy.profile import Residuals, StepCost
 from headgate.report.results import Results
 from headgate.sim.fleet import Failure, SimFleet, SimGroup, dilated, fleet_from, fleet_of
 from headgate.sim.run import Level, run, simulate

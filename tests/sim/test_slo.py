@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
+from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Kind
 from headgate.report.results import Results, Rows, Target
 from headgate.sim.slo import Judged, judge, name, parse, promised, worst

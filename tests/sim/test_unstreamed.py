@@ -7,9 +7,9 @@ import pytest
 from benchmarks.unstreamed import START, flaws, kept, simulated, write
 from benchmarks.unstreamed_cases import CASES, Case, Kind
 
-from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.profile import PROFILES
-from headgate.sim.fleet import Fleet, Member, dilated
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import PROFILES
+from headgate.sim.fleet import SimFleet, SimGroup, dilated
 from headgate.sim.run import Level, run
 from headgate.workload.arrival import Arrival
 from headgate.workload.load import load
@@ -114,7 +114,7 @@ def test_prompts_that_are_prefilled_in_turn_wait_no_longer_because_some_are_unst
     waits_s = []
     for share in (0.0, 0.5):
         spec = "; ".join(f"{part},unstreamed={share:g}" for part in parts)
-        fleet = Fleet(members=(Member(profile=PROFILES["h100-llama3-8b"], count=4, slots=32, tells=0.0),))
+        fleet = SimFleet(members=(SimGroup(profile=PROFILES["h100-llama3-8b"], count=4, slots=32, tells=0.0),))
         made = run(GatewayConfig(), load(spec, seed=5, rate=70.0, duration_s=60.0), fleet, 5, "step")
         waits_s.append(float(made.results.values("queue", "batch").mean()))
     streamed_s, mixed_s = waits_s

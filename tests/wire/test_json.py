@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.errors import InvalidRequest
-from headgate.wire.json import decode, parse
+from headgate.wire.body.json import decode, parse
+from headgate.wire.body.long_json import LONG_BYTES
 from headgate.wire.limits import WireLimits
-from headgate.wire.long_json import LONG_BYTES
 from tests.wire.serving import steady
 
 LIMITS = WireLimits()

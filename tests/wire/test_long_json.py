@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.errors import InvalidRequest
-from headgate.wire.json import SEARCHED_BYTES, parse
+from headgate.wire.body.json import SEARCHED_BYTES, parse
+from headgate.wire.body.long_json import LONG_BYTES, SLICE, count, lightened, parse_long, parse_middling, whole
 from headgate.wire.limits import WireLimits
-from headgate.wire.long_json import LONG_BYTES, SLICE, count, lightened, parse_long, parse_middling, whole
 from tests.wire.serving import steady
 from tests.wire.test_json import FRAGMENTS, VALUES
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headgate.engine.tokenizer import Tokenizer
+from headgate.engine.runner.tokenizer import Tokenizer
 from headgate.workload.arrival import Arrival
 from headgate.workload.prompt import WORDS, prompt_text
 

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
-from headgate.observe.journal import Journal
+from headgate.publish.journal import Journal
 from headgate.workload.arrival import WorkloadError
 from headgate.workload.load import load
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli.proxy_probe import Look, ProbeReport
+from headgate.explain.explanation import many, seconds
 from headgate.model.errors import StartupError
 from headgate.model.plain import plain
-from headgate.policy.explanation import many, seconds
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 64 << 20

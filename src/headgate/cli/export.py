@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Group, Parameter, validators
 
-from headgate.model.gateway_config import GatewayConfig
+from headgate.config.gateway import GatewayConfig
 
 if TYPE_CHECKING:
     from headgate.export.kubernetes import ManifestValues
@@ -157,8 +157,8 @@ class ClusterFlags:
     """KEDA scales the engines, and the gateway does not."""
 
     def parts(self, config: GatewayConfig) -> "ManifestValues":
+        from headgate.config.gateway import EmbeddedConfig
         from headgate.export.kubernetes import ManifestValues, checked
-        from headgate.model.gateway_config import EmbeddedConfig
         from headgate.wiring.fleet import engine_flags
 
         embedded = config.embedded or EmbeddedConfig()
@@ -239,6 +239,6 @@ def _text(path: Path | None) -> str:
 
 
 def _load(path: Path | None) -> GatewayConfig:
-    from headgate import config_file
+    from headgate.config import file as config_file
 
     return config_file.load(path) if path is not None else GatewayConfig()

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli.client import MOST_BYTES, TIMEOUT_S, AdminClient, _message, duration
+from headgate.explain.explanation import seconds
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
-from headgate.policy.explanation import seconds
 
 LOOK_EVERY_S = 0.1
 STOPPED_WITHIN_S = 120.0

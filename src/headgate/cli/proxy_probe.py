@@ -18,8 +18,8 @@ from threading import Event
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from headgate.explain.explanation import seconds
 from headgate.model.clock import Clock, monotonic
-from headgate.policy.explanation import seconds
 
 Look = Callable[[str], tuple[int, dict[str, Any]]]
 """A GET to the gateway itself: status and JSON. Raises what client.Gateway raises."""

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from headgate.cli.client import AdminClient, exact
 from headgate.cli.fleet_client import Changer
+from headgate.explain.explanation import seconds
 from headgate.model.errors import StartupError
-from headgate.policy.explanation import seconds
 
 _WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "queue": "queue wait", "output": "output tokens"}
 

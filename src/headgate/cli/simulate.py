@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter
 
-from headgate.model.gateway_config import GatewayConfig
+from headgate.config.gateway import GatewayConfig
 
 WORK = Group("The load")
 FLEET = Group("The fleet")
@@ -109,8 +109,8 @@ def simulate(
     html
         File for a report with plots.
     """
-    from headgate.engine.profile_file import find
-    from headgate.sim.command import SimulateOptions, WorkloadOptions, run_simulate
+    from headgate.engine.runner.profile_file import find
+    from headgate.sim.planning.command import SimulateOptions, WorkloadOptions, run_simulate
 
     scaled = scale or compare_scaling
     options = SimulateOptions(
@@ -133,7 +133,7 @@ def simulate(
         title=str(config or "default config"),
     )
     if scaled:
-        from headgate.sim.autoscale_command import ScaleOptions, run_scaled
+        from headgate.sim.scaling.command import ScaleOptions, run_scaled
 
         sys.exit(run_scaled(ScaleOptions(simulate=options, compare=compare_scaling, history=history)))
     sys.exit(run_simulate(options))
@@ -192,8 +192,8 @@ def plan(
     html
         File for a report with plots.
     """
-    from headgate.engine.profile_file import find
-    from headgate.sim.command import PlanOptions, WorkloadOptions, run_plan
+    from headgate.engine.runner.profile_file import find
+    from headgate.sim.planning.command import PlanOptions, WorkloadOptions, run_plan
 
     options = PlanOptions(
         load=WorkloadOptions(
@@ -220,7 +220,7 @@ def replay(events: Path) -> None:
     events
         A file written by `headgate serve --event-log`.
     """
-    from headgate.sim.command import run_replay
+    from headgate.sim.planning.command import run_replay
 
     sys.exit(run_replay(events))
 
@@ -237,13 +237,13 @@ def fit(step_log: Path, out: Path, *, name: str | None = None) -> None:
     name
         What to call it. Default: the file's name.
     """
-    from headgate.engine.profile_file import dump, fitted
+    from headgate.engine.runner.profile_file import dump, fitted
 
     dump(fitted(step_log, name or out.stem), out)
     print(f"wrote {out}: headgate simulate --profile {out}")
 
 
 def _load(path: Path | None) -> GatewayConfig:
-    from headgate import config_file
+    from headgate.config import file as config_file
 
     return config_file.load(path) if path is not None else GatewayConfig()

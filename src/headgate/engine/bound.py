@@ -8,8 +8,8 @@ evidence too.
 from dataclasses import dataclass
 from typing import Final
 
-from headgate.model.output_config import Runaway
-from headgate.policy.runaway import Detector
+from headgate.config.output import Runaway
+from headgate.policy.answers.runaway import Detector
 
 CERTAIN: Final = 0.95
 """A mean chance of the tokens drawn at which the model chooses no more: each word only follows from the one before."""

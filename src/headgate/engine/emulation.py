@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from headgate.engine.emulated_runner import EmulatedRunner
-from headgate.engine.emulated_tokenizer import EmulatedTokenizer
+from headgate.config.engine import EngineConfig
 from headgate.engine.engine import Engine, Sink
 from headgate.engine.intake import Intake
 from headgate.engine.openai import ChatBody, TextBody
+from headgate.engine.runner.emulated_runner import EmulatedRunner
+from headgate.engine.runner.emulated_tokenizer import EmulatedTokenizer
+from headgate.machine.profile import Profile
 from headgate.model.clock import Clock
-from headgate.model.config import EngineConfig
 from headgate.model.lane import Lane
-from headgate.policy.profile import Profile
 
 
 def emulated_config(profile: Profile, dilation: float = 1.0) -> EngineConfig:

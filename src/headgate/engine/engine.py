@@ -18,8 +18,8 @@ from headgate.model.errors import EngineFailed, QueueFull, ServeError
 from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
-from headgate.policy.batch import Batcher, BatchRefusal
-from headgate.policy.blocks import Short
+from headgate.policy.batching.batch import Batcher, BatchRefusal
+from headgate.policy.batching.blocks import Short
 
 
 class Runner(Protocol):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from msgspec import json
 
+from headgate.config.engine import EngineConfig
 from headgate.engine.continued import said_before
 from headgate.engine.openai import (
     MOST_CHOICES,
@@ -21,14 +22,13 @@ from headgate.engine.openai import (
     stops_of,
 )
 from headgate.engine.recommended import OPENAI, Recommended
+from headgate.engine.runner.tokenizer import Message
 from headgate.engine.structured import Rules, rules_of
-from headgate.engine.tokenizer import Message
 from headgate.engine.tools import Tools, tools_of
-from headgate.model.config import EngineConfig
 from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
 from headgate.model.lane import LANES, Lane
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
-from headgate.policy.lanes import classify
+from headgate.policy.dispatch.lanes import classify
 
 MOST_IDS = 1_000_000
 """Token ids looked at in one prompt."""

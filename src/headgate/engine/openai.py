@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from headgate.config.output import Runaway
 from headgate.engine.engine import SequenceOutput, Timings
 from headgate.engine.recommended import OPENAI, Recommended
 from headgate.model.errors import InvalidRequest
-from headgate.model.output_config import Runaway
 from headgate.model.plain import plain
 from headgate.model.sampling import Sampling, TokenLogprob
 

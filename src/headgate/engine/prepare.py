@@ -11,7 +11,7 @@ from headgate.engine.structured import Rules
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, ServeError
 from headgate.model.sequence import Sequence
-from headgate.wire import json
+from headgate.wire.body import json
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from headgate.config.engine import EngineConfig
 from headgate.engine.answer import Answer, Wishes
 from headgate.engine.bound import Bounds
-from headgate.engine.compiling import Compiling
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
-from headgate.engine.grammar import Compiled, Grammars
+from headgate.engine.grammar.compiling import Compiling
+from headgate.engine.grammar.grammar import Compiled, Grammars
 from headgate.engine.intake import Intake
 from headgate.engine.openai import AnswerFormat, ChatBody, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
@@ -23,11 +24,10 @@ from headgate.engine.recommended import OPENAI
 from headgate.engine.status import Emulation, EngineCollector, EngineFigures, page
 from headgate.engine.warmup import warm_up
 from headgate.model.clock import Clock, wall
-from headgate.model.config import EngineConfig
 from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, QueueFull, ServeError
 from headgate.model.outcome import Outcome
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
-from headgate.wire import json
+from headgate.wire.body import json
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 

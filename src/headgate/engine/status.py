@@ -9,9 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.registry import Collector
 
 from headgate import __version__
-from headgate.engine.emulated_runner import EmulatedRunner
 from headgate.engine.engine import Engine
 from headgate.engine.recommended import Recommended
+from headgate.engine.runner.emulated_runner import EmulatedRunner
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 

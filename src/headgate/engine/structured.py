@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.engine.fields import unsupported
-from headgate.engine.grammar import (
+from headgate.engine.grammar.grammar import (
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
     check_depth,

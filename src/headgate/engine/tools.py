@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.engine.grammar import MAX_SCHEMA_DEPTH, check_depth, json_rule
+from headgate.engine.grammar.grammar import MAX_SCHEMA_DEPTH, check_depth, json_rule
 from headgate.engine.openai import ChatBody
 from headgate.model.errors import InvalidRequest
 

@@ -8,7 +8,7 @@ the prefix cache for good, before `/health/ready` says 200.
 from collections.abc import Awaitable, Callable
 
 from headgate.model.clock import Clock
-from headgate.policy.estimate import StepTime
+from headgate.policy.batching.estimate import StepTime
 
 Generate = Callable[[list[int], bool], Awaitable[None]]
 """Run a prompt for one output token; True pins it."""

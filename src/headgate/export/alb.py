@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from headgate.config.gateway import GatewayConfig
 from headgate.export.proxy import Facing
-from headgate.model.gateway_config import GatewayConfig
 
 MOST_PATIENCE_S = 4000
 """idle_timeout.timeout_seconds is at most this."""

@@ -7,8 +7,8 @@ which lanes that concerns is said.
 
 import yaml
 
+from headgate.config.gateway import GatewayConfig
 from headgate.export.proxy import Facing, first_byte_s
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.plain import plain
 
 PATIENCE_S = 120

@@ -1,7 +1,7 @@
 """The gateway's config file as it is right within a cluster: the same, but for where things are.
 
 Its YAML nodes are edited, not its values, so that whatever stands there is still written as it was: other readers take
-`no`, `1:30` or `0777` for something else than config_file.py does.
+`no`, `1:30` or `0777` for something else than config/file.py does.
 """
 
 import yaml
@@ -12,7 +12,7 @@ def in_cluster(text: str, engines: str, port: int, engine_port: int, scaled_here
     root = yaml.compose(text) if text.strip() else None
     if root is None:
         root = yaml.MappingNode("tag:yaml.org,2002:map", [])
-    assert isinstance(root, yaml.MappingNode)  # config_file.py has read it
+    assert isinstance(root, yaml.MappingNode)  # config/file.py has read it
     for key in ("replicas", "embedded"):
         root.value = [(name, value) for name, value in root.value if name.value != key]
     listen = _child(root, "listen")

@@ -7,7 +7,7 @@ how many of its own requests fit beside the others', so these limits add up too.
 in use: one gateway that can't reach it, or has not found it yet, does not make the fleet smaller.
 """
 
-from headgate.model.gateway_config import GatewayConfig
+from headgate.config.gateway import GatewayConfig
 
 _USABLE = "(max by (replica) (headgate_replica_usable) > 0)"
 _ROOM = "(max by (replica) (headgate_replica_slots) or sum by (replica) (headgate_replica_limit))"
@@ -19,8 +19,8 @@ def waiting_per_replica() -> str:
 
 
 def utilisation() -> str:
-    """Share of the scarcest resource of replicas in use that is taken (policy/utilisation.py), 0 to 1, above it where
-    gateways send more than there are slots for. Nothing where no replica is in use."""
+    """Share of the scarcest resource of replicas in use that is taken (policy/replicas/utilisation.py), 0 to 1, above
+    it where gateways send more than there are slots for. Nothing where no replica is in use."""
     return f"max({' or '.join(_named(resource, expr) for resource, expr in _resources().items())})"
 
 

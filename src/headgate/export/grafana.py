@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.export.panels import Board, PanelQuery, heatmap, line, stat, states
 from headgate.export.prometheus_rules import HISTOGRAMS, MISSED, share_of
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.plain import plain
-from headgate.policy.burn import FAST, SLOW
-from headgate.policy.promise import promises
-from headgate.policy.slo_words import FIGURES
+from headgate.policy.promises.burn import FAST, SLOW
+from headgate.policy.promises.promise import promises
+from headgate.policy.promises.words import FIGURES
 
 LANE = 'lane=~"$lane"'
 RATE = "$__rate_interval"

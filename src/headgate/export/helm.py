@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from headgate import __version__
+from headgate.config.gateway import GatewayConfig
 from headgate.export import keda
 from headgate.export.kubernetes import Manifest, ManifestValues, cluster_text, dump, engine_args, manifests
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 
 _IMAGE = '⟦printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote⟧'
 _ENGINE_IMAGE = '⟦include "headgate.engineImage" . | quote⟧'

@@ -9,9 +9,9 @@ never goes to zero: the first to come would wait for a cold start.
 import math
 from typing import Any
 
+from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
 from headgate.export.kubernetes import Manifest, ManifestValues, dump
-from headgate.model.gateway_config import GatewayConfig
 
 PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
 POLL_S = 5
@@ -53,7 +53,7 @@ def interactive(config: GatewayConfig) -> bool:
 
 
 def _behavior(config: GatewayConfig) -> Manifest:
-    """Up at once and by half again at most, down slowly: as policy/scale.py does."""
+    """Up at once and by half again at most, down slowly: as policy/scaling/scale.py does."""
     scale = config.fleet.scale
     up_s, down_s = (min(1800, max(1, math.ceil(s))) for s in (scale.up_cooldown_s, scale.down_cooldown_s))
     more = [

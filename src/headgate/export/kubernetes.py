@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from headgate import __version__
+from headgate.config.contradictions import did_you_mean
+from headgate.config.gateway import GatewayConfig
 from headgate.export.cluster_file import in_cluster
-from headgate.model.contradictions import did_you_mean
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 from headgate.replica.dialects import DIALECTS
 
 Manifest = dict[str, Any]

@@ -1,7 +1,7 @@
 """The same promises and alerts for those who have a Prometheus: recording and alerting rules, from the one config.
 
-`policy/slo.py` judges the same things in process, by the same bounds and windows. What differs: quantiles here are read
-off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
+`policy/promises/slo.py` judges the same things in process, by the same bounds and windows. What differs: quantiles here
+are read off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
 
 Loads into Prometheus 2.42 or later. Scrape every 15 s or more often: one alert looks at single minutes.
 """
@@ -10,15 +10,13 @@ from typing import Any
 
 import yaml
 
+from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.plain import plain
-from headgate.policy.answers import DOWN_S, FEW, MOST, bounds, hardly_any
-from headgate.policy.baseline import LEAST as USUAL_POINTS
-from headgate.policy.baseline import POINT_S
-from headgate.policy.burn import FAST, LEAST_FAILED, SLOW, reachable
-from headgate.policy.promise import LEAST, USUAL_PERCENTILE, Promise, promises
-from headgate.policy.slo import (
+from headgate.policy.promises.availability import DOWN_S, FEW, MOST, bounds, hardly_any
+from headgate.policy.promises.burn import FAST, LEAST_FAILED, SLOW, reachable
+from headgate.policy.promises.promise import LEAST, USUAL_PERCENTILE, Promise, promises
+from headgate.policy.promises.slo import (
     AT_RISK,
     CALM_S,
     COLD_LEAST,
@@ -30,7 +28,9 @@ from headgate.policy.slo import (
     USE_S,
     USUAL_LEAST,
 )
-from headgate.policy.slo_words import LOOK, LOOK_REFUSED, LOOK_SHARE, LOOK_TENANT
+from headgate.policy.promises.words import LOOK, LOOK_REFUSED, LOOK_SHARE, LOOK_TENANT
+from headgate.policy.replicas.baseline import LEAST as USUAL_POINTS
+from headgate.policy.replicas.baseline import POINT_S
 
 HISTOGRAMS = {
     "ttft": "headgate_time_to_first_token_seconds",
@@ -152,8 +152,8 @@ def _look() -> str:
 
 
 def _usual() -> list[Rule]:
-    """As policy/baseline.py: the median of a day, of moments that were calm. After a day of the same trouble nothing
-    calm is left to compare with, and it is the new usual."""
+    """As policy/replicas/baseline.py: the median of a day, of moments that were calm. After a day of the same trouble
+    nothing calm is left to compare with, and it is the new usual."""
     name, now, calm = "HeadgateTtftOverUsual", "headgate:ttft_seconds:5m", "headgate:ttft_seconds:calm"
     count = f"sum by (lane) (increase({HISTOGRAMS['ttft']}_count[5m]))"
     minutes = int(USUAL_POINTS * POINT_S / 60)
@@ -220,7 +220,7 @@ def increase_of(results: str, window: str) -> str:
 
 def _answers(config: GatewayConfig, budget: float) -> list[Rule]:
     """Refused and failed, each by its share of five minutes, and promises that are missed for them. As in
-    policy/answers.py."""
+    policy/promises/availability.py."""
     if budget >= 1:
         return []
     made = [_record(f"{result}_share:5m", share_of(result, "5m")) for result in ("refused", "failed")]

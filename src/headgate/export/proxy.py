@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 
 CLIENTS_WAIT_S = 600.0
 """What the official clients wait for a whole answer that is not streamed. All that time nothing may be sent."""

@@ -1,9 +1,9 @@
 """Drives the fleet: what the Scaler decides is carried out, and what becomes of replicas is followed.
 
 Once a second, and at once when a replica is ready or lost or room gets scarce while warm ones are parked, the pool is
-shown to `policy/scale.Scaler`, and its actions are carried out: starts and stops through the fleet, routing through the
-gateway. Which state a replica is in, and what may follow, is `policy/lifecycle`'s table. Whatever is decided is noted
-with its reasons.
+shown to `policy/scaling/scale.Scaler`, and its actions are carried out: starts and stops through the fleet, routing
+through the gateway. Which state a replica is in, and what may follow, is `policy/scaling/lifecycle`'s table. Whatever
+is decided is noted with its reasons.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from headgate.config.fleet import FleetConfig
 from headgate.fleet import shown
 from headgate.fleet.member import Book, Hands, Member, Work
 from headgate.fleet.port import Appeared, Change, FleetError, Launcher, Spec
 from headgate.fleet.shown import is_gone
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
-from headgate.model.fleet_config import FleetConfig
 from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
-from headgate.policy.scale import Action, Activate, Decision, Park, PoolView, Start
+from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
+from headgate.policy.scaling.scale import Action, Activate, Decision, Park, PoolView, Start
 
 log = logging.getLogger(__name__)
 

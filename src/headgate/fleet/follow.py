@@ -1,11 +1,11 @@
 """For a fleet that somebody else scales, such as KEDA: whoever is ready serves, and nobody is started or stopped."""
 
-from headgate.policy.lifecycle import OVER, Lifecycle
-from headgate.policy.scale import Activate, Decision, PoolView
+from headgate.policy.scaling.lifecycle import OVER, Lifecycle
+from headgate.policy.scaling.scale import Activate, Decision, PoolView
 
 
 class Follow:
-    """In the place of policy/scale.Scaler."""
+    """In the place of policy/scaling/scale.Scaler."""
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         there = [member for member in view.members if member.state not in OVER]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.model.errors import StartupError
-from headgate.policy.forecast import Forecast
+from headgate.policy.scaling.forecast import Forecast
 
 log = logging.getLogger(__name__)
 

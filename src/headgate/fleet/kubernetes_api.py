@@ -19,8 +19,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 from httptools import HttpParserError, HttpResponseParser
 
+from headgate.config.cluster import KubernetesConfig
 from headgate.fleet.port import FleetError
-from headgate.model.cluster_config import KubernetesConfig
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_S = 10.0

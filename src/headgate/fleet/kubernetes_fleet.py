@@ -14,9 +14,9 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
+from headgate.config.cluster import KubernetesConfig
 from headgate.fleet.kubernetes_api import Api, ApiError, Object, WatchExpired, find_access
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
-from headgate.model.cluster_config import KubernetesConfig
 from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from headgate.model.clock import Clock
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.lifecycle import Lifecycle, LifecycleEvent, next_state
+from headgate.policy.scaling.lifecycle import Lifecycle, LifecycleEvent, next_state
 
 NOTES = 256
 """Decisions and changes of state that are kept, the latest."""
@@ -18,7 +18,7 @@ RECENT_STARTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is wanted of the whole pool; see policy/scale.PoolView for what each means."""
+    """What is wanted of the whole pool; see policy/scaling/scale.PoolView for what each means."""
 
     waiting: int = 0
     waiting_tokens: int = 0

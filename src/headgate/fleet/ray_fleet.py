@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from headgate.config.cluster import RayConfig
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
 from headgate.fleet.ray_engine import EngineActor, RayPlace
-from headgate.model.cluster_config import RayConfig
 from headgate.model.plain import plain
 from headgate.model.replica import Replica, ReplicaId
 

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from headgate.fleet.member import Book, Hands, Member
-from headgate.policy import scale
-from headgate.policy.lifecycle import OVER, Lifecycle
-from headgate.policy.scale import Decision, PoolView
+from headgate.policy.scaling import scale
+from headgate.policy.scaling.lifecycle import OVER, Lifecycle
+from headgate.policy.scaling.scale import Decision, PoolView
 
 NEWS = 8
 """Decisions that the page shows."""

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from headgate.gateway.models import Models
+from headgate.gateway.intake.models import Models
 from headgate.model.errors import UnknownModel
 from headgate.model.event import Event, ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId

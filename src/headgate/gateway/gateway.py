@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.abilities import RESPONSES, Abilities
-from headgate.gateway.accept import Accepted, Acceptor
 from headgate.gateway.account import NO_LANE, Account
-from headgate.gateway.aside import ParsingThread, too_many_waiting
-from headgate.gateway.bounded import bounded, still_bounded
-from headgate.gateway.continuation import rest_of
-from headgate.gateway.failure import failure
+from headgate.gateway.answer.bounded import bounded, still_bounded
+from headgate.gateway.answer.continuation import rest_of
+from headgate.gateway.answer.failure import failure
+from headgate.gateway.answer.output import TIMINGS, answer_headers, bounds_told, closing, generation_s
+from headgate.gateway.answer.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
 from headgate.gateway.hedge import Rival
-from headgate.gateway.held import HeldBodies
-from headgate.gateway.naming import Naming
-from headgate.gateway.output import TIMINGS, answer_headers, bounds_told, closing, generation_s
-from headgate.gateway.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
+from headgate.gateway.intake.abilities import RESPONSES, Abilities
+from headgate.gateway.intake.accept import Accepted, Acceptor
+from headgate.gateway.intake.aside import ParsingThread, too_many_waiting
+from headgate.gateway.intake.held import HeldBodies
+from headgate.gateway.intake.naming import Naming
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts, Hop
 from headgate.model.clock import Clock
@@ -35,13 +35,13 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, ConsideredReplica, Gap, Record, kept
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.limits import over_message
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.limits import over_message
 from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Connections, Listener, Once, request_head
+from headgate.wire.body.long_json import LONG_BYTES
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
-from headgate.wire.long_json import LONG_BYTES
 
 log = logging.getLogger(__name__)
 

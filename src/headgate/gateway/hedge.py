@@ -12,13 +12,13 @@ one piece all has to be there: what comes until then is kept, up to a bound.
 
 from typing import Any, Final, Protocol
 
-from headgate.gateway.accept import Accepted
-from headgate.gateway.bounded import Bounded, Several, bounded
-from headgate.gateway.failure import failure
-from headgate.gateway.gather import Gather
-from headgate.gateway.output import generation_s, speaks
-from headgate.gateway.relay import Relay
-from headgate.gateway.response_reader import ResponseReader
+from headgate.gateway.answer.bounded import Bounded, Several, bounded
+from headgate.gateway.answer.failure import failure
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.output import generation_s, speaks
+from headgate.gateway.answer.relay import Relay
+from headgate.gateway.answer.response_reader import ResponseReader
+from headgate.gateway.intake.accept import Accepted
 from headgate.model.clock import Clock
 from headgate.model.errors import Gone, InvalidRequest, ReplicaAnswered, ReplicaFailed, ServeError
 from headgate.model.event import Event, Hedge, HedgeWon
@@ -26,7 +26,7 @@ from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Attempt, ConsideredReplica, Hedged
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
+from headgate.policy.dispatch.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
 from headgate.replica.http import Call
 from headgate.replica.mend import mended
 from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s

@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headgate.gateway.output import speaks
+from headgate.gateway.answer.output import speaks
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.policy.fleet import RouteIndex
-from headgate.policy.verdict import VersionSample
+from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.rollout.verdict import VersionSample
 from headgate.replica.http import Call, Connections, request_head
 from headgate.replica.openai import flaw_in, read_usage
 

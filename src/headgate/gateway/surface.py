@@ -1,7 +1,7 @@
 """Which path leads where: completions, models, health, and all that the instruments show.
 
-Who may ask is each route's own rule, and `observe/api` says which it is. Completions and models ask for a tenant's key
-where tenants have keys, /admin for an admin's (observe/access.py). Health, figures and the page's files are public.
+Who may ask is each route's own rule, and `surface/api` says which it is. Completions and models ask for a tenant's key
+where tenants have keys, /admin for an admin's (surface/access.py). Health, figures and the page's files are public.
 """
 
 from headgate.gateway.catalog import Catalog

@@ -1,6 +1,6 @@
 """Which trace does a request belong to, and what is its replica told of that? W3C trace context.
 
-Whether the trace is kept is decided when the request is over (observe/traces.py).
+Whether the trace is kept is decided when the request is over (publish/traces.py).
 """
 
 import re

@@ -15,7 +15,7 @@ from websockets.frames import CloseCode
 
 from headgate.gateway.gateway import ASIDE_BYTES, Gateway
 from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError
-from headgate.wire import json
+from headgate.wire.body import json
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits

@@ -32,7 +32,7 @@ class Sampling:
     confident_end: bool = False
     """End where the model itself is nearly sure that this is the end, whatever is drawn."""
     grammar: str | None = None
-    """What the output must follow, as a Lark grammar in llguidance's dialect (engine/grammar.py makes them)."""
+    """What the output must follow, as a Lark grammar in llguidance's dialect (engine/grammar/grammar.py makes them)."""
 
 
 @dataclass(frozen=True, slots=True)

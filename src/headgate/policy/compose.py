@@ -3,23 +3,23 @@
 import random
 from dataclasses import replace
 
-from headgate.model.config import BatchConfig
-from headgate.model.gateway_config import GatewayConfig, Tenant
-from headgate.model.output_config import OTHER, TASKS
+from headgate.config.engine import BatchConfig
+from headgate.config.gateway import GatewayConfig, Tenant
+from headgate.config.output import OTHER, TASKS
 from headgate.model.tier import Tier
-from headgate.policy.batch import Batcher
-from headgate.policy.blocks import Ledger
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.estimate import StepTime
-from headgate.policy.health import Health, HealthRules
-from headgate.policy.hedge import Hedger
-from headgate.policy.lanes import Classifier
-from headgate.policy.limits import TenantLimits
-from headgate.policy.move_time import MoveTime
-from headgate.policy.output import Output
-from headgate.policy.retry import RetryBudget
-from headgate.policy.route import RouteConfig
-from headgate.policy.standing import NamedTenants
+from headgate.policy.answers.output import Output
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import StepTime
+from headgate.policy.batching.move_time import MoveTime
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.hedge import Hedger
+from headgate.policy.dispatch.lanes import Classifier
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.retry import RetryBudget
+from headgate.policy.dispatch.standing_room import NamedTenants
+from headgate.policy.replicas.health import Health, HealthRules
+from headgate.policy.replicas.route import RouteConfig
 
 BLOCK_TOKENS = 16
 """KV memory is accounted for in blocks of so many tokens."""

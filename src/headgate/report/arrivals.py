@@ -10,7 +10,7 @@ from math import inf, nan
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.policy.promise import beyond
+from headgate.policy.promises.promise import beyond
 from headgate.report.results import KINDS, Floats, Results
 
 CUT_OFF = "cut off when the run was ended"

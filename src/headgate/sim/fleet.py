@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headgate.model.config import BatchConfig
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
+from headgate.config.engine import BatchConfig
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.machine.profile import Profile
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from headgate.model.event import (
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
-from headgate.policy.dispatcher import Dispatcher
+from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.sim.fleet import Delays
 from headgate.sim.intake import SimIntake
 from headgate.sim.world import World

@@ -1,4 +1,4 @@
-"""From an arrival of a workload to a Request: the rules of gateway/accept.py, without the bytes.
+"""From an arrival of a workload to a Request: the rules of gateway/intake/accept.py, without the bytes.
 
 Prompt tokens are estimated as the gateway estimates them, from bytes by a ratio that it learns; what such requests
 usually say is learned from how they end.
@@ -6,13 +6,13 @@ usually say is learned from how they end.
 
 from hashlib import blake2b
 
+from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig, Tenant
 from headgate.model.lane import Lane
 from headgate.model.request import Request
+from headgate.policy.answers.output import UnknownTask
+from headgate.policy.batching.estimate import Ratio
 from headgate.policy.compose import capped, classifier, output_of
-from headgate.policy.estimate import Ratio
-from headgate.policy.output import UnknownTask
 from headgate.workload.arrival import Arrival
 
 BYTES_PER_TOKEN = 4

@@ -6,14 +6,14 @@ mail ─→ plan ─→ the profile says how long ─→ done ─→ tell the ga
 
 from math import sqrt
 
+from headgate.machine.profile import Noise, Profile
+from headgate.machine.step_features import StepFeatures, shape
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
 from headgate.model.sampling import Sampled, Sampling
 from headgate.model.sequence import Sequence
 from headgate.model.step import Step
-from headgate.policy.profile import Noise, Profile
-from headgate.policy.shape import StepFeatures, shape
 from headgate.sim.chains import chain_of
 from headgate.sim.fleet import Delays, SimGroup
 from headgate.sim.gateway import SimGateway, SimTicket

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import Noise
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.outcome import Outcome
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.dispatcher import Dispatcher
-from headgate.policy.profile import Noise
-from headgate.policy.utilisation import Use
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.replicas.utilisation import Use
 from headgate.report.results import Results, Rows
 from headgate.sim.fleet import Failure, SimFleet, SimSeat
 from headgate.sim.gateway import Recorder, SimGateway, SimTicket

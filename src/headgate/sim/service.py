@@ -11,9 +11,9 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
+from headgate.machine.profile import Noise, Residuals
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
-from headgate.policy.profile import Noise, Residuals
 from headgate.sim.fleet import Delays, SimGroup
 from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.longest import Longest

@@ -8,9 +8,9 @@ from math import ceil, inf
 
 import numpy as np
 
+from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import GatewayConfig
-from headgate.policy.promise import promises
+from headgate.policy.promises.promise import promises
 from headgate.report.arrivals import arrivals, missed
 from headgate.report.results import Floats, Results, Target
 from headgate.report.words import figure_name, level_name, ms

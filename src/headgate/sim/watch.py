@@ -1,8 +1,8 @@
-"""Are the simulated replicas well? Asks as gateway/watch.py does, and tells the dispatcher; nothing is really sent."""
+"""Are the simulated replicas well? Asks as upkeep/prober.py does, and tells the dispatcher; nothing is really sent."""
 
 from headgate.model.event import Probed, ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.utilisation import RESOURCES, Said, Use
+from headgate.policy.replicas.utilisation import RESOURCES, Said, Use
 from headgate.sim.gateway import SimGateway, SimulatedReplica
 from headgate.sim.world import World
 

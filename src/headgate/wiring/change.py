@@ -12,24 +12,24 @@ from typing import Any
 
 import msgspec
 
-from headgate import config_file
+from headgate.config import file as config_file
+from headgate.config.contradictions import contradictions, did_you_mean
+from headgate.config.fleet import FleetConfig
+from headgate.config.gateway import GatewayConfig
+from headgate.config.scale import ScaleConfig
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.identity import Identities
-from headgate.gateway.roster import ReplicaSet
+from headgate.gateway.intake.identity import Identities
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock
-from headgate.model.contradictions import contradictions, did_you_mean
 from headgate.model.errors import StartupError
-from headgate.model.fleet_config import FleetConfig
-from headgate.model.gateway_config import GatewayConfig
 from headgate.model.lane import LANES
 from headgate.model.replica import ReplicaId
-from headgate.model.scale_config import ScaleConfig
-from headgate.observe.access import AdminAccess
 from headgate.policy.compose import capped, classifier, output_of, reconfigure
 from headgate.progress import Progress
+from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
-from headgate.sim.event_log import EventLog
+from headgate.surface.access import AdminAccess
+from headgate.upkeep.replica_set import ReplicaSet
 from headgate.wire.origin import Door
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from headgate.model.config import ListenConfig
+from headgate.config.engine import ListenConfig
 from headgate.model.errors import StartupError
 from headgate.wire.server import HttpServer
 

@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from headgate.config_file import is_loopback
+from headgate.config.engine import EngineConfig, ListenConfig
+from headgate.config.file import is_loopback
 from headgate.engine.emulation import emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
 from headgate.engine.recommended import recommended
+from headgate.engine.runner.step_log import StepLog, header_of
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
-from headgate.engine.step_log import StepLog, header_of
+from headgate.machine.profile import Profile
 from headgate.model.clock import Clock, monotonic
-from headgate.model.config import EngineConfig, ListenConfig
 from headgate.model.errors import ServeError, StartupError
 from headgate.policy.compose import batcher_for, host_tokens_of
-from headgate.policy.profile import Profile
 from headgate.progress import Progress
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 
 if TYPE_CHECKING:
-    from headgate.engine.llama import Model
+    from headgate.engine.runner.llama import Model
 
 MOVED_BYTES_PER_S = 1e9
 """KV that llama.cpp saves or restores in a second, before any is measured: what two cores did with SmolLM2's."""
@@ -167,8 +167,8 @@ async def _warm(server: EngineServer, config: EngineConfig) -> None:
 
 def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
     # Imported here: loading llama.cpp's library takes longer than everything `--help` needs.
-    from headgate.engine.llama import library
-    from headgate.engine.llama_runner import LlamaRunner
+    from headgate.engine.runner.llama import library
+    from headgate.engine.runner.llama_runner import LlamaRunner
 
     path, note = _faster(server, config, progress, clock) if config.bundled else (config.model, "")
     began = clock()
@@ -203,7 +203,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
 
 def _faster(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Path, str]:
     """Where the bundled weights are to be loaded from, and a word if that is not their fastest form."""
-    from headgate.engine.weights import FORM, make, place
+    from headgate.engine.runner.weights import FORM, make, place
 
     try:
         path = place(config.model, os.environ)
@@ -221,7 +221,7 @@ def _faster(server: EngineServer, config: EngineConfig, progress: Progress, cloc
 
 
 def _model(path: Path, note: str, config: EngineConfig, progress: Progress) -> "Model":
-    from headgate.engine.llama import Model
+    from headgate.engine.runner.llama import Model
 
     try:
         size_mb = path.stat().st_size / 1e6

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headgate.engine.profile_file import find
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.config.scale import ScaleConfig
+from headgate.engine.runner.profile_file import find
 from headgate.fleet.controller import Controller
 from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
@@ -17,19 +19,17 @@ from headgate.fleet.member import Demand, Work
 from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.roster import ReplicaSet
-from headgate.gateway.warm_now import WarmNow
+from headgate.measure.conditions import Conditions
+from headgate.measure.figures import Figures
 from headgate.model.clock import Clock, wall
 from headgate.model.errors import ReplicaFailed, StartupError
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica, ReplicaId
-from headgate.model.scale_config import ScaleConfig
-from headgate.observe.access import AdminAccess
-from headgate.observe.conditions import Conditions
-from headgate.observe.figures import Figures
-from headgate.observe.fleet_admin import FleetAdmin
-from headgate.policy.scale import FULL, Scaler
+from headgate.policy.scaling.scale import FULL, Scaler
 from headgate.replica.gauges import read_gauges, text_of_gauges
+from headgate.surface.access import AdminAccess
+from headgate.surface.fleet_admin import FleetAdmin
+from headgate.upkeep.replica_set import ReplicaSet
+from headgate.upkeep.warm_now import WarmNow
 from headgate.wiring.change import ConfigChange
 
 VELOCITY_S = 30.0

@@ -14,31 +14,31 @@ from pathlib import Path
 
 import uvloop
 
-from headgate.config_file import is_private
-from headgate.gateway.accept import Acceptor
+from headgate.config.engine import ListenConfig
+from headgate.config.file import is_private
+from headgate.config.gateway import EmbeddedConfig, GatewayConfig
 from headgate.gateway.account import Account
+from headgate.gateway.answer.relay import RelayLimits
 from headgate.gateway.gateway import Gateway
+from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.judge import HeaderJudge
-from headgate.gateway.relay import RelayLimits
-from headgate.gateway.roster import ReplicaSet
 from headgate.gateway.surface import Surface
-from headgate.gateway.warmup import Warmup
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock, monotonic, wall
-from headgate.model.config import ListenConfig
 from headgate.model.errors import StartupError
-from headgate.model.gateway_config import EmbeddedConfig, GatewayConfig
 from headgate.model.replica import Replica
-from headgate.observe.access import AdminAccess
-from headgate.observe.api.page import ApiPage
-from headgate.observe.instruments import Instruments
-from headgate.observe.ledger import Holdings
 from headgate.policy.compose import classifier, dispatcher_for, output_of
 from headgate.progress import Progress
+from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
 from headgate.replica.http import Connections, PoolLimits
 from headgate.replica.local import keep_engine_running
-from headgate.sim.event_log import EventLog
+from headgate.surface.access import AdminAccess
+from headgate.surface.api.page import ApiPage
+from headgate.surface.instruments import Instruments
+from headgate.surface.ledger import Holdings
+from headgate.upkeep.replica_set import ReplicaSet
+from headgate.upkeep.warmup import Warmup
 from headgate.wire.limits import WireLimits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer

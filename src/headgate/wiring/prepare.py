@@ -9,7 +9,7 @@ from headgate.wiring.common import bundled_model
 
 
 def main() -> None:
-    from headgate.engine.weights import make, place
+    from headgate.engine.runner.weights import make, place
 
     source = bundled_model()
     path = place(source, os.environ)

@@ -1,15 +1,15 @@
 """Connects names and their versions with the gateway: what they stand for, how they are changed, and who shows them."""
 
+from headgate.config.gateway import GatewayConfig
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.models import Models, room_in
-from headgate.gateway.rollouts import Rollouts
+from headgate.gateway.intake.models import Models, room_in
 from headgate.gateway.shadow import Shadows
 from headgate.model.clock import Clock, wall
-from headgate.model.gateway_config import GatewayConfig
-from headgate.observe.access import AdminAccess
-from headgate.observe.instruments import Instruments
-from headgate.observe.rollout_admin import RolloutAdmin
+from headgate.surface.access import AdminAccess
+from headgate.surface.instruments import Instruments
+from headgate.surface.rollout_admin import RolloutAdmin
+from headgate.upkeep.rollouts import Rollouts
 from headgate.wire.router import Routes
 
 

@@ -5,11 +5,11 @@ import os
 import socket
 from contextlib import AsyncExitStack
 
+from headgate.config.shared import SharedConfig
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.shared import Sharing
-from headgate.gateway.shared_store import RedisStore
 from headgate.model.clock import Clock
-from headgate.model.shared_config import SharedConfig
+from headgate.upkeep.shared import Sharing
+from headgate.upkeep.shared_store import RedisStore
 
 
 async def share(config: SharedConfig, gateway: Gateway, stack: AsyncExitStack, clock: Clock) -> "asyncio.Task[None]":

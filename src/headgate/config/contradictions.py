@@ -1,0 +1,124 @@
+"""What only shows when two values of a config are seen together?"""
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from headgate.config.fleet import contradictions as fleet_contradictions
+from headgate.config.gateway import ANONYMOUS, GatewayConfig, Tenant
+from headgate.config.models import contradictions as model_contradictions
+from headgate.model.replica import Replica, ReplicaId
+
+OUR_HEADERS = frozenset(("host", "connection", "content-length", "content-type", "transfer-encoding", "x-request-id"))
+"""Of what a replica is sent, those that the gateway writes itself."""
+
+
+def replica_id(url: str) -> ReplicaId:
+    """What a replica is called that nobody gave an id."""
+    return url.removeprefix("http://").removeprefix("https://").removeprefix("unix:").rstrip("/")
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """The end of a complaint about a word that is not known."""
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there is {', '.join(known) or 'none'}"
+
+
+def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    """(path, what is wrong) for values that are fine alone."""
+    yield from _lane_references(config)
+    yield from _repeated_keys(config)
+    yield from _unknown_tasks(config)
+    yield from _odd_tenants(config)
+    yield from model_contradictions(config.models, _served(config))
+    yield from fleet_contradictions(config.fleet)
+    seen: dict[ReplicaId, int] = {}
+    for index, replica in enumerate(config.replicas):
+        first = seen.setdefault(replica.id, index)
+        if first != index:
+            yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
+        yield from _odd_access(f"replicas[{index}]", replica)
+    if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
+        yield "embedded", "expected nothing while replicas are given: they serve instead of it"
+    reserved = sum(lane.reserve for lane in config.lanes)
+    if reserved > 1 + 1e-9:
+        yield "lanes", f"expected reserves that add up to 1 at most, got {reserved:g}"
+    kept = sum(tier.reserve for tier in config.tiers)
+    if kept > 1 + 1e-9:
+        yield "tiers", f"expected reserves that add up to 1 at most, got {kept:g}"
+    if config.classify.fast_below_tokens > config.classify.long_above_tokens + 1:
+        yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
+    if config.limits.bodies_bytes < config.limits.body_bytes:
+        yield "limits.bodies_bytes", "expected no less than limits.body_bytes"
+    if config.limits.held_bytes < config.limits.body_bytes:
+        yield "limits.held_bytes", "expected no less than limits.body_bytes"
+    if config.relay.spool_bytes < config.relay.bytes:
+        yield "relay.spool_bytes", "expected no less than relay.bytes"
+
+
+def _odd_access(path: str, replica: Replica) -> Iterator[tuple[str, str]]:
+    names = [name.lower() for name in replica.headers]
+    for name in names:
+        if name in OUR_HEADERS:
+            yield f"{path}.headers", f"{name} is written with every request; leave it out"
+        elif names.count(name) > 1:
+            yield f"{path}.headers", f"{name} is given twice"
+        elif name == "authorization" and replica.api_key_file is not None:
+            yield f"{path}.headers", "authorization is what api_key_file is for; give one of the two"
+    if replica.ca is not None and not replica.url.startswith("https:"):
+        yield f"{path}.ca", f"expected an https address, got {replica.url}"
+
+
+def _served(config: GatewayConfig) -> frozenset[str] | None:
+    """Models by name; None: somebody serves what nobody can tell before asking."""
+    if config.fleet.kind != "fixed" or not config.replicas or not all(replica.names for replica in config.replicas):
+        return None
+    return frozenset(name for replica in config.replicas for name in replica.names)
+
+
+def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    known = [lane.name for lane in config.lanes]
+    named = [(f"replicas[{index}].lanes", sorted(replica.lanes)) for index, replica in enumerate(config.replicas)]
+    for path, tenant in _with_paths(config):
+        named.append((f"{path}.lanes", sorted(tenant.lanes)))
+        named.append((f"{path}.default_lane", [tenant.default_lane] if tenant.default_lane else []))
+        if tenant.default_lane and tenant.lanes and tenant.default_lane not in tenant.lanes:
+            yield f"{path}.default_lane", f"{tenant.default_lane} is not among the lanes it may use"
+    named.append(("hedge.lanes", sorted(config.hedge.lanes)))
+    for path, names in named:
+        for name in names:
+            if name not in known:
+                yield path, f"no lane is called {name}; {did_you_mean(name, known)}"
+
+
+def _unknown_tasks(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    known = list(config.output.tasks)
+    named = [(f"{path}.task", tenant.task) for path, tenant in _with_paths(config) if tenant.task is not None]
+    named += [(f"output.aliases[{index}].task", alias.task) for index, alias in enumerate(config.output.aliases)]
+    for path, task in named:
+        if task not in known:
+            yield path, f"no task is called {task}; {did_you_mean(task, known)}"
+
+
+def _repeated_keys(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    tenants = [(f"{path}.key_sha256", tenant.key_sha256) for path, tenant in _with_paths(config)]
+    for holders in (tenants, [("admin_keys", config.admin_keys)]):
+        seen: dict[str, str] = {}
+        for path, keys in holders:
+            for index, key in enumerate(keys):
+                here = f"{path}[{index}]"
+                first = seen.setdefault(key, here)
+                if first != here:
+                    yield here, f"the same key is already in {first}"
+
+
+def _odd_tenants(config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    for tenant in config.tenants:
+        path = f"tenants.{tenant.name}"
+        if tenant.name == ANONYMOUS.name:
+            yield path, "expected another name: those without a key have their own section, anonymous"
+        elif not tenant.key_sha256:
+            yield f"{path}.key_sha256", "expected at least one key: without, nobody can be this tenant"
+
+
+def _with_paths(config: GatewayConfig) -> list[tuple[str, Tenant]]:
+    return [*((f"tenants.{tenant.name}", tenant) for tenant in config.tenants), ("anonymous", config.anonymous)]

@@ -1,0 +1,106 @@
+"""Takes as long as a profile says, and says placeholder words: a GPU's queues and memory pressure without the GPU.
+
+What a step is to take counts from when the one before was due, not from when this one was handed over. So choosing a
+step and delivering its tokens, and waking up a little late, are part of the modelled time and not on top of it, and
+errors do not add up. A machine that can't keep up falls behind; what can't be caught up any more is counted.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+from headgate.machine.profile import Noise, Profile
+from headgate.machine.step_features import shape
+from headgate.model.clock import Clock, monotonic
+from headgate.model.errors import InvalidRequest
+from headgate.model.sampling import Sampled, TokenLogprob
+from headgate.model.sequence import Sequence
+from headgate.model.step import Row, Step
+
+MOST_BEHIND_S = 0.25
+"""Of the profile's seconds, what shorter steps may catch up. More would mean a burst of tokens that no GPU gives."""
+_SPREAD = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+Wait = Callable[[float], bool]
+"""Wait that many seconds; True: stop waiting, now and for good."""
+
+
+class EmulatedRunner:
+    """Implements `engine.Runner`. Used by one thread; only `halt` may be called from another."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        words: Items[int],
+        *,
+        rng: random.Random,
+        dilation: float = 1.0,
+        clock: Clock = monotonic,
+        wait: Wait | None = None,
+    ) -> None:
+        """`words`: the tokens to say. `dilation`: seconds that pass for one of the profile's."""
+        self.slots = profile.slots
+        self.slot_tokens = profile.context
+        self.bytes_per_token = profile.bytes_per_token
+        self.profile = profile
+        self.dilation = dilation
+        self.model_s = 0.0
+        """Modelled seconds so far, dilated."""
+        self.behind_s = 0.0
+        """Seconds by which steps were late beyond catching up: this machine was too slow."""
+        self._words = words
+        self._noise = Noise(rng)
+        self._clock = clock
+        self._halted = threading.Event()
+        self._wait = wait or self._halted.wait
+        self._due = clock()
+        self._keys: dict[int, int] = {}
+
+    def open(self, sequence: Sequence) -> None:
+        sampling = sequence.sampling
+        if sampling.grammar is not None:
+            raise InvalidRequest("an emulated engine can't follow a response_format", param="response_format")
+        if not self._keys:
+            self._due = self._clock()  # it was idle
+        # By seed (or the prompt's beginning) and position, so that a continuation goes on as the original would have.
+        self._keys[sequence.id] = sampling.seed if sampling.temperature else sum(sequence.tokens[:16])
+
+    def attend(self, sequence_id: int) -> None:
+        """It draws nothing."""
+
+    def close(self, sequence_id: int) -> None:
+        del self._keys[sequence_id]
+
+    def run(self, step: Step) -> list[Sampled]:
+        began = self._clock()
+        if not self._keys:
+            self._due = began
+        elif (behind := began - self._due - MOST_BEHIND_S * self.dilation) > 0:
+            self.behind_s += behind
+            self._due += behind
+        took = self.profile.step_s(shape(step), self._noise) * self.dilation
+        self.model_s += took
+        self._due += took
+        sampled = [self._draw(row) for row in step.rows if row.samples]
+        while (left := self._due - self._clock()) > 0:
+            if self._wait(left):
+                break
+        return sampled
+
+    def halt(self) -> None:
+        """Wait no longer: the engine is to stop."""
+        self._halted.set()
+
+    def shutdown(self) -> None:
+        self._keys.clear()
+
+    def _draw(self, row: Row) -> Sampled:
+        sequence = row.sequence
+        words, key = self._words, self._keys[sequence.id]
+        token = words[((key + len(sequence.tokens)) * _SPREAD & _MASK) * len(words) >> 64]
+        wanted = sequence.sampling.top_logprobs
+        if wanted is None:
+            return Sampled(sequence.id, (token,))
+        return Sampled(sequence.id, (token,), (TokenLogprob(token, 0.0, ((token, 0.0),) if wanted else ()),))

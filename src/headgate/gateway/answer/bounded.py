@@ -1,0 +1,173 @@
+"""Which answers have to be read along, because they may have to be ended early?
+
+Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
+are watched and not short. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several
+choices it is noted which have ended, so that the others can be.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from headgate.gateway.answer.gather import MOST_CHOICES, Gather
+from headgate.gateway.answer.output import DONE, REPETITION, plain, text_of
+from headgate.gateway.answer.relay import NONE_ENDED, Relay
+from headgate.gateway.answer.repeats import Repeats
+from headgate.gateway.answer.response_reader import ResponseReader
+from headgate.gateway.intake.abilities import RESPONSES
+from headgate.gateway.intake.accept import Accepted
+from headgate.model.clock import Clock
+from headgate.model.errors import ReplicaFailed
+from headgate.model.lane import Lane
+from headgate.policy.answers.output import Allowance
+from headgate.policy.answers.runaway import Detector
+from headgate.replica.http import Call
+from headgate.replica.openai import decode_event
+
+TOLD_WHOLE: Final = (
+    "tools", "functions", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "audio",
+    "modalities", "return_hidden_states",
+)  # fmt: skip
+SHORT: Final = 64
+"""Tokens: an answer in one piece that may have no more is asked for as it is. Repetition could hardly be told in fewer,
+so that ending it would save next to nothing, and reading it along costs more than it does."""
+_FINISH: Final = b'"finish_reason"'
+_NO_FINISH: Final = b'"finish_reason":null'
+_NO_FINISH_SPACED: Final = b'"finish_reason": null'
+
+
+def bounded(
+    accepted: Accepted, allowance: Allowance, lane: Lane, relay: Relay, clock: Clock
+) -> "Gather | Bounded | Several | ResponseReader | None":
+    """None: the Relay itself does."""
+    request = accepted.request
+    if accepted.path == RESPONSES:  # an answer in one piece is the engine's own, and not read along
+        detector = Detector(allowance.runaway) if allowance.runaway != "off" else None
+        return ResponseReader(relay, detector) if request.stream else None
+    watched = allowance.runaway != "off" and request.choices == 1
+    if request.stream:
+        if request.choices > 1:
+            return Several(relay)
+        return Bounded(relay, Detector(allowance.runaway)) if watched else None
+    tokens = allowance.tokens
+    watched = watched and (tokens is None or tokens > SHORT)
+    if (watched or may_outlast(tokens, lane)) and not told_whole(accepted.body):
+        detector = Detector(allowance.runaway) if watched else None
+        return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
+    return None
+
+
+def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
+    """Who hears the rest of a stream that broke off: what was said before counts too."""
+    if allowance.runaway == "off":
+        return relay
+    detector = Detector(allowance.runaway)
+    for piece in bytes(relay.said or b"").split(b"\n"):
+        detector.hear(plain(piece))
+    return Bounded(relay, detector)
+
+
+def may_outlast(tokens: int | None, lane: Lane) -> bool:
+    """Whether so much can take longer than the lane allows even if every token comes as soon as promised."""
+    if lane.generation_s is None:
+        return False
+    return tokens is None or tokens * lane.gap_target_s > lane.generation_s
+
+
+def told_whole(body: dict[str, Any]) -> bool:
+    """Whether it asks for something that engines write another way, or not at all, where they stream: then the answer
+    in one piece must be the engine's own."""
+    for name in TOLD_WHOLE:
+        value = body.get(name)
+        if value is not None and value is not False and value != [] and value != {}:
+            return True
+    return False
+
+
+class Along:
+    """Between a replica and its Relay: reads along, and passes everything on. A Listener."""
+
+    __slots__ = ("_relay",)
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+
+    def body(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def start(self, call: Call) -> None:
+        self._relay.start(call)
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._relay.on_head(status, headers, is_stream)
+
+    def on_events(self, events: list[bytes]) -> None:
+        self._relay.on_events(events)
+
+    def on_body(self, body: bytes) -> None:
+        self._relay.on_body(body)
+
+    def on_done(self) -> None:
+        self._relay.on_done()
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._relay.on_failed(error, sent)
+
+    def on_late(self) -> None:
+        self._relay.on_late()
+
+    def on_broken(self, flaw: Exception) -> None:
+        self._relay.on_broken(flaw)
+
+
+class Several(Along):
+    """Of a stream with several choices, notes which have ended."""
+
+    __slots__ = ()
+
+    def on_events(self, events: list[bytes]) -> None:
+        for event in events:
+            if _says_end(event):
+                self._relay.ended |= ended_in(event)
+        self._relay.on_events(events)
+
+
+def _says_end(event: bytes) -> bool:
+    """Whether it says why some choice ends."""
+    said = event.count(_FINISH)
+    return said > 0 and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED)
+
+
+def ended_in(event: bytes) -> frozenset[int]:
+    """The choices that an event says the end of."""
+    try:
+        choices = decode_event(event)["choices"]
+        ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
+        return frozenset([index for index in ended if isinstance(index, int) and 0 <= index < MOST_CHOICES])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return NONE_ENDED
+
+
+class Bounded(Along):
+    """Ends what only repeats itself."""
+
+    __slots__ = ("_repeats",)
+
+    def __init__(self, relay: Relay, detector: Detector) -> None:
+        super().__init__(relay)
+        self._repeats = Repeats(detector)
+
+    def on_events(self, events: list[bytes]) -> None:
+        relay = self._relay
+        if not self._repeats.hear(events):
+            relay.on_events(events)
+            return
+        last = min(len(events), self._repeats.heard)
+        while last and not text_of(events[last - 1]):
+            last -= 1
+        if not last or any(event == DONE or _says_end(event) for event in events[last - 1 :]):
+            relay.on_events(events)  # the replica has ended it itself
+            return
+        relay.on_events(events[:last])
+        if not relay.over:
+            relay.cut(REPETITION, "stop")

@@ -1,0 +1,778 @@
+"""How does an answer get from a replica to a client? One attempt, joined to one exchange.
+
+    start ─→ waiting ── first event, or the whole body ──→ started ─→ over: on_end
+                │ the replica fails, refuses or stalls                  ▲
+                ├─→ over: on_attempt_failed                             │ done, failed, stalled,
+                └── the client leaves, or is itself at fault ───────────┘ gone, too slow
+
+Nothing goes to the client while waiting, so a failed attempt leaves the exchange as it was: its owner asks another
+replica, or answers. A stream that breaks off after it has begun waits too, if its owner can have it gone on with
+elsewhere. A relay is over exactly once.
+"""
+
+from math import inf
+from typing import Final, Protocol
+
+from headgate.gateway.answer.backlog import Backlog, RelayLimits
+from headgate.gateway.answer.continuation import Continuation, has_ended
+from headgate.gateway.answer.output import REASONING, content_of, speaks, text_of, thinks
+from headgate.model.clock import Clock
+from headgate.model.errors import (
+    InvalidRequest,
+    OutOfTime,
+    ReplicaAnswered,
+    ReplicaFailed,
+    ReplicaStalled,
+    ReplicaUnreached,
+    ServeError,
+    SlowClient,
+)
+from headgate.model.lane import WhenSlow
+from headgate.model.outcome import Outcome
+from headgate.model.record import EngineTimings
+from headgate.replica.http import Call
+from headgate.replica.openai import (
+    FULL,
+    error_body,
+    has_finish,
+    is_event,
+    mended_event,
+    named,
+    quoted,
+    read_answer,
+    read_error,
+    read_mended,
+    read_usage,
+    room_in_s,
+)
+from headgate.replica.shape import Chunk, Usage, decode_chunk
+from headgate.wire.errors import STATUS, Headers
+from headgate.wire.exchange import Exchange
+
+__all__ = ["Relay", "RelayLimits", "RelayOwner", "Summary"]
+
+DONE: Final = b"[DONE]"
+COMPLETED: Final = Outcome.COMPLETED
+NONE_ENDED: Final[frozenset[int]] = frozenset()
+_NO_ERROR: Final = (b"", b"null")
+"""How the field is written of an event that has none."""
+_CLIENT_FAULTS: dict[int, Outcome] = {
+    400: Outcome.INVALID,
+    404: Outcome.UNKNOWN_MODEL,
+    405: Outcome.INVALID,
+    409: Outcome.INVALID,
+    413: Outcome.TOO_LONG,
+    415: Outcome.INVALID,
+    422: Outcome.INVALID,
+    501: Outcome.INVALID,
+}
+"""What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
+MOST_KEPT: Final = 64 * 1024
+"""Bytes of a stream's text that are kept, should it have to be gone on with elsewhere. A longer one ends with an error
+if its replica does."""
+MOST_HELD: Final = 16
+"""Events that are held back while nothing is said in them. More are left out: they would say no more."""
+GAPS: Final = 3
+"""Of a stream's gaps, those remembered: so many, and one more for each GAP_EACH tokens, so that the longest one percent
+of all gaps are among them."""
+GAP_EACH: Final = 64
+MOST_GAPS: Final = 64
+_AFTER_DONE_S = 1.0
+"""How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
+
+
+class Summary:
+    """How an exchange ended that was answered by its relay. Times are on the relay's clock."""
+
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = (
+        "cached_tokens",
+        "error",
+        "events",
+        "first_at",
+        "first_byte_at",
+        "gaps",
+        "last_at",
+        "outcome",
+        "sent_at",
+        "stalled_s",
+        "status",
+        "stop",
+        "timings",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        *,
+        outcome: Outcome,
+        status: int,
+        error: ServeError | None,
+        usage: tuple[int, int] | None,
+        cached_tokens: int,
+        timings: EngineTimings | None,
+        events: int,
+        sent_at: float | None,
+        first_byte_at: float | None,
+        first_at: float | None,
+        last_at: float | None,
+        gaps: tuple[tuple[float, float], ...],
+        stalled_s: float,
+        stop: str = "",
+    ) -> None:
+        self.stop: Final = stop
+        """Why the answer was ended early, with what there was; empty: it was not."""
+        self.outcome: Final = outcome
+        self.status: Final = status
+        """What the client got; 499 if it left before it got any."""
+        self.error: Final = error
+        self.usage: Final = usage
+        """Prompt and output tokens as the replica counted them; None if it did not."""
+        self.cached_tokens: Final = cached_tokens
+        """Of the prompt, found in the replica's cache."""
+        self.timings: Final = timings
+        """What the replica says about where its time went."""
+        self.events: Final = events
+        """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
+        self.sent_at: Final = sent_at
+        self.first_byte_at: Final = first_byte_at
+        self.first_at: Final = first_at
+        """The first token: when its event came, or, of an answer in one piece, when its engine says that it was there.
+        None: there was none, or nobody knows."""
+        self.last_at: Final = last_at
+        self.gaps: Final = gaps
+        """The replica's longest silences between two reads with events, longest first: how long, and since when. While
+        the client was behind does not count."""
+        self.stalled_s: Final = stalled_s
+        """How long the client was behind."""
+
+
+class RelayOwner(Protocol):
+    """Whose request it is."""
+
+    def on_first(self) -> None:
+        """The first event has been written to the client."""
+
+    def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
+        """The exchange is as it was. `refused`: the replica said that it is busy, which is no fault."""
+
+    def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
+        """The events that end its stream in the replica's place. `first` is the stream's first event."""
+
+    def may_go_on(self) -> bool:
+        """Whether to ask elsewhere for the rest of a stream that broke off."""
+
+    def on_broken_off(self, error: ServeError) -> None:
+        """The stream has begun, and waits for `go_on` or `fail`."""
+
+    def on_end(self, summary: Summary) -> None:
+        """The exchange has been answered, or the client has left."""
+
+    def on_broken(self, flaw: Exception) -> None:
+        """Something raised this while its answer was relayed, in whatever state: nobody knows what of the above has
+        been called. `Relay.abandon` lets go of the replica."""
+
+
+class HedgedAttempt(Protocol):
+    """The same request at another replica, while neither has answered."""
+
+    def cancel(self) -> None:
+        """It is not needed. Whoever owns the relay knows."""
+
+    def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
+        """The relay's own replica failed: its call is the relay's from now on."""
+
+
+class Relay:
+    """A Listener to the replica."""
+
+    __slots__ = (
+        "_asked_at",
+        "_backlog",
+        "_before",
+        "_body",
+        "_call",
+        "_clock",
+        "_continuation",
+        "_exchange",
+        "_first",
+        "_gap_floor_s",
+        "_gaps",
+        "_generation_s",
+        "_head_at",
+        "_headers",
+        "_heard_at",
+        "_held",
+        "_idle",
+        "_last",
+        "_owner",
+        "_received",
+        "_room_in_s",
+        "_said_done",
+        "_spool",
+        "_status",
+        "_stream",
+        "_thought",
+        "_unheard",
+        "_usage",
+        "_wanted",
+        "_wants_usage",
+        "ended",
+        "events",
+        "first_at",
+        "fruitless",
+        "last_at",
+        "limits",
+        "over",
+        "rival",
+        "said",
+        "stop",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        owner: RelayOwner,
+        limits: RelayLimits,
+        slow_client: WhenSlow,
+        stream: bool,
+        wants_usage: bool,
+        clock: Clock,
+        generation_s: float = inf,
+        headers: Headers = (),
+        wanted: str = "",
+    ) -> None:
+        """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage. `generation_s`:
+        how long a stream may go on after its first event, or an answer in one piece after it was asked for. `headers`:
+        more for the answer's head. `wanted`: the list without which it is no answer (choices, data, output); empty: any
+        object is one."""
+        self._exchange = exchange
+        self._owner = owner
+        self.limits = limits
+        self._spool = slow_client == "spool"
+        self._stream = stream
+        self._wants_usage = wants_usage
+        self._clock = clock
+        self._generation_s = generation_s
+        self._headers = headers
+        self._wanted = wanted
+        self._first = b""
+        """The first event, for as long as this stream may have to be ended in the replica's place."""
+        self.stop = ""
+        """Why the answer was ended early, if it was."""
+        self.ended: frozenset[int] = NONE_ENDED
+        """Of several choices, those that the replica has ended; of one nobody looks."""
+        self.said: bytearray | None = None
+        """The text that was passed on, as JSON spells it, each piece ended by a line break, which JSON never has; None:
+        it is not kept, and nobody can go on after it."""
+        self._last = b""
+        """The last event that was passed on."""
+        self._before = b""
+        """The one before it."""
+        self._continuation: Continuation | None = None
+        """Set when what is heard now goes on with what another replica began."""
+        self._thought = False
+        """What the model thinks has been passed on: nobody can go on after that."""
+        self._held: list[bytes] = []
+        """What came before the first token, such as whose turn it is. It goes with it."""
+        self._unheard = True
+        """Nothing has come from the replica that is asked now."""
+        self._call: Call | None = None
+        self.rival: HedgedAttempt | None = None
+        self._status = 0
+        """Of the replica's answer, once its head has come."""
+        self._room_in_s: float | None = None
+        """When it said that it would have room, if it did."""
+        self._body = b""
+        self._said_done = False
+        self._usage: Usage | None = None
+        self._asked_at = 0.0
+        """When the replica that is asked now was asked."""
+        self._head_at = 0.0
+        """When the head of an answer in one piece, or of a refusal, had come."""
+        self._heard_at = 0.0
+        """When the replica last said something of an answer; of one in one piece, when its last bytes were noticed."""
+        self._idle = 0
+        """Events passed on that say nothing of an answer."""
+        self._received = 0
+        """Bytes of an answer in one piece that had come when it was last looked at."""
+        self._backlog: Backlog | None = None
+        self.events = 0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self.fruitless = 0
+        """Replicas in a row that were to go on with it, and broke off without a word."""
+        self._gaps: list[tuple[float, float]] = []
+        self._gap_floor_s = 0.0
+        """A silence up to this is not among the longest."""
+        self.over = False
+
+    @property
+    def spoke_at(self) -> float | None:
+        """When the replica that is asked now last gave events; None: it has not given any."""
+        return None if self._unheard else self.last_at
+
+    def start(self, call: Call) -> None:
+        """`call` has been sent with this relay as its listener. From here on the relay answers the exchange."""
+        self._call = call
+        self._asked_at = self._heard_at = now = self._clock()
+        self._received = 0
+        self._exchange.on_gone = self._on_gone
+        late_s = min(self.limits.first_token_s, self.limits.stall_s)
+        call.late_at = now + (late_s if self._stream else min(late_s, self._generation_s))
+
+    def go_on(self, call: Call) -> None:
+        """`call` asks for the rest of a stream that broke off."""
+        self._continuation = Continuation(self._first, self.events if self._answering else 0)
+        self._status = 0
+        self._body = b""
+        self._unheard = True
+        if self._backlog is not None:
+            self._backlog.read_from(call)
+        self.start(call)
+
+    def hand_over(self, generation_s: float) -> None:
+        """Forget the replica that was asked, which has said nothing: another's call is started next."""
+        call, self._call, self.rival = self._call, None, None
+        if call is not None:
+            call.cancel()
+        self._status = 0
+        self._body = b""
+        self._held = []
+        self._unheard = True
+        self.first_at = self.last_at = None
+        self._generation_s = generation_s
+
+    def fail(self, error: ServeError) -> None:
+        """End it with this: a status while nothing is sent, an error event afterwards."""
+        self._settle()
+        self._exchange.fail(error)
+        self._end(error.outcome, error)
+
+    def cut(self, stop: str, finish: str) -> None:
+        """End a stream that has begun, here, with what there is: to the client it is a regular end."""
+        self.stop = stop
+        self._continuation = None  # what comes now is no replica's
+        self.on_events(self._owner.closing(self._first, finish, stop, self.events))
+        if not self.over:
+            self.on_done()
+
+    # -- told by the connection to the replica -----------------------------------------------------------
+
+    def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
+        self._status = status
+        if status >= 300:
+            self._room_in_s = room_in_s(headers) if status in FULL else None
+            self._head_at = now = self._clock()
+            if self._call is not None:
+                self._call.late_at = min(self._call.late_at, now + self.limits.stall_s)
+            return
+        if status != 200:
+            self._break_off(ReplicaAnswered(f"the replica answered {status}, which is no answer"))
+        elif is_stream != self._stream:
+            self._break_off(ReplicaFailed(f"the replica answered with {named(headers)}"))
+        elif is_stream and not self._exchange.started:
+            self._exchange.stream(self._headers)
+        elif not is_stream:
+            self._head_at = self._clock()
+
+    def on_events(self, events: list[bytes]) -> None:
+        if self._said_done:
+            return
+        now = self._clock()
+        exchange = self._exchange
+        first = self._unheard
+        if self._continuation is not None:
+            events = [told for event in events if (told := self._continuation.told(event)) is not None]
+            first = first and bool(events)
+            if self._answering and any(thinks(event) for event in events):
+                self.fail(ReplicaFailed("the replica broke off, and another one began to think again in its place"))
+                return
+        if self.first_at is not None and now - self._heard_at > self._gap_floor_s:
+            self._note_gap(self._silence_s(now, self._heard_at), now)
+        heard_at, spoken = self._heard_at, self.events - self._idle
+        self._heard_at = self.last_at = now
+        tokens: list[bytes] = []
+        call = self._call
+        chunk: Chunk | None
+        for data in events:
+            # As cheap as to look for the words `usage` and `error` in it, and nothing that is no JSON gets past it.
+            try:
+                if not data.isascii():
+                    data.decode()
+                chunk = decode_chunk(data)
+            except (ValueError, RecursionError):
+                data, chunk = _mended(data, self._wanted)
+            if chunk is not None and chunk.usage is chunk.error:  # NOTHING, both of them
+                tokens.append(data)
+                continue
+            self._pass_on(tokens)
+            tokens.clear()
+            if self._take(data, chunk):
+                tokens.append(data)
+            elif self.over or self._said_done or self._call is not call:
+                break
+        self._pass_on(tokens)
+        if self.over or self._call is not call:
+            return
+        if self.events - self._idle == spoken:
+            self._heard_at = heard_at  # nothing of an answer: it does not put off any limit
+        if first and exchange.started:
+            self._unheard = False
+            self._owner.on_first()
+        if not self._said_done and (self._backlog is not None or exchange.unsent):
+            self._judge_backlog(len(events), now)
+
+    @property
+    def _answering(self) -> bool:
+        """Some of the answer has been passed on."""
+        return self.said is not None and bool(self.said.strip(b"\n"))
+
+    def on_body(self, body: bytes) -> None:
+        self._body = body
+
+    def on_done(self) -> None:
+        if self._status >= 300:
+            self._judge_refusal(self._status, self._body)
+        elif self._stream:
+            self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
+        else:
+            flaw, self._usage = read_answer(self._body, self._wanted)
+            if flaw:
+                self._body, flaw, self._usage = read_mended(self._body, self._wanted)
+            if flaw:
+                self._break_off(ReplicaAnswered(f"the replica {flaw}"))
+                return
+            self.last_at = now = self._clock()
+            if self.first_at is None:
+                self.first_at = self._told_first(now)
+            self._settle()
+            self._exchange.respond(200, self._body, headers=self._headers)
+            self._end(COMPLETED)
+
+    def _told_first(self, now: float) -> float | None:
+        """When the first token of an answer in one piece was there, if its engine says."""
+        usage, call, asked_at = self._usage, self._call, self._asked_at
+        if usage is None or usage.timings is None:
+            return None
+        if call is not None and call.sent_at is not None:
+            asked_at = call.sent_at  # a second replica was asked before its call became this relay's
+        first_s = usage.timings.first_s(now - asked_at, usage.output)
+        return None if first_s is None else asked_at + first_s
+
+    def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
+        self._end_stream(error)
+
+    def on_late(self) -> None:
+        """Events do not put it off: it comes at least every `stall_s`, and looks how long the replica still has."""
+        call, now = self._call, self._clock()
+        patience_s = self._patience_s(now)
+        since = self.first_at if self._stream else self._asked_at
+        left_s = inf if since is None else since + self._generation_s - now
+        if self._said_done:
+            self._end_stream(ReplicaStalled("the replica did not end its answer"))
+        elif left_s <= 0 and self._status < 300:
+            self._end_by_time()
+        elif patience_s <= 0:
+            self._break_off(ReplicaStalled(self._lateness(now)))
+        elif call is not None:
+            call.late_at = now + min(patience_s, self.limits.stall_s, left_s if left_s > 0 else inf)
+
+    def _end_by_time(self) -> None:
+        if self._stream:
+            self.cut("time", "length")
+            return
+        self.stop = "time"
+        took = f"the answer was not complete after {self._generation_s:g} s, all that its lane allows"
+        self.fail(OutOfTime(f"{took}; stream it, to get what there is by then, or ask for less (max_tokens)"))
+
+    def _patience_s(self, now: float) -> float:
+        """How much longer the replica may go on as it does. Only tokens put it off, and no limit from when it was asked
+        is put off by anything."""
+        limits, call = self.limits, self._call
+        if self._status >= 300:
+            return self._head_at + limits.stall_s - now
+        if self._stream:
+            if self._unheard:  # whoever goes on with a stream has to read all of it first, as with any other prompt
+                return limits.first_token_s - self._silence_s(now, self._asked_at)
+            return limits.stall_s - self._silence_s(now, self._heard_at)
+        due_at = self._asked_at + limits.answer_s
+        if call is not None and call.received:
+            # An engine that has begun to write an answer in one piece has all of it.
+            if call.received > self._received:
+                self._received, self._heard_at = call.received, now
+            if self._status:
+                body_s = limits.body_s if self._generation_s == inf else self._generation_s
+                complete_at = self._head_at + body_s + limits.stall_s
+            else:
+                began_at = now if call.first_byte_at is None else call.first_byte_at
+                complete_at = max(began_at + limits.stall_s, self._asked_at + limits.first_token_s)
+            due_at = min(due_at, complete_at, self._heard_at + limits.stall_s)
+        return due_at - now
+
+    def _lateness(self, now: float) -> str:
+        call, silent_s = self._call, self._silence_s(now, self._heard_at)
+        if not self._unheard or call is None or not call.received:
+            return f"the replica said nothing for {silent_s:.1f} s"
+        missing = "no token" if self._stream and self._status < 300 else "no complete answer"
+        return f"the replica gave {missing} within {now - self._asked_at:.1f} s"
+
+    def on_broken(self, flaw: Exception) -> None:
+        self._owner.on_broken(flaw)
+
+    def _pass_on(self, tokens: list[bytes]) -> None:
+        if tokens:
+            spoken = len(tokens)
+            if self.first_at is None:
+                silent = self._silent(tokens)
+                spoken -= silent
+                if not spoken:
+                    for data in tokens:
+                        if len(self._held) < MOST_HELD and len(data) <= MOST_KEPT:
+                            self._held.append(data)
+                    return
+                tokens = [*self._held, *tokens]
+                self._held = []
+                self.first_at = self._heard_at
+                self._first = tokens[0]
+                if self._call is not None:
+                    self._call.late_at = min(self._call.late_at, self._heard_at + self._generation_s)
+            self._before = self._last if len(tokens) == 1 else tokens[-2]
+            self._last = tokens[-1]
+            self._exchange.events(tokens)
+            self.events += spoken
+            if self.said is not None:
+                self._keep(tokens)
+
+    def _silent(self, tokens: list[bytes]) -> int:
+        """How many come before the first that says something."""
+        silent = 0
+        for data in tokens:
+            if speaks(data):
+                break
+            silent += 1
+        return silent
+
+    def _keep(self, tokens: list[bytes]) -> None:
+        said = self.said
+        assert said is not None
+        for data in tokens:
+            if data.find(REASONING) < 0:
+                said += text_of(data)
+            else:
+                self._thought = self._thought or thinks(data)
+                said += content_of(data)
+            said += b"\n"
+        if len(said) > MOST_KEPT:
+            self.said = None
+
+    # -- what the replica said -----------------------------------------------------------------------------
+
+    def _take(self, data: bytes, chunk: Chunk | None) -> bool:
+        """Look at an event that may not be a token. Whether it is to be passed on."""
+        if data == DONE:
+            if not self._has_finished():
+                self._break_off(ReplicaFailed("the replica broke off: its stream ended without a finish_reason"))
+                return False
+            self._said_done = True
+            if self._held:
+                self._exchange.events(self._held)
+            self._exchange.end(DONE)
+            if self._call is not None:
+                self._call.late_at = self._heard_at + _AFTER_DONE_S
+            return False
+        if chunk is None:
+            if not data or is_event(data):
+                return bool(data)  # nothing in it, as some say to keep a connection alive
+            self._break_off(ReplicaFailed("the replica sent an event that is no JSON object"))
+            return False
+        if bytes(chunk.error) not in _NO_ERROR:
+            error = read_error(data)
+            if self._exchange.started:
+                self._break_off(ReplicaAnswered(error.message))
+            else:
+                self._judge_refusal(error.status or 500, data)
+            return False
+        if bytes(chunk.usage) in _NO_ERROR or not self.note_usage(data):
+            return True
+        if self._wants_usage and self.first_at is not None:
+            self._idle += 1
+        return self._wants_usage
+
+    def _has_finished(self) -> bool:
+        """Whether the replica has said why its stream ends. Behind that, engines say what it took, and hardly more."""
+        if self._wanted != "choices" or self.stop:
+            return True
+        held = self._held
+        return any(has_finish(event) for event in (held[-2:] or (self._last, self._before)))
+
+    def note_usage(self, data: bytes) -> bool:
+        """Whether `data` is there for its usage only."""
+        usage, alone = read_usage(data)
+        if usage is not None:
+            self._usage = usage
+        return alone
+
+    def _note_gap(self, silence_s: float, now: float) -> None:
+        """Seldom: of n equal chances about 3 · ln n are among the longest three so far, and one in 64 beyond."""
+        gaps, most = self._gaps, min(MOST_GAPS, GAPS + self.events // GAP_EACH)
+        gaps.append((silence_s, now - silence_s))
+        gaps.sort(reverse=True)
+        if len(gaps) > most:
+            gaps.pop()
+        if len(gaps) >= most:
+            # Not lowered when there is room for one more: what is shorter than all that were kept is not among the
+            # longest one percent.
+            self._gap_floor_s = gaps[-1][0]
+
+    def _silence_s(self, now: float, since: float) -> float:
+        """The replica's own: while it is not read, it has no chance to speak."""
+        backlog = self._backlog
+        if backlog is None:
+            return now - since
+        return 0.0 if backlog.pausing else now - max(since, backlog.resumed_at)
+
+    def _judge_refusal(self, status: int, body: bytes) -> None:
+        """Nothing has been sent to the client yet."""
+        error = read_error(body)
+        outcome = _CLIENT_FAULTS.get(status)
+        if outcome is None or self._exchange.started:
+            full = status in FULL
+            message = f"the replica answered {status}: {quoted(error)}"
+            self._break_off(ReplicaAnswered(message, full=full, room_in_s=self._room_in_s if full else None), full)
+        else:
+            self._settle()
+            self._exchange.respond(status, error_body(error))
+            self._end(outcome, InvalidRequest(error.message, param=error.param), status)
+
+    def _end_stream(self, error: ReplicaFailed) -> None:
+        """The replica says no more; with `error`, unless it had said all."""
+        if self._said_done:
+            self._settle()
+            self._end(COMPLETED)
+        else:
+            self._break_off(error)
+
+    def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
+        if self._call is not None and self._call.sends > 1:
+            error.twice = True
+        if self.rival is not None:
+            self.rival.stand_in(error, refused)
+        elif not self._exchange.started:
+            self._settle()
+            self._owner.on_attempt_failed(error, refused)
+        elif self.said is not None and has_ended(self._last):
+            self._complete()
+        elif self._thought:
+            error.message += "; it had been thinking, and no other replica can go on after that"
+            self.fail(error)
+        elif self.said is not None and self._may_go_on(error, refused):
+            call, self._call = self._call, None
+            if call is not None:
+                call.cancel()
+            self._owner.on_broken_off(error)
+        else:
+            self.fail(error)
+
+    def _may_go_on(self, error: ReplicaFailed, refused: bool) -> bool:
+        if not self._unheard:
+            self.fruitless = 0
+        elif not refused and not isinstance(error, ReplicaUnreached):
+            self.fruitless += 1
+        return self._owner.may_go_on()
+
+    def _complete(self) -> None:
+        """Only the end itself is missing: write it in the replica's place."""
+        self._continuation = None
+        self._wanted = ""  # it has said why it ends, or what it took
+        usage, done = self._owner.closing(self._first, "", "", self.events)[-2:]
+        self.on_events([usage, done] if self._usage is None else [done])
+        if not self.over:
+            self._end_stream(ReplicaFailed("the replica did not end its answer"))
+
+    # -- what the client does ----------------------------------------------------------------------------------
+
+    def _on_gone(self) -> None:
+        try:
+            self._settle()
+            self._end(Outcome.CANCELLED)
+        except Exception as flaw:
+            self._owner.on_broken(flaw)
+
+    def _judge_backlog(self, events: int, now: float) -> None:
+        if self._backlog is None:
+            assert self._call is not None
+            self._backlog = Backlog(
+                self._exchange,
+                self._call,
+                self.limits,
+                self._spool,
+                self._clock,
+                self._give_up_client,
+                self.on_broken,
+            )
+        self._backlog.judge(events, now)
+
+    def _give_up_client(self) -> None:
+        self.fail(SlowClient("the client did not read its stream, so it was cancelled"))
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """The one way to be over; what is told to whom comes after it."""
+        if self.over:
+            raise RuntimeError("a relay is over only once")
+        self.over = True
+        if self._backlog is not None:
+            self._backlog.close()
+        self._exchange.on_gone = self._exchange.on_writable = None
+        if self._call is not None:
+            self._call.cancel()
+        if self.rival is not None:
+            self.rival.cancel()
+
+    def abandon(self) -> None:
+        """Be over without a word to anybody, in whatever state it is."""
+        self.over = True
+        backlog, call, rival = self._backlog, self._call, self.rival
+        self._backlog = self._call = self.rival = None
+        if backlog is not None:
+            backlog.close()
+        if call is not None:
+            call.cancel()
+        if rival is not None:
+            rival.cancel()
+
+    def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
+        usage, call, backlog = self._usage, self._call, self._backlog
+        stop = self.stop or (usage.timings.stop if usage is not None and usage.timings is not None else "")
+        if stop == "time" and outcome is COMPLETED:
+            outcome = Outcome.TIME_CAP
+        self._call = self._backlog = self.rival = None  # they refer to us
+        self._owner.on_end(
+            Summary(
+                outcome=outcome,
+                status=status or (200 if self._stream and self.first_at is not None else STATUS[outcome]),
+                error=error,
+                usage=None if usage is None else (usage.prompt, usage.output),
+                cached_tokens=0 if usage is None else usage.cached,
+                timings=None if usage is None else usage.timings,
+                events=self.events,
+                sent_at=None if call is None else call.sent_at,
+                first_byte_at=None if call is None else call.first_byte_at,
+                first_at=self.first_at,
+                last_at=self.last_at,
+                gaps=tuple(self._gaps),
+                stalled_s=0.0 if backlog is None else backlog.stalled_s,
+                stop=stop,
+            )
+        )
+
+
+def _mended(data: bytes, wanted: str) -> tuple[bytes, Chunk | None]:
+    """An event that is no JSON, or more than is read of it: [DONE], nothing, half a character, or, with null for what
+    can't be passed on, an event after all."""
+    if data == DONE or not data or is_event(data):
+        return data, None
+    told = mended_event(data, wanted if wanted == "choices" else "")
+    return told, None if told is data else decode_chunk(told)

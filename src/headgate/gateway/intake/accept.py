@@ -1,0 +1,424 @@
+"""From a client's bytes to a Request: who asks, for what, in which lane, and how much of it.
+
+Nothing here waits. What is sent on to a replica is written anew from what was understood, never the client's own bytes:
+two parsers that disagree are how gateways are bypassed.
+"""
+
+import re
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from headgate.config.gateway import Tenant
+from headgate.config.output import CHAT as CHAT_TASK
+from headgate.config.output import OutputConfig
+from headgate.gateway.answer.continuation import can_go_on
+from headgate.gateway.answer.response_voice import Native, Translated
+from headgate.gateway.intake.abilities import CHAT, RESPONSES, Abilities
+from headgate.gateway.intake.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
+from headgate.gateway.intake.fields import ChatFields, UsualFields
+from headgate.gateway.intake.identity import Identities
+from headgate.gateway.intake.models import Chosen, Models
+from headgate.gateway.intake.naming import Naming
+from headgate.gateway.intake.prompt import MEDIA_TOKENS, found_in
+from headgate.gateway.intake.responses import Untold, as_chat, cap, read
+from headgate.model.errors import InvalidRequest, NotOffered
+from headgate.model.lane import Lane
+from headgate.model.request import NOBODY, Request
+from headgate.policy.answers.output import Allowance, Output, UnknownTask, apply
+from headgate.policy.answers.prompt_size import PromptSizes
+from headgate.policy.batching.estimate import Ratio
+from headgate.policy.dispatch.lanes import Classifier
+from headgate.wire.body import json
+from headgate.wire.body.canonical import NOT_CANONICAL, canonical
+from headgate.wire.body.long_json import LONG_BYTES, lightened, parse_long, whole
+from headgate.wire.exchange import Exchange
+from headgate.wire.limits import WireLimits
+
+LONGEST_NAME: Final = 256
+LONGEST_SESSION: Final = 1024
+"""Characters by which sessions are told apart."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Names(Protocol):
+    """Who knows which models are served."""
+
+    def refuse_unknown(self, model: str) -> None:
+        """Raises UnknownModel for a name that nobody has."""
+
+    def meant_by_default(self) -> str:
+        """The name that `default` stands for; empty: it goes on as it is."""
+
+
+class Accepted:
+    """A request and what is needed to send it on."""
+
+    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
+    __slots__ = (
+        "allowance",
+        "body",
+        "chosen",
+        "encoded",
+        "goes_on",
+        "opened",
+        "path",
+        "prompt_bytes",
+        "request",
+        "tenant",
+        "wants_usage",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        body: dict[str, Any],
+        encoded: bytes,
+        path: str,
+        tenant: Tenant,
+        wants_usage: bool,
+        prompt_bytes: int,
+        opened: bool,
+        allowance: Allowance | None = None,
+        chosen: Chosen | None = None,
+    ) -> None:
+        self.request = request
+        self.body = body
+        self.encoded = encoded
+        """The body as we would write it, where it came like that; empty otherwise."""
+        self.path = path
+        self.tenant = tenant
+        self.wants_usage = wants_usage
+        """Whether the client itself asked for a usage chunk."""
+        self.prompt_bytes = prompt_bytes
+        """Of its text; 0: how many tokens it has says nothing about text."""
+        self.allowance = allowance
+        """What its answer may say; None: it has none, as embeddings."""
+        self.chosen = chosen
+        """What its model's name came to; None: it stands for itself."""
+        self.goes_on: bool | None = None
+        """Of a long body: whether some replica could go on with its stream; None: its body is short."""
+        self.opened = opened
+        """Whether it begins with a system message."""
+
+    @property
+    def can_go_on(self) -> bool:
+        return can_go_on(self.path, self.body) if self.goes_on is None else self.goes_on
+
+    def lighten(self) -> None:
+        """Keep long fields only as they are written."""
+        self.goes_on = can_go_on(self.path, self.body)
+        self.body = lightened(self.body)
+
+    def whole(self) -> dict[str, Any]:
+        """Its body with all that is in it, for those that look into its long fields."""
+        return self.body if self.goes_on is None else whole(self.body)
+
+    def stand_in(self, model: str) -> None:
+        """It is answered by another version than was drawn for it."""
+        self.request = self.request.but(model=model, fallback=())
+        self.body = {**self.body, "model": model}
+        self.encoded = b""
+        if self.chosen is not None:
+            self.chosen = self.chosen.instead(model)
+
+    def asking(self, body: dict[str, Any]) -> "Accepted":
+        """The same, asked in other words."""
+        made = Accepted(
+            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.opened,
+            self.allowance, self.chosen,
+        )  # fmt: skip
+        made.goes_on = self.goes_on
+        return made
+
+
+class Acceptor:
+    def __init__(
+        self,
+        lanes: dict[str, Lane],
+        classifier: Classifier,
+        identities: Identities,
+        limits: WireLimits,
+        output: Output | None = None,
+        open_fields: frozenset[str] = frozenset(),
+    ) -> None:
+        """`open_fields`: what anybody may send, although it steers the engine."""
+        self._open_fields = open_fields
+        self._output = output or Output(OutputConfig())
+        self._lanes = lanes
+        self._classifier = classifier
+        self._identities = identities
+        self._limits = limits
+        self.models: Models | None = None
+        """What names stand for; None: for themselves."""
+        self.names: Names | None = None
+        """None: any name goes."""
+        self.abilities = Abilities({})
+        """Who has more than chats and text completions."""
+        self.prompt_sizes = PromptSizes()
+        self.tokens_per_answer = Ratio(128.0)
+
+    def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
+        self._output = output or self._output
+        self._classifier = classifier
+        self._identities = identities
+
+    def known(self, headers: dict[str, str]) -> Tenant:
+        """Who asks. Raises Unauthorized."""
+        return self._identities.of(headers)
+
+    @property
+    def keyed(self) -> bool:
+        """Nobody is served without a key."""
+        return self._identities.keyed
+
+    @property
+    def several(self) -> bool:
+        """Some tenants have keys."""
+        return self._identities.several
+
+    def accept(self, exchange: Exchange) -> Accepted:
+        """Raises InvalidRequest or Unauthorized."""
+        headers = exchange.headers
+        tenant = self._identities.of(headers)
+        long = len(exchange.body) > LONG_BYTES
+        if long:
+            body, same = parse_long(exchange.body, self._limits), False
+        else:
+            # Asked here and not by `json`, which is not compiled: it is the usual case.
+            body = canonical(exchange.body, self._limits.json_depth)
+            same = body is not NOT_CANONICAL
+            if not same:
+                body = json.parse_strictly(exchange.body, self._limits)
+        path, responds = exchange.path, False
+        if path == RESPONSES:
+            path, body = self._respond(exchange, body)
+            responds, same = path == RESPONSES, False
+        shape, whole = self._understood(body)
+        assert isinstance(body, dict)
+        extra = sift(body, tenant.trusted, self._open_fields)
+        same = same and whole and (extra is None or not extra.changed)
+        model = shape.model or ""
+        alias = self._output.alias(model)
+        models = self.models
+        if alias is not None and alias.model is not None and (models is None or not models.knows(model)):
+            model = body["model"] = alias.model
+            same = False
+            exchange.renames = Naming(alias.name)
+        if (model == "default" or not model) and self.names is not None and (meant := self.names.meant_by_default()):
+            model = body["model"] = meant
+            same = False
+        if len(model) > LONGEST_NAME:
+            raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
+        if shape.messages:
+            self._bound("messages", len(shape.messages))
+        found = found_in(shape, path, body)
+        opened = _opened(body)
+        prompt_tokens = found.tokens or self.prompt_sizes.of(model, opened, found.size)
+        prompt_tokens += MEDIA_TOKENS * found.media
+        lane = self._lane(shape, headers, tenant, prompt_tokens)
+        embeds = path.endswith("/embeddings")
+        choices = choices_of(shape, extra, found, lane, embeds)
+        if extra is not None:
+            keep_bounds(shape, extra, lane)
+        streams = shape.stream is True
+        stream = streams and not embeds
+        allowance = None
+        if not embeds:
+            asked = _asked(shape, extra, body, responds)
+            same = same and shape.max_output_tokens is None
+            chat = responds or path == CHAT
+            allowance = self._allow(
+                asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task, chat
+            )
+            if responds:
+                cap(allowance, body)
+            else:
+                same = not apply(allowance, body, choices) and same
+            if extra is not None and allowance.tokens is not None:
+                for name in extra.least:
+                    body[name] = min(body[name], allowance.tokens)
+                    same = False
+        session = headers.get("x-headgate-session") or shape.user
+        if session is not None and len(session) > LONGEST_SESSION:
+            session = session[:LONGEST_SESSION]
+        chosen = None
+        if models is not None:
+            task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task)
+            task = task or (CHAT_TASK if responds or path == CHAT else "")
+            chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
+            if chosen is not None:
+                exchange.renames = exchange.renames or Naming(model)
+                model = body["model"] = chosen.model
+                same = False
+        if chosen is None and self.names is not None:
+            self.names.refuse_unknown(model)
+        request = Request(
+            id=exchange.request_id,
+            arrived=exchange.received_at,
+            model=model,
+            lane=lane.name,
+            priority=self._priority(shape, headers, tenant, lane),
+            tenant=tenant.name,
+            weight=tenant.weight,
+            tier=tenant.tier,
+            prompt_tokens=prompt_tokens,
+            max_output=choices * self._max_output(allowance, lane),
+            wait_until=exchange.received_at + lane.wait_bound_s,
+            first_token_by=exchange.received_at + lane.ttft_target_s,
+            stream=stream,
+            prefix=found.chain,
+            session=session,
+            unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
+            fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
+            choices=choices,
+            pinned=chosen is not None and chosen.pinned,
+        )
+        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
+        if streams and not stream:
+            del body["stream"]
+            same = False
+        elif stream and not wants_usage and not responds:
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+            same = False
+        encoded = exchange.body if same else b""
+        wants_usage = wants_usage or exchange.voice is not None
+        prompt_bytes = 0 if found.tokens or found.media else found.size
+        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, opened, allowance, chosen)
+        if long:
+            accepted.lighten()
+        return accepted
+
+    def _understood(self, body: object) -> tuple[ChatFields, bool]:
+        """And whether the body is as it came."""
+        try:
+            return msgspec.convert(body, UsualFields), True
+        except msgspec.ValidationError:
+            changed = isinstance(body, dict) and made_whole(body)
+        name = body.get("model") if isinstance(body, dict) else None
+        model = name if isinstance(name, str) else ""
+        alias = self._output.alias(model)
+        model = model if alias is None or alias.model is None else alias.model
+        ranges = self.abilities.ranges((model,) if self.models is None else self.models.reach(model))
+        return looked_into(body, ranges), not changed
+
+    def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
+        """Where to ask for a response, and how: there, if all who may get it have it; otherwise as a chat, if that can
+        say it; and if not, there again, at those who have it."""
+        if isinstance(given, dict):
+            made_whole(given)
+        body = read(given)
+        if isinstance(body["input"], list):
+            self._bound("input", len(body["input"]))
+        model = body.get("model", "")
+        alias = self._output.alias(model)
+        model = model if alias is None or alias.model is None else alias.model
+        names = (model,) if self.models is None else self.models.reach(model)
+        if not self.abilities.all_respond(names):
+            try:
+                chat = as_chat(body)
+            except Untold as untold:
+                self._must_respond(names, *untold.args)
+            else:
+                # Its input is in the chat.
+                echoed = {name: value for name, value in body.items() if name != "input"}
+                if len(exchange.body) > LONG_BYTES:
+                    echoed = lightened(echoed)
+                exchange.voice = Translated(echoed, exchange.request_id)
+                return CHAT, chat
+        exchange.voice = Native()
+        return RESPONSES, body
+
+    def _must_respond(self, names: tuple[str, ...], field: str, why: str) -> None:
+        """Raises InvalidRequest if nobody can."""
+        try:
+            for name in names:
+                self.abilities.unfit(RESPONSES, name)
+        except NotOffered as error:
+            raise InvalidRequest(f"{field}: {why}, and {error.message}", param=field) from None
+
+    def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
+        """Usage as the replica counted it."""
+        if accepted.prompt_bytes:
+            model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
+            self.prompt_sizes.learn(model, accepted.opened, accepted.prompt_bytes, prompt_tokens)
+        self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
+
+    def _bound(self, field: str, count: int) -> None:
+        """Raises InvalidRequest if a conversation has more parts than are taken."""
+        most = self._limits.messages
+        if count > most:
+            raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
+
+    def _lane(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
+        named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
+        name = named or tenant.default_lane
+        if name is None:
+            name = self._classifier.lane_of(prompt_tokens, shape.stream is True, shape.service_tier == "flex")
+        lane = self._lanes.get(name)
+        if lane is None:
+            raise InvalidRequest(f"no lane {name[:64]!r}; there are {', '.join(self._lanes)}", param="lane")
+        if tenant.lanes and name not in tenant.lanes:
+            raise InvalidRequest(f"lane {name!r} is not open to tenant {tenant.name!r}", param="lane")
+        return lane
+
+    def _priority(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
+        """Said by the client only if it is trusted; whoever else could name it would name the best."""
+        if tenant.trusted:
+            if shape.priority is not None:
+                return max(-100, min(100, shape.priority))
+            named = headers.get("x-headgate-priority", "")
+            if re.fullmatch(r"-?[0-9]{1,6}", named):
+                return max(-100, min(100, int(named)))
+        return lane.priority
+
+    def _allow(
+        self,
+        asked: int | None,
+        headers: dict[str, str],
+        tenant: Tenant,
+        lane: Lane,
+        prompt_tokens: int,
+        alias: str | None,
+        chat: bool,
+    ) -> Allowance:
+        named = headers.get("x-headgate-task") or alias
+        allowance = self._output.allow(
+            named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps, chat
+        )
+        if isinstance(allowance, UnknownTask):
+            known = ", ".join(allowance.known)
+            raise InvalidRequest(f"no task {allowance.task[:64]!r}; there are {known}", param="x-headgate-task")
+        return allowance
+
+    def _max_output(self, allowance: Allowance | None, lane: Lane) -> int:
+        usual = max(1, int(self.tokens_per_answer.of(lane.name)))
+        allowed = None if allowance is None else allowance.tokens
+        return usual if allowed is None else min(allowed, usual)
+
+
+def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
+    """Output tokens that it asks for, by whatever name. Names of other APIs are taken out of the body."""
+    asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
+    other = shape.max_output_tokens
+    if other is None and extra is None and not responds:
+        return asked
+    if responds and asked is not None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            body.pop(name, None)
+    elif not responds and other is not None:
+        del body["max_output_tokens"]
+    for more in (other, None if extra is None else extra.asked):
+        if more is not None and (asked is None or more < asked):
+            asked = more
+    return asked
+
+
+def _opened(body: dict[str, Any]) -> bool:
+    """Whether it begins with a system message."""
+    messages = body.get("messages")
+    if not messages:
+        return "instructions" in body
+    first: Any = messages[0]
+    return bool(first.get("role") in ("system", "developer"))

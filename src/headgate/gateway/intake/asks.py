@@ -1,0 +1,246 @@
+"""Does a request ask for more than anybody may? What OpenAI documents of a value, what a lane allows, and what an
+engine would take for more than a question.
+
+A field that only trusted keys may send is refused by name, and not dropped: whoever sends `lora_path` and gets the
+model without it believes the wrong thing. The gateway's own (lane, priority and targets) are dropped, as ever: clients
+of vLLM send a priority, and are served without it. All other fields that nobody here knows pass through.
+"""
+
+from math import inf
+from typing import Any, Final
+
+from headgate.gateway.intake.fields import INTEGERS, LONGEST_STOP, ChatFields
+from headgate.gateway.intake.prompt import PromptFound
+from headgate.model.errors import InvalidRequest
+from headgate.model.lane import Lane
+from headgate.model.plain import plain
+from headgate.replica.dialects import Ranges
+from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
+from headgate.wire.body import json
+
+MOST_BEST_OF: Final = 20
+"""OpenAI's."""
+LARGEST: Final = float(1 << 62)
+"""Beyond it no float is a whole number that anybody means."""
+
+
+class Extra:
+    """What fields come to that are no part of OpenAI's, or of which a lane says how much may be asked."""
+
+    __slots__ = ("asked", "changed", "choices", "entries", "least", "logprobs")
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        """Output tokens, by whatever name."""
+        self.choices = 0
+        self.least: list[str] = []
+        """Fields that say how many tokens an answer has at least."""
+        self.logprobs: tuple[str, int] | None = None
+        """The largest such number, and its field."""
+        self.entries: tuple[str, int] | None = None
+        """The longest list, and its field."""
+        self.changed = False
+        """The body is not as it came."""
+
+
+def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Extra | None:
+    """Looks at each field once, and takes out what is null, which is the same as nothing. None: all of them are plain.
+    Raises InvalidRequest."""
+    found: list[str] | None = None
+    for name, value in body.items():
+        if value is None or name in SPECIAL:
+            if found is None:
+                found = []
+            found.append(name)
+    if found is None:
+        return None
+    extra = Extra()
+    for name in found:
+        value = body[name]
+        if value is None:
+            del body[name]
+            extra.changed = True
+            continue
+        kind = SPECIAL[name]
+        if kind == DROPPED:
+            if not trusted:
+                del body[name]
+                extra.changed = True
+        elif kind == GUARDED:
+            if not trusted and name not in open_fields:
+                _refuse_guarded(name)
+        elif kind == LENGTH:
+            number = whole(name, value)
+            del body[name]
+            extra.changed = True
+            if number > 0:  # otherwise without an end, which is the same as not given
+                extra.asked = number if extra.asked is None else min(extra.asked, number)
+        elif kind == LEAST:
+            body[name] = whole(name, value)
+            extra.least.append(name)
+            extra.changed = True
+        elif kind == CHOICES:
+            body[name] = number = whole(name, value)
+            if name == "best_of":
+                _within(name, number, 0, MOST_BEST_OF)
+            else:
+                _at_least(name, number, 1)
+            extra.choices = max(extra.choices, number)
+            extra.changed = True
+        elif kind == LOGPROBS:
+            body[name] = number = _at_least(name, whole(name, value), 0)
+            extra.changed = True
+            if extra.logprobs is None or number > extra.logprobs[1]:
+                extra.logprobs = (name, number)
+        elif kind == ENTRIES and isinstance(value, list | dict):
+            entries = _entries(value)
+            if extra.entries is None or entries > extra.entries[1]:
+                extra.entries = (name, entries)
+    return extra
+
+
+def _entries(value: Any) -> int:
+    """However deep they are; what is empty is one."""
+    found = 0
+    waiting: list[Any] = [value]
+    while waiting:
+        node = waiting.pop()
+        within = [one for one in (node.values() if isinstance(node, dict) else node) if isinstance(one, list | dict)]
+        found += (len(node) - len(within)) or not within
+        waiting += within
+    return found
+
+
+def _refuse_guarded(name: str) -> None:
+    raise InvalidRequest(
+        f"{name}: only trusted keys may send it, since it steers the engine itself ({GUARDS[name]}); leave it out, or "
+        "have the operator trust this key (tenants.NAME.trusted) or open it to all (limits.open_fields)",
+        param=name,
+    )
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number, also as 100.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST:
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be a whole number", param=name)
+    return value
+
+
+def _at_least(name: str, number: int, least: int) -> int:
+    if number < least:
+        raise InvalidRequest(f"{name} must be at least {least}, got {number}", param=name)
+    return number
+
+
+# -- what a lane allows -----------------------------------------------------------------------------------------
+
+
+def choices_of(shape: ChatFields, extra: Extra | None, found: PromptFound, lane: Lane, embeds: bool) -> int:
+    """How many answers it asks for, each a sequence of its own in the engine. Raises InvalidRequest."""
+    if embeds:
+        if found.prompts > lane.inputs_limit:
+            _refuse("input", f"{found.prompts} texts", lane, "inputs_limit", lane.inputs_limit)
+        return 1
+    each = shape.n or 1
+    if extra is not None and extra.choices > each:
+        each = extra.choices
+    choices = each * found.prompts
+    if choices > lane.choices_limit:
+        what = f"{choices} answers" if found.prompts == 1 else f"{found.prompts} prompts × {each} answers"
+        _refuse("n" if found.prompts == 1 else "prompt", what, lane, "choices_limit", lane.choices_limit)
+    return choices
+
+
+def keep_bounds(shape: ChatFields, extra: Extra, lane: Lane) -> None:
+    """Raises InvalidRequest."""
+    stop, bias = shape.stop, shape.logit_bias
+    if isinstance(stop, list) and len(stop) > lane.stops_limit:
+        _refuse("stop", f"{len(stop)} stop sequences", lane, "stops_limit", lane.stops_limit)
+    if bias is not None and len(bias) > lane.entries_limit:
+        _refuse("logit_bias", f"{len(bias)} entries", lane, "entries_limit", lane.entries_limit)
+    top, own = shape.top_logprobs, shape.logprobs
+    if top is not None and top > lane.logprobs_limit:
+        _refuse("top_logprobs", str(top), lane, "logprobs_limit", lane.logprobs_limit)
+    if own is not None and own > lane.logprobs_limit:  # true, of a chat, counts as one: the token's own
+        _refuse("logprobs", str(int(own)), lane, "logprobs_limit", lane.logprobs_limit)
+    if extra.entries is not None and extra.entries[1] > lane.entries_limit:
+        _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
+    if extra.logprobs is not None and extra.logprobs[1] > lane.logprobs_limit:
+        _refuse(extra.logprobs[0], str(extra.logprobs[1]), lane, "logprobs_limit", lane.logprobs_limit)
+
+
+def _refuse(field: str, what: str, lane: Lane, setting: str, most: int) -> None:
+    raise InvalidRequest(
+        f"{field}: {what}, and lane {lane.name!r} allows {most} (lanes.{lane.name}.{setting})", param=field
+    )
+
+
+# -- what OpenAI documents --------------------------------------------------------------------------------------
+
+
+def made_whole(body: dict[str, Any]) -> bool:
+    """Write 100.0 as 100 where a whole number is wanted. Whether there was any."""
+    changed = False
+    for name in INTEGERS:
+        value = body.get(name)
+        if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST:
+            body[name] = int(value)
+            changed = True
+    return changed
+
+
+def looked_into(body: object, ranges: Ranges) -> ChatFields:
+    """Of a body that is not in the usual ranges: what it asks, or what is wrong with it. Raises InvalidRequest."""
+    shape = json.convert(body, ChatFields)
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "dimensions"):
+        _within(name, getattr(shape, name), 1, inf)
+    _within("n", shape.n, 1, ranges.n)
+    _within("temperature", shape.temperature, 0, ranges.temperature)
+    _within("top_p", shape.top_p, 0, 1)
+    _within("presence_penalty", shape.presence_penalty, -2, 2)
+    _within("frequency_penalty", shape.frequency_penalty, -2, 2)
+    _within("top_logprobs", shape.top_logprobs, 0, 20)
+    if not isinstance(shape.logprobs, bool):
+        _within("logprobs", shape.logprobs, 0, ranges.text_logprobs)
+    _check_stops(shape.stop, ranges)
+    if shape.tools is not None and len(shape.tools) > ranges.tools:
+        raise InvalidRequest(f"tools: at most {ranges.tools}, got {len(shape.tools)}", param="tools")
+    if isinstance(shape.logit_bias, dict):
+        for token, bias in shape.logit_bias.items():
+            _within("logit_bias", bias, -100, 100, f" for token {token[:32]!r}")
+    elif shape.logit_bias is not None:
+        _check_pairs(shape.logit_bias)
+    return shape
+
+
+def _check_pairs(biases: list[Any]) -> None:
+    """As llama.cpp has them: [token id or text, bias or false]."""
+    for pair in biases:
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | str):
+            raise InvalidRequest("logit_bias: as a list, it is pairs of a token and its bias", param="logit_bias")
+        token, bias = pair
+        if bias is not False and not isinstance(bias, int | float):
+            raise InvalidRequest(
+                f"logit_bias of token {str(token)[:32]!r} must be a number or false", param="logit_bias"
+            )
+        _within("logit_bias", bias, -100, 100, f" for token {str(token)[:32]!r}")
+
+
+def _check_stops(stop: str | list[str] | None, ranges: Ranges) -> None:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > ranges.stops:
+        raise InvalidRequest(f"stop: at most {ranges.stops} stop sequences, got {len(stops)}", param="stop")
+    longest = max(map(len, stops), default=0)
+    if longest > LONGEST_STOP:
+        raise InvalidRequest(
+            f"stop: a stop sequence has at most {LONGEST_STOP} characters, got {longest}", param="stop"
+        )
+
+
+def _within(name: str, value: float | None, least: float, most: float, where: str = "") -> None:
+    if value is None or least <= value <= most:
+        return
+    wanted = f"at least {plain(least, 6)}" if most == inf else f"between {plain(least, 6)} and {plain(most, 6)}"
+    raise InvalidRequest(f"{name} must be {wanted}, got {plain(value, 12)}{where}", param=name)

@@ -1,0 +1,191 @@
+"""What does the name stand for that a client asks for? The live answer, swapped as a whole.
+
+Asked for every request that is accepted, now and then from another thread: what is read here is one table that nobody
+changes. A rollback is another table.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from headgate.config.gateway import Tenant
+from headgate.config.models import ModelConfig
+from headgate.model.errors import InvalidRequest, Refused
+from headgate.model.outcome import Outcome
+from headgate.model.plain import plain
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.rollout.capability import Room, ask_of, choose
+from headgate.policy.rollout.rollout import TrafficSplit, digest_of
+
+PIN: Final = "x-headgate-version"
+"""Trusted clients say with it which version they want."""
+COME_BACK_S: Final = 2.0
+"""When to ask again for a version of which no replica is usable: in about as long as a probe takes to notice one."""
+
+
+class Chosen:
+    """What a request came to."""
+
+    # Written out, not a dataclass: one is made per request.
+    __slots__ = ("drawn_from", "fell_back", "model", "name", "others", "reason", "shadow", "version")
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        version: str,
+        reason: str,
+        drawn_from: str,
+        shadow: tuple[str, str] | None,
+        others: tuple[tuple[str, str], ...] = (),
+        fell_back: str = "",
+    ) -> None:
+        self.name = name
+        """As the client asked."""
+        self.model = model
+        """Whose replicas it goes to."""
+        self.version = version
+        self.reason = reason
+        self.drawn_from = drawn_from
+        """The name among whose versions its own was drawn; empty: there are none, or it was pinned."""
+        self.shadow = shadow
+        """(version, model) that gets a copy."""
+        self.others = others
+        """(version, model) of those that may answer while no replica of its own is usable, in this order."""
+        self.fell_back = fell_back
+        """The version that was drawn, where this one stands in for it."""
+
+    @property
+    def pinned(self) -> bool:
+        """The client named the version."""
+        return bool(self.version) and not self.drawn_from
+
+    def instead(self, model: str) -> "Chosen":
+        """The same, answered by another of its versions."""
+        version = next((version for version, other in self.others if other == model), "")
+        reason = f"version {version}: no replica of {self.version} is usable; {self.reason}"
+        return Chosen(self.name, model, version, reason, self.drawn_from, self.shadow, (), self.version)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One public name, as it stands right now."""
+
+    config: ModelConfig
+    split: TrafficSplit | None = None
+    """None: it has rules instead of versions."""
+    targets: Mapping[str, str] = {}
+    """Version → model."""
+    shadow: tuple[str, float] | None = None
+    """(version, share) that gets copies."""
+
+
+Table = Mapping[str, Entry]
+
+
+class Models:
+    def __init__(self, table: Table, room: Callable[[str], Room]) -> None:
+        self._table = table
+        self._room = room
+
+    def swap(self, table: Table) -> None:
+        """From the next request on."""
+        self._table = table
+
+    def knows(self, name: str) -> bool:
+        return name in self._table
+
+    def reach(self, name: str) -> tuple[str, ...]:
+        """Models that a request for this name may go to."""
+        entry = self._table.get(name)
+        if entry is None:
+            return (name,)
+        if entry.split is not None:
+            return tuple(entry.targets.values())
+        rules = entry.config.rules
+        used = [entry.config.use, entry.config.when_full, *[rule.use for rule in rules], *[r.when_full for r in rules]]
+        return tuple({model for one in used if one and one != name for model in self.reach(one)})
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._table)
+
+    @property
+    def hidden(self) -> set[str]:
+        """Models that versions stand for: clients are told the name, not what is behind it."""
+        return {model for entry in self._table.values() for model in entry.targets.values()}
+
+    def choose(
+        self,
+        name: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        tenant: Tenant,
+        task: str,
+        prompt_tokens: int,
+        request_id: str,
+        session: str | None,
+    ) -> Chosen | None:
+        """None: it is no public name, and stands for itself. Raises InvalidRequest for a pin that does not count."""
+        table = self._table
+        entry = table.get(name)
+        if entry is None:
+            return None
+        reason, target = "", name
+        if entry.split is None:
+            choice = choose(entry.config, ask_of(body, headers, task, prompt_tokens), lambda model: self.room(model))
+            target, reason = choice.model, choice.reason
+            entry = table.get(target)
+            if entry is None or entry.split is None:
+                return Chosen(name, target, "", reason, "", None)
+        pinned = headers.get(PIN)
+        if pinned is not None:
+            return self._pinned(name, target, entry, pinned, tenant, reason)
+        config, split = entry.config, entry.split
+        assert split is not None
+        key = tenant.name if config.sticky == "tenant" else session if config.sticky == "session" else None
+        digest = digest_of(config.name, request_id if key is None else key)
+        version, share = split.pick(digest)
+        because = f"version {version}: {plain(share)} of {config.name}"
+        shadow = None
+        if entry.shadow is not None:
+            copied, of = entry.shadow
+            if int.from_bytes(digest_of(f"{config.name} shadow", request_id)[:8]) < of * 2**64:
+                shadow = (copied, entry.targets[copied])
+        reason = f"{reason}; {because}" if reason else because
+        others = tuple([(other, entry.targets[other]) for other in split.others(version, digest)])
+        return Chosen(name, entry.targets[version], version, reason, config.name, shadow, others)
+
+    def _pinned(self, name: str, target: str, entry: Entry, pinned: str, tenant: Tenant, reason: str) -> Chosen:
+        # Refused, not ignored: whoever asks for a version and measures another believes the wrong thing.
+        if not tenant.trusted:
+            raise InvalidRequest(f"{PIN} counts only for trusted keys: tenant {tenant.name!r} is not one", param=PIN)
+        model = entry.targets.get(pinned)
+        if model is None:
+            known = ", ".join(entry.targets)
+            raise InvalidRequest(f"{target} has no version {pinned[:64]!r}; there is {known}", param=PIN)
+        if not self._room(model).limit:
+            # At once, and by no other: whoever names a version wants that one, and can do without the wait.
+            wrong = f"no replica of version {pinned} of {target} is usable now: come back, or ask without {PIN}"
+            raise Refused(wrong, Outcome.NO_REPLICA, COME_BACK_S)
+        because = f"version {pinned}: pinned"
+        return Chosen(name, model, pinned, f"{reason}; {because}" if reason else because, "", None)
+
+    def room(self, name: str) -> Room:
+        """Of a model, or of all versions that a name stands for."""
+        entry = self._table.get(name)
+        if entry is None or entry.split is None:
+            return self._room(name)
+        used = [version for version, weight in entry.split.weights if weight > 0]
+        used += [entry.split.candidate] if entry.split.candidate is not None else []
+        rooms = [self._room(entry.targets[version]) for version in used]
+        return Room(sum(r.limit for r in rooms), sum(r.used for r in rooms), sum(r.waiting for r in rooms))
+
+
+def room_in(dispatcher: Dispatcher) -> Callable[[str], Room]:
+    def room(model: str) -> Room:
+        limit, used = dispatcher.fleet.capacity(model)
+        pool = dispatcher.pools.get(model if dispatcher.fleet.by_name(model) else None)
+        return Room(limit, used, 0 if pool is None else pool.waiting)
+
+    return room

@@ -1,0 +1,153 @@
+"""What does a request ask about, and how long is it? Its texts, one after the other.
+
+Pictures, sounds and files in base64 are not text: their bytes say nothing about their tokens. They count for a few
+tokens each, and tell one conversation from another by their length and their end.
+"""
+
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from headgate.gateway.intake.abilities import RESPONSES
+from headgate.gateway.intake.fields import ChatFields
+from headgate.gateway.intake.responses import parts
+from headgate.model.errors import InvalidRequest
+
+MOST_MESSAGES_HASHED: Final = 128
+"""Later messages of a longer conversation do not decide where it goes."""
+LINK_BYTES: Final = 16
+MOST_ID: Final = 2**31 - 1
+"""Of a token id: engines keep them in 32 bits."""
+MEDIA_TOKENS: Final = 85
+"""What a picture, a sound or a file counts for: what OpenAI charges for a small picture."""
+MEDIA: Final = frozenset((
+    "image_url", "image", "input_image", "image_embeds", "input_audio", "audio", "audio_url", "video", "video_url",
+    "input_video", "file", "input_file", "computer_screenshot", "image_generation_call",
+))  # fmt: skip
+"""What parts of a message are called that are not text, in the dialects there are."""
+DATA: Final = frozenset((
+    "url", "data", "file_data", "b64_json", "result", "image_url", "image", "image_embeds", "audio", "audio_url",
+    "video", "video_url",
+))  # fmt: skip
+"""Fields of such a part that hold data. All else in it is counted, so that no text is hidden there."""
+TAIL: Final = 32
+"""Characters at the end of a picture that tell it from another."""
+LONG_TEXT: Final = 256
+"""Of what is not text, a longer value is data."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class PromptFound:
+    """What a body asks about."""
+
+    __slots__ = ("chain", "media", "prompts", "size", "tokens")
+
+    def __init__(self, chain: tuple[bytes, ...], size: int, media: int, prompts: int, tokens: int) -> None:
+        self.chain = chain
+        """Hash chain over the conversation, message by message."""
+        self.size = size
+        """Bytes of its text, as JSON."""
+        self.media = media
+        """Pictures, sounds and files."""
+        self.prompts = prompts
+        """Texts that are each answered for themselves."""
+        self.tokens = tokens
+        """How many it is, where it came as token ids; 0: as text."""
+
+
+def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
+    """Raises InvalidRequest where nothing is asked."""
+    prompts, tokens = 1, 0
+    if path.endswith("/chat/completions"):
+        if not shape.messages:
+            raise InvalidRequest("messages must be a list of at least one message", param="messages")
+        messages: list[Any] = shape.messages
+    elif path == RESPONSES:
+        messages = parts(body)
+    else:
+        name = "input" if path.endswith("/embeddings") else "prompt"
+        whole = shape.input if name == "input" else shape.prompt
+        if whole is None or whole == []:
+            raise InvalidRequest(f"{name} must not be empty", param=name)
+        messages = [whole]
+        if isinstance(whole, list):
+            prompts, tokens = _listed(whole, name)
+    chain: list[bytes] = []
+    size, media, digest = 0, 0, b""
+    for part in messages:
+        plain = part
+        if isinstance(part, dict) and (not isinstance(part.get("content"), str) or "output" in part or "type" in part):
+            plain, count = _without_media(part)
+            media += count
+        encoded = _encode(plain)
+        size += len(encoded)
+        if len(chain) < MOST_MESSAGES_HASHED:
+            digest = blake2b(digest + encoded).digest()[:LINK_BYTES]
+            chain.append(digest)
+    return PromptFound(tuple(chain), size, media, prompts, tokens)
+
+
+def _listed(whole: list[Any], name: str) -> tuple[int, int]:
+    """How many prompts a list holds, and how many token ids; 0: it holds text."""
+    kinds = set(map(type, whole))
+    if kinds == {str}:
+        return len(whole), 0
+    if kinds == {int}:
+        _in_range(min(whole), max(whole), name)
+        return 1, len(whole)
+    if kinds == {list} and all(set(map(type, ids)) == {int} for ids in whole):
+        _in_range(min(map(min, whole)), max(map(max, whole)), name)
+        return len(whole), sum(map(len, whole))
+    wanted = "text, a list of texts, token ids, or a list of lists of token ids, none of them empty"
+    raise InvalidRequest(f"{name} must be {wanted}", param=name)
+
+
+def _in_range(least: Any, most: Any, name: str) -> None:
+    """Of token ids. Which of them a model has, its engine knows."""
+    if least < 0 or most > MOST_ID:
+        wrong = least if least < 0 else most  # of at most 19 digits: no longer ones are read
+        raise InvalidRequest(f"{name} must hold token ids from 0 to {MOST_ID}, got {wrong}", param=name)
+
+
+# -- what is not text -----------------------------------------------------------------------------------------
+
+
+def _without_media(message: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The message with what is not text made short, and how many such parts it has; the very same if it has none."""
+    count = 0
+    for name in ("content", "output"):
+        inner = message.get(name)
+        if isinstance(inner, list):
+            found = 0
+            for part in inner:
+                found += _is_media(part)
+            if found:
+                plain = [_short(part) if _is_media(part) else part for part in inner]
+                message, count = {**message, name: plain}, count + found
+        elif isinstance(inner, dict) and _is_media(inner):
+            message, count = {**message, name: _short(inner)}, count + 1
+    return (_short(message), count + 1) if "type" in message and _is_media(message) else (message, count)
+
+
+def _is_media(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    if kind is None:  # some engines tell by what it holds
+        return not MEDIA.isdisjoint(part)
+    return isinstance(kind, str) and kind in MEDIA
+
+
+def _short(part: dict[str, Any]) -> dict[str, Any]:
+    """Its data told by their length and end; whatever else it says stays."""
+    return {name: _told(name, value) for name, value in part.items()}
+
+
+def _told(name: str, value: Any) -> Any:
+    if isinstance(value, str) and name in DATA and len(value) > LONG_TEXT:
+        return [len(value), value[-TAIL:]]
+    if isinstance(value, dict) and name in MEDIA:
+        return {inner: _told(inner, what) for inner, what in value.items()}
+    return value

@@ -1,0 +1,169 @@
+"""/v1/responses, as far as it needs no memory: what is asked, and as a chat where the engine knows only chats.
+
+Nothing is kept here, so whatever refers to an earlier answer or asks for a later one is refused. An engine that has
+/v1/responses itself gets the request as it came. For all others a text request becomes a chat that asks the same, and
+its answer is told in the words of /v1/responses again (gateway/answer/response_voice.py).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from headgate.model.errors import InvalidRequest
+from headgate.policy.answers.output import Allowance
+from headgate.wire.body import json
+
+STATEFUL: Final = {
+    "previous_response_id": "send the earlier turns in `input`",
+    "conversation": "send the earlier turns in `input`",
+    "background": "ask for a stream, or wait for the answer",
+    "prompt": "send the text itself: no prompts are kept here",
+}
+"""What would need a memory, and what to do instead."""
+SAME: Final = (
+    "model", "temperature", "top_p", "user", "service_tier", "seed", "stop", "top_k", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "priority", "lane", "ttft_target_ms", "tpot_target_ms",
+    "longest_neighbour",
+)  # fmt: skip
+"""Fields that a chat has too."""
+WITHOUT_EFFECT: Final = (
+    "store", "metadata", "parallel_tool_calls", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "stream_options",
+)  # fmt: skip
+"""What a text answer of one chat is the same without."""
+ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+TEXT_PARTS: Final = ("input_text", "output_text", "text")
+
+
+class Untold(Exception):
+    """A chat can't say this: `args` are the field and why."""
+
+
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """The part that has to be understood whoever answers it."""
+
+    model: str = ""
+    input: str | list[str | dict[str, Any]] | None = None
+    instructions: str | list[Any] | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    store: bool | None = None
+
+
+def read(body: object) -> dict[str, Any]:
+    """Checked, and asked to keep nothing. Raises InvalidRequest."""
+    shape = json.convert(body, ResponsesBody)
+    assert isinstance(body, dict)
+    for name, instead in STATEFUL.items():
+        if body.get(name):
+            raise InvalidRequest(f"{name}: this gateway keeps no answers; {instead}", param=name)
+    if shape.store:
+        raise InvalidRequest("store: this gateway keeps no answers; leave it out, or send false", param="store")
+    if not shape.input:
+        raise InvalidRequest("input must be text or a list of at least one item", param="input")
+    if shape.max_output_tokens is not None and shape.max_output_tokens < 1:
+        message = f"max_output_tokens must be at least 1, got {shape.max_output_tokens}"
+        raise InvalidRequest(message, param="max_output_tokens")
+    return {**{name: value for name, value in body.items() if value is not None}, "store": False}
+
+
+def parts(body: dict[str, Any]) -> list[Any]:
+    """The conversation, message by message."""
+    first = [body["instructions"]] if "instructions" in body else []
+    asked = body["input"]
+    return [*first, *(asked if isinstance(asked, list) else [asked])]
+
+
+def cap(allowance: Allowance, body: dict[str, Any]) -> None:
+    """Write it into a body that goes to an engine's own /v1/responses. There are no stop sequences."""
+    if allowance.tokens is not None:
+        body["max_output_tokens"] = min(allowance.tokens, body.get("max_output_tokens", allowance.tokens))
+
+
+# -- as a chat ------------------------------------------------------------------------------------------------
+
+
+def as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """Raises Untold."""
+    for name, value in body.items():
+        if name in _READ:
+            continue
+        if name not in SAME and name not in WITHOUT_EFFECT and not _idle(name, value):
+            raise Untold(name, "a chat can't say it")
+    chat: dict[str, Any] = {name: body[name] for name in SAME if name in body}
+    chat["messages"] = _messages(body)
+    if "max_output_tokens" in body:
+        chat["max_tokens"] = body["max_output_tokens"]
+    if body.get("stream"):
+        chat["stream"] = True
+    wanted = _format(body.get("text"))
+    if wanted is not None:
+        chat["response_format"] = wanted
+    return chat
+
+
+_READ: Final = frozenset({"input", "instructions", "max_output_tokens", "stream", "text"})
+
+
+def _idle(name: str, value: Any) -> bool:
+    """Whether a field is there and asks for nothing."""
+    known: dict[str, Callable[[Any], bool]] = {
+        "tool_choice": lambda choice: choice in ("none", "auto"),
+        "truncation": lambda how: how == "disabled",
+        "reasoning": lambda how: isinstance(how, dict) and not any(how.values()),
+    }
+    return name in known and known[name](value) if value else True
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if "instructions" in body:
+        if not isinstance(body["instructions"], str):
+            raise Untold("instructions", "only text can be told as a chat")
+        messages.append({"role": "system", "content": body["instructions"]})
+    asked = body["input"]
+    if isinstance(asked, str):
+        return [*messages, {"role": "user", "content": asked}]
+    return messages + [_message(item, f"input[{at}]") for at, item in enumerate(asked)]
+
+
+def _message(item: Any, path: str) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"role": "user", "content": item}
+    if item.get("type", "message") != "message":
+        raise Untold(f"{path}.type", f"{str(item['type'])[:64]} is more than text")
+    role = item.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequest(f"{path}.role must be one of {', '.join(ROLES)}", param=f"{path}.role")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = "".join(_text(part, f"{path}.content[{at}]") for at, part in enumerate(content))
+    if not isinstance(content, str):
+        raise InvalidRequest(f"{path}.content must be text or a list of parts", param=f"{path}.content")
+    return {"role": ROLES[role], "content": content}
+
+
+def _text(part: Any, path: str) -> str:
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+        text: str = part["text"]
+        return text
+    raise Untold(path, "only text can be told as a chat")
+
+
+def _format(text: Any) -> dict[str, Any] | None:
+    """A chat has what the answer is to look like under another name."""
+    if text is None:
+        return None
+    wanted = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(text, dict) or text.get("verbosity") or not isinstance(wanted, dict | None):
+        raise Untold("text", "a chat can't say it")
+    kind = "text" if wanted is None else wanted.get("type")
+    if wanted is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    if kind == "json_schema":
+        schema = {name: value for name, value in wanted.items() if name != "type"}
+        return {"type": "json_schema", "json_schema": schema}
+    raise Untold("text.format.type", "there is text, json_object and json_schema")

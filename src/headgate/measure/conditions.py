@@ -1,0 +1,174 @@
+"""Who is there to answer, who is not, and is that wanted?
+
+A replica that gets nothing is not down because of that: it may be parked, draining, or still on its way. And that none
+is usable is an outage unless that is wanted: a fleet that was scaled to zero waits for its next request. One place says
+which is which, for alerts, metrics, the page and the doctor alike.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, Protocol
+
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.promise import FleetReading
+from headgate.policy.promises.words import about_outage
+from headgate.policy.replicas.health import HealthState
+
+Condition = Literal["up", "starting", "parked", "down"]
+CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
+
+START_S = 60.0
+"""One that nobody here starts should answer by then."""
+_COMING = ("starting", "warming")
+_APART = ("ready", "draining", "parked", "stopped")
+"""Of its life, where the gateway starts and stops replicas: those that are meant to get nothing."""
+
+
+class ProbePhase(Protocol):
+    """What is asked of upkeep/prober.py here."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+
+
+class FleetNews(Protocol):
+    """What is asked of whoever starts and stops replicas."""
+
+    def lifecycle(self, replica_id: ReplicaId) -> str | None: ...
+    def news(self) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class _Seen:
+    load: Load
+    since: float
+    was_up: bool = False
+
+
+class Conditions:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        watches: Mapping[ReplicaId, ProbePhase] | None = None,
+        fleet: Callable[[], FleetNews | None] = lambda: None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._watches = {} if watches is None else watches
+        self._fleet = fleet
+        self._seen: dict[ReplicaId, _Seen] = {}
+        """Of each replica that is there: as many as the fleet has."""
+        self._any_was_up = False
+        self._began = inf
+        """When it was first looked."""
+        self._wanted_none = False
+        """None is up, and that was wanted when it came to it."""
+
+    def of(self, now: float) -> dict[ReplicaId, Condition]:
+        """Every replica that is known."""
+        loads, fleet = self._dispatcher.fleet.loads, self._fleet()
+        self._seen = {replica_id: self._noted(load, now) for replica_id, load in loads.items()}
+        return {replica_id: self._one(seen, fleet, now) for replica_id, seen in self._seen.items()}
+
+    def read(self, now: float) -> FleetReading:
+        found = self.of(now)
+        self._began = min(self._began, now)
+        counts = dict.fromkeys(CONDITIONS, 0)
+        for condition in found.values():
+            counts[condition] += 1
+        down = tuple(replica_id for replica_id, condition in found.items() if condition == "down")
+        return FleetReading(
+            up=counts["up"],
+            down=down,
+            why=next(filter(None, map(self.why, down[:8])), ""),
+            starting=counts["starting"],
+            parked=counts["parked"],
+            outage=self._outage(counts, now),
+            asleep=self._wanted_none,
+            unserved=self._unserved(down) if counts["up"] else (),
+        )
+
+    def outage(self, now: float) -> str:
+        """What to say where nothing can be answered; empty: something can."""
+        fleet = self.read(now)
+        return about_outage(fleet) if fleet.outage else ""
+
+    def why(self, replica_id: ReplicaId) -> str:
+        """What is known of why a replica is not in use."""
+        watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
+        if watch is not None and watch.why:
+            return watch.why
+        # One that health has not put out yet has a standing that says why it is in use.
+        return (
+            standing.why
+            if standing is not None and standing.state in (HealthState.EJECTED, HealthState.PROBATION)
+            else ""
+        )
+
+    def state(self, replica_id: ReplicaId, condition: Condition) -> str:
+        """One word for people: its condition, or how far it has come in it. Never one that contradicts it."""
+        if condition == "parked":
+            return "parked"
+        watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
+        if condition != "up" and watch is not None and watch.phase != "ready":
+            return watch.phase
+        state = "ejected" if standing is None else standing.state.name.lower()
+        # One that can't be reached is out before its probes say so.
+        return condition if (condition == "up") != (state in ("up", "ramping")) else state
+
+    # -- one replica ---------------------------------------------------------------------------------------------
+
+    def _noted(self, load: Load, now: float) -> _Seen:
+        seen = self._seen.get(load.id)
+        if seen is None or seen.load is not load:
+            seen = _Seen(load, now)
+        return seen
+
+    def _one(self, seen: _Seen, fleet: FleetNews | None, now: float) -> Condition:
+        replica_id = seen.load.id
+        lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
+        if lifecycle in _COMING:
+            return "starting"
+        if lifecycle in _APART or (lifecycle is None and self._dispatcher.members.is_parked(replica_id)):
+            return "parked"
+        if self._dispatcher.fleet.seats[replica_id].usable:
+            seen.was_up = self._any_was_up = True
+            return "up"
+        watch = self._watches.get(replica_id)
+        phase = "ready" if watch is None else watch.phase
+        new = not seen.was_up and phase != "failed" and lifecycle != "failed"
+        return "starting" if new and (phase == "warming" or now - seen.since < START_S) else "down"
+
+    # -- all of them -----------------------------------------------------------------------------------------------
+
+    def _outage(self, counts: Mapping[Condition, int], now: float) -> bool:
+        if counts["up"]:
+            self._wanted_none = False
+            return False
+        if counts["down"]:
+            return True
+        self._wanted_none = self._wanted_none or self._none_is_wanted(counts)
+        late = not counts["starting"] and now - self._began >= START_S
+        return (self._any_was_up or late) and not self._wanted_none
+
+    def _none_is_wanted(self, counts: Mapping[Condition, int]) -> bool:
+        fleet = self._fleet()
+        if fleet is not None and not fleet.news()["wanted"]["serving"]:
+            return True
+        return counts["parked"] > 0 and not counts["starting"]
+
+    def _unserved(self, down: tuple[ReplicaId, ...]) -> tuple[str, ...]:
+        """Lanes and models that only replicas serve which are down. Few are: each of these is looked up by pool."""
+        fleet = self._dispatcher.fleet
+        lanes: dict[str, None] = {}
+        models: dict[str, None] = {}
+        for replica_id in down:
+            lanes.update(dict.fromkeys(sorted(fleet.loads[replica_id].replica.lanes)))
+            models.update(dict.fromkeys(sorted(fleet.loads[replica_id].replica.names)))
+        return (
+            *(f"lane {name}" for name in lanes if name in self._dispatcher.lanes and not fleet.serves_lane(name)),
+            *(f"model {name}" for name in models if not fleet.usable(name)),
+        )

@@ -1,0 +1,214 @@
+"""Does this answer only repeat itself?
+
+A model that has run away says the same again and again until something stops it. The text is looked at as it passes,
+so it does not matter who generates it. One candidate is followed at a time: the last few bytes have been said before,
+some `period` ago. As long as every new byte is what was said a period earlier, the evidence grows; the first that is
+not ends the candidate. A new one is looked for every few bytes, among the last few thousand. So the cost of a token is
+constant: a comparison of its bytes, and now and then a search in a bounded window.
+
+Numbers are looked past: `17. The sea is blue. 18. The sea is blue.` goes nowhere either. But only numbers of a list may
+differ; logs, tables and songs count as well, and are none of our business.
+
+How much evidence is enough depends on what repeats. A sentence that is being said for the fourth time is no accident;
+but tables, pictures, zeros and refrains repeat what is short and simple on purpose, and need far more. So do lines that
+were asked for: forms, checklists, logs, rounds, prayers (`policy/answers/grown.py`).
+"""
+
+import re
+from typing import Final
+from unicodedata import category
+
+from headgate.config.output import Runaway
+from headgate.policy.answers.grown import has_grown, is_prose
+
+KEY: Final = 16
+"""Bytes that must have been said before for a candidate."""
+LOOK_EVERY: Final = 32
+"""Bytes between two searches for a candidate."""
+WINDOW: Final = 4096
+"""Bytes that are remembered at least; longer periods are not noticed."""
+
+_MARKS: Final = "".join(chr(at) for at in range(0x300, 0x1B00) if category(chr(at)) in ("Mn", "Mc")) + "\u200c\u200d"
+"""Vowels and tones that are written on a letter: parts of a word, and no letters by themselves."""
+_MARK: Final = re.compile(f"[{_MARKS}]")
+_WORD: Final = re.compile(rf"[\u2e80-\u9fff\uac00-\ud7ff]|(?:[^\W\d_]|[{_MARKS}]){{2,}}")
+"""A word, or one character of a script in which a character says as much."""
+_ASCII_WORD: Final = re.compile("[A-Za-z]{2,}")
+_UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+"""A letter of Thai, Lao, Burmese or Khmer: they have words of letters, and no spaces between them."""
+_LETTERS_EACH: Final = 5
+"""Of such a word."""
+_SPACE: Final = re.compile(r"\s|\\n")
+_NAME: Final = re.compile(r'(?:^|,)\s*"[^"\n]{2,}"\s*:', re.MULTILINE)
+"""Of a member of a JSON object."""
+_BRACKET: Final = re.compile(r"[][{}]")
+_ITEM: Final = re.compile(rb"((?:\n|\\n)[ *#-]*)(\d+)(?=[.)])")
+"""The number of an item, and what stands before it; in JSON a line's end may be two characters."""
+_FENCE: Final = b"```"
+_BEFORE: Final = 2048
+"""Bytes before what repeats that may tell whether it was asked for."""
+_MASK: Final = bytes.maketrans(b"123456789", b"000000000")
+LEAST: Final = 96
+"""No unit is so telling that fewer bytes would do."""
+
+
+class RepeatKind:
+    """How much is enough, for units of one kind: so many times the unit, and at least so many bytes."""
+
+    __slots__ = ("least", "times")
+
+    def __init__(self, times: float, least: int) -> None:
+        self.times = times
+        self.least = least
+
+
+SENTENCES: Final = RepeatKind(2.75, LEAST)
+"""Some different words, and hardly anything else. Near the end of its fourth time."""
+MEMBERS: Final = RepeatKind(2.75, LEAST)
+"""Members of one JSON object: none has the same names again and again."""
+LINES: Final = RepeatKind(12.0, 800)
+"""Equal lines that may have been asked for: a sentence ten times, a form, test data."""
+PHRASES: Final = RepeatKind(8.0, 700)
+"""A few words: choruses fade out, programs try again."""
+STAMMER: Final = RepeatKind(8.0, 320)
+"""Parts of a word: `_list_list_list`. Laughter, and a long no, are shorter."""
+PATTERNS: Final = RepeatKind(16.0, 3000)
+"""Anything else: rows of a table, zeros, bricks of a wall."""
+
+
+class Detector:
+    __slots__ = ("_fences", "_needed", "_said", "_text", "_unlooked", "matched", "period", "share")
+
+    def __init__(self, setting: Runaway = "safe") -> None:
+        self.share = 0.5 if setting == "quick" else 1.0
+        """Of the evidence that would be enough, what is: less for whoever knows more than the text."""
+        self._said = bytearray()
+        self._text = bytearray()
+        """The same with all its digits alike."""
+        self._fences = 0
+        """Of code, in what is forgotten."""
+        self._unlooked = 0
+        self._needed = 0.0
+        """Bytes at which to look at the unit, or, once that is done, which are enough."""
+        self.period = 0
+        """Of the candidate, in bytes; 0: there is none."""
+        self.matched = 0
+        """Bytes up to the end that are what was said a period earlier, but for digits."""
+
+    def hear(self, piece: bytes) -> bool:
+        """Take what comes next. True: it has run away."""
+        text, size, key = self._text, len(piece), KEY
+        if not size:
+            return False
+        self._said += piece
+        text += piece.translate(_MASK)
+        if self.period:
+            if text.endswith(text[-size - self.period : -self.period]):
+                self.matched += size
+                return self.matched >= self._needed * self.share and self._enough()
+            self.period = 0
+            # Look again at once: now that the end differs, it may point to where the larger unit began.
+            if self.matched >= LEAST:
+                key = LEAST + size
+        else:
+            self._unlooked += size
+            if self._unlooked < LOOK_EVERY:
+                return False
+        self._unlooked = 0
+        if len(text) > 2 * WINDOW:
+            self._fences += self._said.count(_FENCE, 0, len(self._said) - WINDOW)
+            del text[:-WINDOW]
+            del self._said[:-WINDOW]
+        return self._look(key) and self.matched >= self._needed * self.share and self._enough()
+
+    @property
+    def patience(self) -> int:
+        """Bytes that have to come before another verdict is possible, about."""
+        if self.period:
+            return max(1, int(self._needed * self.share) - self.matched)
+        return max(LOOK_EVERY - self._unlooked, LEAST - len(self._text))
+
+    def _look(self, key: int) -> bool:
+        """Whether there is a candidate: so many bytes at the end were said before, or else the usual few."""
+        text = self._text
+        size = len(text)
+        at = text.rfind(text[-key:], max(0, size - WINDOW), size - 1)
+        if at < 0 and key > KEY:
+            key = KEY
+            at = text.rfind(text[-key:], max(0, size - WINDOW), size - 1)
+        if at < 0:
+            return False
+        self.period = size - key - at
+        self.matched = _agreement(text, self.period)
+        self._needed = float(LEAST)
+        return True
+
+    def _enough(self) -> bool:
+        said, period = self._said, self.period
+        unit = said[-period:].decode("utf-8", "ignore")
+        kind = kind_of(unit)
+        self._needed = max(kind.times * period, kind.least)
+        compared = min(self.matched, len(said) - period)
+        if said[-compared:] != said[-compared - period : -period]:
+            # Numbers count on somewhere in there. What has been said since they stopped is evidence, the rest is none;
+            # but the numbers of a list's items may.
+            whole = bytearray(_ITEM.sub(_zeros, said[-compared - period :])) if kind is SENTENCES else said
+            exact = whole[-KEY:] == whole[-KEY - period : -period]
+            self.matched = min(compared, _agreement(whole, period)) if exact else 0
+        if self.matched < self._needed * self.share:
+            return False
+        if (kind is SENTENCES or kind is PHRASES) and not self._has_grown():
+            self._needed = max(LINES.times * period, LINES.least)
+        return self.matched >= self._needed * self.share
+
+    def _has_grown(self) -> bool:
+        """Whether the prose that repeats has grown out of what was said before it."""
+        said = self._said
+        start = max(0, len(said) - self.matched - self.period)
+        before, unit = said[max(0, start - _BEFORE) : start], said[start : start + self.period]
+        if b"\n" in unit and (self._fences + said.count(_FENCE, 0, start)) % 2:
+            return False  # lines of code
+        return has_grown(before.decode("utf-8", "ignore"), unit.decode("utf-8", "ignore"))
+
+
+def kind_of(unit: str) -> RepeatKind:
+    """`unit` begins and ends anywhere: only said again and again it has all its words, and the first and last are
+    parts."""
+    if '":' in unit and not _BRACKET.search(unit) and _NAME.search(unit + unit):
+        return MEMBERS
+    simple, size, gaps = unit.isascii(), max(1, len(unit)), unit.count(" ")
+    letters = sum(map(str.isalpha, unit)) + (0 if simple else len(_MARK.findall(unit)))
+    if letters + gaps < 0.8 * size:
+        return PATTERNS
+    times = 2 + 32 // size
+    words = (_ASCII_WORD if simple else _WORD).findall(unit * times)[1:-1]
+    different = len(set(words)) + (0 if simple else len(_UNSPACED.findall(unit)) // _LETTERS_EACH)
+    share = (letters + min(float(gaps), len(words) / (times - 1))) / size
+    if share < 0.8:
+        return PATTERNS
+    if different >= 6 or (different >= 4 and len(unit) >= 60):
+        return SENTENCES if is_prose(unit) else LINES
+    if not _SPACE.search(unit):
+        return STAMMER if len(set(unit)) >= 3 else PATTERNS
+    if different >= 3 or share >= 0.95:
+        return PHRASES if is_prose(unit) else LINES
+    return PATTERNS
+
+
+def _zeros(found: re.Match[bytes]) -> bytes:
+    return found[1] + b"0" * len(found[2])
+
+
+def _agreement(text: bytearray, period: int) -> int:
+    """How many bytes at the end are what was said a period earlier: in leaps that grow, then shrink."""
+    end = len(text)
+    most, length, leap = end - period, KEY, KEY
+    while leap and length < most:
+        leap = min(leap, most - length)
+        here = end - length
+        if text[here - leap : here] == text[here - period - leap : here - period]:
+            length += leap
+            leap *= 2
+        else:
+            leap //= 2
+    return length

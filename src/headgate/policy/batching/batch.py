@@ -1,0 +1,524 @@
+"""Which sequences run next step, for how many tokens?
+
+Decodes go first, each step, all of them; `chunks` says what of each prompt. Waiting sequences are ordered by `urgency`.
+Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+
+from headgate.config.engine import BatchConfig
+from headgate.model.sampling import Sampled
+from headgate.model.sequence import Finish, Sequence
+from headgate.model.step import Copy, Move, Restore, Row, Save, Step, Trim
+from headgate.policy.batching import speculate
+from headgate.policy.batching.blocks import Ledger, Short, extend_chain
+from headgate.policy.batching.chunks import Chunks
+from headgate.policy.batching.commitment import Commitment
+from headgate.policy.batching.estimate import StepShape, StepTime, shape_of
+from headgate.policy.batching.output_length import OutputLength
+from headgate.policy.batching.urgency import aged, least_urgent, turn, urgency
+
+_slot = attrgetter("slot")
+
+OVERTAKERS = 16
+"""How far down a lane's queue to look for a sequence that fits when the first does not."""
+FRESH_STEPS = 8
+"""As long what running sequences are predicted to need is not asked for again, if none starts or ends."""
+PASSING = 0.25
+"""Share of the headroom that a sequence leaves free where less urgent ones hold memory."""
+
+
+class Wait(Enum):
+    """Why a sequence is not admitted yet."""
+
+    MEMORY = "memory"
+    TURN = "turn"
+    """Of long prompts, or of a prefix that another one is computing."""
+    NEIGHBOUR = "neighbour"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRefusal:
+    """Not taken, and why."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class BatchCounts:
+    """What happened since the start; only ever grows."""
+
+    steps: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    generated: int = 0
+    swaps: int = 0
+    recomputes: int = 0
+    yields: int = 0
+    """Swaps that made way for a higher lane, not for lack of memory."""
+    drafted: int = 0
+    accepted: int = 0
+    ended: int = 0
+
+
+class Batcher:
+    def __init__(self, config: BatchConfig, ledger: Ledger, step_time: StepTime) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.step_time = step_time
+        self.counts = BatchCounts()
+        self.waiting: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+        self._moves: list[Move] = []
+        self._last_victim: int | None = None
+        self._output = OutputLength(config.first_output_guess, ledger.slots)
+        self._commitment: Commitment | None = None
+        """Of those that run, and of those that have ended since it was made; None: it is too old."""
+        self._ended_since = False
+        self._fresh_until = 0
+        """Steps."""
+        self._tightest_s = float("inf")
+        """Of the running streams' gap targets, as of the latest step."""
+
+    # -- sequences come and go ------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> BatchRefusal | None:
+        if len(self.waiting) >= self.config.queue_limit:
+            return BatchRefusal(f"{len(self.waiting)} sequences are waiting already")
+        if len(sequence.tokens) >= self.ledger.longest:
+            return BatchRefusal(f"{len(sequence.tokens)} tokens do not fit the context of {self.ledger.longest}")
+        extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
+        self.waiting[sequence.id] = sequence
+        return None
+
+    def cancel(self, sequence_id: int, now: float) -> Sequence | None:
+        """Free whatever it holds, now. None: it has ended already."""
+        sequence = self.running.get(sequence_id) or self.waiting.get(sequence_id)
+        if sequence is not None:
+            self._end(sequence, Finish.CANCELLED, now)
+        return sequence
+
+    def pin(self, slot: int, now: float) -> Short | None:
+        """Keep what this slot holds as a prefix for good. Short: host memory has no room for it."""
+        moves = self.ledger.pin(slot, now)
+        if isinstance(moves, Short):
+            return moves
+        self._moves += moves
+        return None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan` would give a step."""
+        return bool(self.running or self.waiting or self._moves)
+
+    # -- one step ---------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Step | None:
+        """What to do next; None when there is nothing to do."""
+        # A prefix whose copy to host memory would hold up a stream for longer than it was promised is not kept.
+        each_s = self.step_time.moves.save.token_s
+        self.ledger.save_up_to = int(min(self._tightest_s, self.config.save_limit_s) / each_s) if each_s else None
+        self._make_room_to_decode(now)
+        self._make_way(now)
+        admitted = self._admit(now)
+        decodes: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        tightest_s = float("inf")
+        for sequence in self.running.values():
+            if sequence.decoding:
+                decodes.append(sequence)
+                if sequence.gap_target_s < tightest_s:
+                    tightest_s = sequence.gap_target_s
+            else:
+                prefilling.append(sequence)
+        self._tightest_s = tightest_s
+        prefills: list[Row] = []
+        if prefilling:
+            moves_s = self.step_time.moves.seconds(self._moves) if self._moves else 0.0
+            prefills = Chunks(self.config, self.step_time, decodes, moves_s, now).rows(prefilling)
+        steady = not prefills and not admitted
+        if decodes and not prefills and len(decodes) <= self.config.draft_batch:
+            rows = self._drafted(decodes)
+            steady = steady and not any(row.draft for row in rows)
+        else:
+            rows = [self._decode_row(sequence, ()) for sequence in decodes]
+        moves = tuple(self._moves)
+        if moves:
+            self._moves = []
+        rows += prefills
+        if not rows and not moves:
+            return None
+        rows.sort(key=_slot)
+        return Step(moves, tuple(rows), self._repeat(rows) if steady and not moves else 1)
+
+    def done(
+        self, step: Step, sampled: Iterable[Sampled], stopped: frozenset[int], now: float, took_s: float
+    ) -> list[Sequence]:
+        """Book a step that took `took_s`. `stopped` names sequences that ended by what they said. A simulator that
+        ran a repeated step reports all its tokens at once. Gives back the sequences that ended."""
+        drawn: dict[int, tuple[int, ...]] = {}
+        times = 1
+        for one in sampled:
+            drawn[one.sequence_id] = one.tokens
+            if len(one.tokens) > times:
+                times = len(one.tokens)
+        if step.rows:
+            shape = shape_of(step)
+            if any(isinstance(move, Save | Restore | Copy) for move in step.moves):
+                self.step_time.moves.learn(step.moves, took_s, self.step_time.predict(shape))
+            else:
+                self.step_time.learn(shape, took_s / times if step.repeat > 1 else took_s)
+        self.counts.steps += 1
+        booked: list[Sequence] = []
+        size, generated = self.ledger.block_tokens, 0
+        for row in step.rows:
+            sequence = row.sequence
+            if sequence.finish is not None or sequence.slot != row.slot:
+                continue
+            tokens = drawn.get(sequence.id)
+            if tokens and row.count == 1 and not row.draft and sequence.first_token_at is not None:
+                # As nearly always: more of a running stream. Here and not in `_book`, because it is most of what a step
+                # costs.
+                count, said = len(tokens), sequence.tokens
+                sequence.computed = row.start + count
+                if count == 1:
+                    said.append(tokens[0])
+                else:
+                    said.extend(tokens)
+                sequence.last_token_at = now
+                generated += count
+                if len(said) >= (len(sequence.chain) + 1) * size:
+                    extend_chain(sequence.chain, said, size, sequence.cache_salt)
+            else:
+                self._book(row, sequence, tokens or (), now)
+            booked.append(sequence)
+        self.counts.generated += generated
+        if times > 1:
+            self._commitment = None
+        if step.repeat > 1:
+            for sequence in self.ledger.full(booked):  # `_repeat` made sure that there is room
+                assert sequence.slot is not None
+                self.ledger.grow(sequence.slot, sequence.computed)
+        self.ledger.commit_all(booked)
+        return self._end_those_done(booked, stopped, now)
+
+    def _end_those_done(self, booked: list[Sequence], stopped: frozenset[int], now: float) -> list[Sequence]:
+        longest, ended = self.ledger.longest, []
+        for sequence in booked:
+            length = len(sequence.tokens)
+            if length >= longest or length - sequence.prompt_len >= sequence.max_output or sequence.id in stopped:
+                self._end(sequence, Finish.STOP if sequence.id in stopped else Finish.LENGTH, now)
+                ended.append(sequence)
+        return ended
+
+    def _book(self, row: Row, sequence: Sequence, tokens: tuple[int, ...], now: float) -> None:
+        drawn, ledger = len(tokens), self.ledger
+        if not sequence.decoding:
+            sequence.chunks += 1
+            self.counts.prefilled += row.count
+        sequence.computed = row.start + row.count + (drawn - 1 if drawn > 1 else 0)
+        if row.draft:
+            speculate.learn(sequence, len(row.draft), len(tokens) - 1)
+            self.counts.drafted += len(row.draft)
+            self.counts.accepted += len(tokens) - 1
+            if len(tokens) == 1 + len(row.draft):
+                sequence.drafts_rested = self.config.draft_rest  # it worked: try again at once
+            else:
+                assert sequence.slot is not None  # it has just run
+                self._moves.append(Trim(sequence.slot, sequence.computed))
+        if drawn:
+            sequence.tokens.extend(tokens)
+            self.counts.generated += drawn
+            sequence.last_token_at = now
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+            if len(sequence.tokens) >= (len(sequence.chain) + 1) * ledger.block_tokens:
+                extend_chain(sequence.chain, sequence.tokens, ledger.block_tokens, sequence.cache_salt)
+
+    def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
+        sequence.finish = finish
+        self.waiting.pop(sequence.id, None)
+        self.running.pop(sequence.id, None)
+        self._ended_since = True
+        if sequence.slot is not None:
+            self.ledger.release(sequence.slot, now)
+            sequence.slot = None
+        if sequence.blob is not None:
+            self._moves += self.ledger.drop(sequence.blob)
+            sequence.blob = None
+        self._output.end(sequence)
+        self.counts.ended += 1
+
+    # -- memory -------------------------------------------------------------------------------------------
+
+    def _make_room_to_decode(self, now: float) -> None:
+        """Every decoding sequence gets room for its next token; somebody goes if need be."""
+        for sequence in self.ledger.full(self.running.values()):
+            while sequence.decoding and sequence.slot is not None:
+                moves = self.ledger.grow(sequence.slot, len(sequence.tokens))
+                if not isinstance(moves, Short):
+                    self._moves += moves
+                    break
+                self._preempt(self._victim(), now)
+
+    def _victim(self) -> Sequence:
+        """Not the same one twice in a row."""
+        others = [s for s in self.running.values() if s.id != self._last_victim] or list(self.running.values())
+        return max(others, key=least_urgent)
+
+    def _preempt(self, victim: Sequence, now: float) -> None:
+        assert victim.slot is not None
+        swapped = self.ledger.swap_out(victim.slot, now)
+        if isinstance(swapped, Short):
+            self.ledger.release(victim.slot, now)  # what survives in the cache need not be computed again
+            victim.computed = 0
+            self.counts.recomputes += 1
+        else:
+            victim.blob, moves = swapped
+            self._moves += moves
+            self.counts.swaps += 1
+        victim.slot = None
+        victim.preemptions += 1
+        self._last_victim = victim.id
+        del self.running[victim.id]
+        self._ended_since = True
+        self.waiting[victim.id] = victim
+
+    def _make_way(self, now: float) -> None:
+        """When every slot is taken, the most urgent sequence may still have one: swapping somebody of a lower lane
+        out and in again costs a few decode steps, waiting for it to end costs seconds. Who gave way often enough,
+        or has grown as old as the newcomer is urgent, stays."""
+        if not self.waiting or self.ledger.free_slots:
+            return
+        first = min(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
+        if not self._made_way_for(first, now):
+            # An aged one that may not push anybody aside must not keep a higher lane from it.
+            highest = min(self.waiting.values(), key=lambda s: turn(s, now))
+            if highest.priority < first.priority:
+                self._made_way_for(highest, now)
+
+    def _made_way_for(self, first: Sequence, now: float) -> bool:
+        level = urgency(first, now, self.config)[0]
+        yielding = [
+            s
+            for s in self.running.values()
+            if s.decoding
+            and s.priority > first.priority
+            and s.preemptions < self.config.most_yields
+            and urgency(s, now, self.config)[0] > level
+        ]
+        if not yielding:
+            return False
+        victim = max(yielding, key=least_urgent)
+        del self.running[victim.id]
+        would_fit = self._holds_back(first, self._committed(), now) is None
+        self.running[victim.id] = victim
+        if would_fit:  # otherwise it would go for nothing
+            self.counts.yields += 1
+            victim.yields += 1
+            self._preempt(victim, now)
+        return would_fit
+
+    # -- admission ----------------------------------------------------------------------------------------
+
+    def _admit(self, now: float) -> bool:
+        """Move waiting sequences into slots, in order of urgency, as far as slots and memory go."""
+        free = self.ledger.free_slots
+        if not free or not self.waiting:
+            return False
+        queue = sorted(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
+        committed = self._commitment
+        if committed is None or self.counts.steps >= self._fresh_until:
+            committed = self._commit()
+        before = len(self.running)
+        passed_over: dict[int, int] = {}
+        short: Sequence | None = None
+        """An aged one that waits for memory: what frees up is for it."""
+        passed_it: Commitment | None = None
+        """What it and those that have passed it need."""
+        for sequence in queue:
+            if not free:
+                break
+            passed = passed_over.get(sequence.priority, 0)
+            if passed > OVERTAKERS:
+                continue
+            if short is not None and passed_it is not None and not self._may_pass(sequence, short, passed_it):
+                continue
+            why = self._holds_back(sequence, committed, now)
+            if why is Wait.MEMORY and self._ended_since:
+                committed = self._commit()
+                why = self._holds_back(sequence, committed, now)
+            if why is None and not self._enter(sequence, now):
+                why = Wait.MEMORY
+            if why is None:
+                free -= 1
+                committed.add(sequence)
+                if short is not None and passed_it is not None and sequence.arrived > short.arrived:
+                    passed_it.add(sequence)
+                continue
+            passed_over[sequence.priority] = passed + 1
+            if why is Wait.MEMORY and short is None and aged(sequence, now, self.config):
+                short = sequence
+                passed_it = self._committed(after=short.arrived)
+                passed_it.add(short)
+        return len(self.running) > before
+
+    def _may_pass(self, sequence: Sequence, short: Sequence, passed_it: Commitment) -> bool:
+        """A higher lane may pass an aged one that waits for memory, as long as all that have passed it leave room for
+        it: when those before it have ended, it fits."""
+        if sequence.priority >= short.priority:
+            return False
+        return not passed_it.exceeds(sequence, (1.0 - self.config.headroom) * self.ledger.blocks)
+
+    def _holds_back(self, sequence: Sequence, committed: Commitment, now: float) -> Wait | None:
+        """Why it may not be admitted; None: it may, if there is a slot."""
+        if not self.running:
+            return None
+        headroom, blocks = self.config.headroom, self.ledger.blocks
+        if committed.exceeds(sequence, (1.0 - headroom) * blocks, sequence.priority):
+            return Wait.MEMORY
+        # Less urgent ones may take only a part of the headroom from it.
+        if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks):
+            return Wait.MEMORY
+        old = aged(sequence, now, self.config)
+        long = self._to_prefill(sequence) > self.config.long_prompt_tokens
+        if long and self._long_before(sequence, old, now) >= self.config.long_prefills:
+            return Wait.TURN
+        # A sequence that has waited past its bound is taken as a neighbour whatever the others would like.
+        if not old and not self._neighbourly(sequence):
+            return Wait.NEIGHBOUR
+        return Wait.TURN if self._prefix_is_coming(sequence, now) else None
+
+    def _long_before(self, sequence: Sequence, old: bool, now: float) -> int:
+        """Long prompts under way that it has to wait for: those of its own lane, and of more urgent ones, but for an
+        aged one only aged ones of these."""
+        long, priority = self.config.long_prompt_tokens, sequence.priority
+        return sum(
+            1
+            for s in self.running.values()
+            if s.priority <= priority
+            and s.pending > long
+            and (s.priority == priority or not old or aged(s, now, self.config))
+        )
+
+    def _commit(self) -> Commitment:
+        made = self._commitment = self._committed()
+        self._ended_since = False
+        self._fresh_until = self.counts.steps + FRESH_STEPS
+        return made
+
+    def _committed(self, after: float = float("-inf")) -> Commitment:
+        """What those who run are predicted to need in the end; of those that arrived after that time."""
+        made = Commitment(self._output, self.ledger.block_tokens, self.ledger.longest)
+        for sequence in self.running.values():
+            if sequence.arrived > after:
+                made.add(sequence)
+        return made
+
+    def _to_prefill(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that would really have to be computed."""
+        if sequence.blob is not None or sequence.pending <= self.config.long_prompt_tokens:
+            return sequence.pending if sequence.blob is None else 0
+        return sequence.pending - self.ledger.match(sequence.chain) * self.ledger.block_tokens
+
+    def _predicted_len(self, sequence: Sequence) -> int:
+        return min(self.ledger.longest, sequence.prompt_len + self._output.of(sequence))
+
+    def _neighbourly(self, sequence: Sequence) -> bool:
+        """Nobody in a batch is longer than anyone else in it accepts. A sequence over the engine's own cap does not
+        enjoy its protection, so long ones may share with each other."""
+
+        return all(self._accepts(sequence, s) and self._accepts(s, sequence) for s in self.running.values())
+
+    def _accepts(self, one: Sequence, other: Sequence) -> bool:
+        cap = one.longest_neighbour
+        if cap is None:
+            cap = self.config.longest_shared
+            if cap is None or self._predicted_len(one) > cap:
+                return True
+        return self._predicted_len(other) <= cap
+
+    def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
+        """A sequence whose prompt goes before this one's is computing the very block this one needs next: wait and
+        share it."""
+        known = self.ledger.match(sequence.chain)
+        if known >= len(sequence.chain):
+            return False
+        end = (known + 1) * self.ledger.block_tokens
+        return any(
+            other.computed < end <= other.prompt_len
+            and other.chain[known] == sequence.chain[known]
+            and turn(other, now) < turn(sequence, now)
+            for other in self.running.values()
+        )
+
+    def _enter(self, sequence: Sequence, now: float) -> bool:
+        # Room for the whole prompt is taken at once, so that a prefill under way is never short of memory.
+        tokens = len(sequence.tokens)
+        if sequence.blob is not None:
+            placed = self.ledger.swap_in(sequence.id, sequence.blob, tokens, now)
+        else:
+            placed = self.ledger.place(sequence.id, sequence.chain, tokens, now)
+        if isinstance(placed, Short):
+            return False
+        self._moves += placed.moves
+        sequence.slot, sequence.computed, sequence.blob = placed.slot, placed.length, None
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
+            self._output.start(sequence)
+            sequence.cached = placed.length
+            self.counts.cached += placed.length
+        self.running[sequence.id] = sequence
+        del self.waiting[sequence.id]
+        return True
+
+    # -- rows ---------------------------------------------------------------------------------------------
+
+    def _decode_row(self, sequence: Sequence, draft: tuple[int, ...]) -> Row:
+        assert sequence.slot is not None
+        return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
+
+    def _drafted(self, decodes: list[Sequence]) -> list[Row]:
+        """Rows with drafts where they are expected to pay, and now and then to find out."""
+        context = sum(sequence.computed + 1 for sequence in decodes)
+        rows = []
+        for sequence in decodes:
+            allowed = min(speculate.LONGEST_DRAFT, sequence.max_output - sequence.output_len - 1)
+            allowed = min(allowed, self.ledger.longest - len(sequence.tokens) - 1)
+
+            def step_s(drafted: int, length: int = sequence.computed) -> float:
+                shape = StepShape(drafted, len(decodes), context + drafted * length)
+                return self.step_time.predict(shape)
+
+            size = speculate.draft_length(sequence.acceptance, step_s, allowed)
+            if size == 0 and allowed > 0:
+                sequence.drafts_rested += 1
+                size = min(2, allowed) if sequence.drafts_rested > self.config.draft_rest else 0
+            draft = speculate.look_up(sequence.tokens, size) if size else ()
+            if draft:
+                sequence.drafts_rested = 0
+                assert sequence.slot is not None
+                room = self.ledger.grow(sequence.slot, len(sequence.tokens) + len(draft))
+                if isinstance(room, Short):
+                    draft = ()
+                else:
+                    self._moves += room
+            rows.append(self._decode_row(sequence, draft))
+        return rows
+
+    def _repeat(self, rows: list[Row]) -> int:
+        """How many steps like this until one ends or memory runs short. While somebody waits every step decides
+        anew: as time passes they may become urgent enough to be let in."""
+        if not rows or self.waiting:
+            return 1
+        longest, steps = self.ledger.longest, self.ledger.longest
+        for row in rows:
+            sequence = row.sequence
+            length = len(sequence.tokens)
+            steps = min(steps, sequence.max_output - length + sequence.prompt_len, longest - length)
+        spare = self.ledger.blocks - self.ledger.owned_blocks - self.ledger.cached_blocks
+        # With `spare` free blocks, this many tokens each are certain not to need an eviction.
+        return max(1, min(steps, (spare // len(rows)) * self.ledger.block_tokens))

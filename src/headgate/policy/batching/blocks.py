@@ -1,0 +1,395 @@
+"""Which KV blocks hold what?
+
+The ledger accounts for KV memory in blocks of a few tokens. A block is held by exactly one *place*: a slot
+(device memory, one sequence at a time) or a blob (a copy in host memory). A slot whose sequence has ended
+keeps its blocks as prefix cache until somebody needs them.
+
+Prefixes are found by a hash chain: the hash of block i covers every token up to its end, so one look-up says
+that a place holds all blocks before it too. That makes presence monotone along a chain, and the longest match
+a binary search.
+
+Slots own whole streams because that is what llama.cpp gives without copying: a finished slot is trimmed and
+reused in place, a busy one is copied, a blob is loaded. See docs/decisions/0002.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+
+from headgate.model.sequence import Sequence
+from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
+from headgate.policy.replicas.holders import Holders
+
+
+def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:
+    """Append the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
+    for start in range(len(chain) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
+        block = array("q", tokens[start : start + block_tokens]).tobytes()
+        # Not builtin hash(): it differs between processes, and replay compares decisions across them. `person` keeps a
+        # salt, which a client may choose, from posing as the digest of a block: its prefix would be somebody else's.
+        before, person = (chain[-1], b"block") if chain else (salt[:64], b"salt")
+        chain.append(blake2b(block, digest_size=16, key=before, person=person).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlacement:
+    """Where a sequence goes, how much of it is there already, and how to make that true."""
+
+    slot: int
+    length: int
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Not enough memory. `blocks` more would have done."""
+
+    blocks: int
+
+
+class _Place:
+    __slots__ = ("blocks", "chain", "length", "owner", "pinned", "used_at")
+
+    def __init__(
+        self,
+        length: int = 0,
+        blocks: int = 0,
+        chain: list[bytes] | None = None,
+        owner: int | None = None,
+        used_at: float = 0.0,
+    ) -> None:
+        self.length = length
+        self.blocks = blocks
+        self.chain: list[bytes] = [] if chain is None else chain
+        self.owner = owner
+        self.pinned = False
+        self.used_at = used_at
+
+
+class Ledger:
+    def __init__(self, *, slots: int, slot_tokens: int, blocks: int, host_blocks: int, block_tokens: int = 16) -> None:
+        self.slots = slots
+        self.slot_tokens = slot_tokens
+        self.block_tokens = block_tokens
+        self.blocks = blocks
+        self.host_blocks = host_blocks
+        self.save_from = 128
+        """Shorter cached prefixes are not worth a host copy: saving costs about as much as computing them."""
+        self.save_up_to: int | None = None
+        """Tokens of cached prefixes that may be copied to host memory before the next step; None: any number. More
+        would hold that step up for too long."""
+        self.owned_blocks = 0
+        self.cached_blocks = 0
+        self.host_used = 0
+        self.evictions = 0
+        """Cached prefixes that had to give up their device memory."""
+        self.free_slots = slots
+        self.longest = min(slot_tokens, blocks * block_tokens)
+        """Tokens the longest sequence can have."""
+        self._slots = [_Place() for _ in range(slots)]
+        self._blobs: dict[int, _Place] = {}
+        self._next_blob = slots
+        self._holders = Holders()
+        self._loose: list[tuple[float, int]] = []
+        """A heap: when each blob was used last that may be dropped for room. Whatever a blob does not say itself is out
+        of date."""
+        self._loose_blocks = 0
+        """Of those."""
+
+    # -- questions ----------------------------------------------------------------------------------
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks no sequence owns; cached ones count, they can be had for the asking."""
+        return self.blocks - self.owned_blocks
+
+    def match(self, chain: list[bytes]) -> int:
+        """How many leading blocks of `chain` are held somewhere?"""
+        return self._holders.known(chain)
+
+    # -- sequences come, grow and go ------------------------------------------------------------------
+
+    def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> BlockPlacement | Short:
+        """Give `owner` a slot with room for its `tokens`, holding as much of its prefix as is known; never all of
+        it, since the last token must be computed to know what comes next."""
+        if (short := self.blocks_for(tokens) - self.available_blocks) > 0:
+            return Short(short)
+        matched = min(self.match(chain), (tokens - 1) // self.block_tokens)
+        length = matched * self.block_tokens
+        source = self._source(chain[matched - 1], length) if matched else None
+        slot = self._best_free(besides=source)
+        if source is not None and (source == slot or self._worth_taking_over(source, length)):
+            slot, moves = source, self._keep(source, length)
+        elif slot is None:
+            return Short(0)
+        else:
+            moves = self._evict(slot, spare=source)
+            if source is not None:
+                copy = Restore if source in self._blobs else Copy
+                moves.append(copy(source, slot, length))
+                self._touch(source, now)
+        place = self._slots[slot]
+        place.owner, place.used_at = owner, now
+        self.free_slots -= 1
+        self.cached_blocks -= place.blocks
+        self.owned_blocks += place.blocks
+        room = self._make_room(slot, tokens)
+        assert not isinstance(room, Short)  # checked above
+        self._publish(slot, chain, length)
+        return BlockPlacement(slot, length, (*moves, *room))
+
+    def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those whose slots have no room for all their tokens: at a block's end, one step in sixteen."""
+        slots, size = self._slots, self.block_tokens
+        return [s for s in sequences if s.slot is not None and len(s.tokens) > slots[s.slot].blocks * size]
+
+    def grow(self, slot: int, length: int) -> list[Move] | Short:
+        """Reserve blocks so that the slot's owner may have `length` tokens."""
+        return self._make_room(slot, length)
+
+    def commit(self, slot: int, length: int, chain: list[bytes]) -> None:
+        """The slot now really holds `length` tokens, whose full blocks hash to `chain`."""
+        self._publish(slot, chain, length)
+
+    def commit_all(self, sequences: Iterable[Sequence]) -> None:
+        """The same of all these, as far as they are computed."""
+        slots, size = self._slots, self.block_tokens
+        for sequence in sequences:
+            if sequence.slot is not None:
+                place, length = slots[sequence.slot], sequence.computed
+                if length < place.length or length // size > len(place.chain):
+                    self._publish(sequence.slot, sequence.chain, length)
+                else:  # within a block, as nearly always
+                    place.length = length
+
+    def release(self, slot: int, now: float) -> None:
+        """The owner is gone; what it computed stays as prefix cache."""
+        place = self._slots[slot]
+        self.owned_blocks -= place.blocks
+        place.blocks = self.blocks_for(place.length)
+        self.cached_blocks += place.blocks
+        # Less than a block can't be found again: its slot is the first to be given away.
+        place.owner, place.used_at = None, now if place.chain else 0.0
+        self.free_slots += 1
+
+    # -- host memory --------------------------------------------------------------------------------
+
+    def swap_out(self, slot: int, now: float) -> tuple[int, list[Move]] | Short:
+        """Copy an owned slot to host memory and free its blocks. Short: host memory is full."""
+        place = self._slots[slot]
+        moves = self._host_room(self.blocks_for(place.length))
+        if isinstance(moves, Short):
+            return moves
+        blob = self._new_blob(place, owner=place.owner, now=now)
+        moves += [Save(slot, blob, place.length), *self.forget(slot)]
+        return blob, moves
+
+    def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> BlockPlacement | Short:
+        """Give a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
+        held = self._blobs[blob]
+        slot = self._best_free(besides=None)
+        short = self.blocks_for(tokens) - self.available_blocks
+        if slot is None or short > 0:
+            return Short(max(0, short))
+        moves = [*self._evict(slot), Restore(blob, slot, held.length)]
+        place = self._slots[slot]
+        place.owner, place.used_at = owner, now
+        self.free_slots -= 1
+        room = self._make_room(slot, tokens)
+        assert not isinstance(room, Short)  # checked above
+        self._publish(slot, held.chain, held.length)
+        return BlockPlacement(slot, held.length, (*moves, *room, *self.drop(blob)))
+
+    def drop(self, blob: int) -> list[Move]:
+        held = self._blobs.pop(blob)
+        self._holders.remove(held.chain, 0, blob)
+        self.host_used -= held.blocks
+        if held.owner is None and not held.pinned:
+            self._loose_blocks -= held.blocks
+        return [Drop(blob)]
+
+    def pin(self, slot: int, now: float) -> list[Move] | Short:
+        """Keep a host copy of what this slot holds for good, so that its prefix never has to be computed again."""
+        place = self._slots[slot]
+        moves = self._host_room(self.blocks_for(place.length))
+        if isinstance(moves, Short):
+            return moves
+        blob = self._new_blob(place, owner=None, now=now)
+        held = self._blobs[blob]
+        held.pinned = True
+        self._loose_blocks -= held.blocks
+        return [*moves, Save(slot, blob, place.length)]
+
+    def forget(self, slot: int) -> list[Move]:
+        """Empty a slot, owned or cached."""
+        place = self._slots[slot]
+        if place.owner is None:
+            self.cached_blocks -= place.blocks
+        else:
+            self.owned_blocks -= place.blocks
+            self.free_slots += 1
+        self._holders.remove(place.chain, 0, slot)
+        moves: list[Move] = [Trim(slot, 0)] if place.length else []
+        self._slots[slot] = _Place()
+        return moves
+
+    # -- how it is done -----------------------------------------------------------------------------
+
+    def _source(self, deepest: bytes, length: int) -> int:
+        """Of the places that hold this prefix: a free slot if it is there, then a blob (a load is cheaper
+        than copying a whole stream), then a busy slot. Among free slots the one that loses least."""
+
+        def cost(place: int) -> tuple[int, int, int]:
+            if place in self._blobs:
+                return (1, 0, place)
+            held = self._slots[place]
+            rank = 2 if held.owner is not None else 0 if self._worth_taking_over(place, length) else 1
+            return (rank, held.length, place)
+
+        places = self._holders.of(deepest)
+        return places[0] if len(places) == 1 else min(places, key=cost)
+
+    def _worth_taking_over(self, slot: int, length: int) -> bool:
+        """Taking a slot over trims what else it holds, so most of it should be what we came for."""
+        if slot >= len(self._slots):
+            return False
+        held = self._slots[slot]
+        return held.owner is None and 2 * length >= held.length
+
+    def _best_free(self, besides: int | None) -> int | None:
+        """The lowest empty one, because a batch over neighbouring slots is one pass and a hole makes it two; if none is
+        empty, the one whose prefix was used longest ago."""
+        empty = used = other = None
+        for slot, place in enumerate(self._slots):
+            if place.owner is not None:
+                continue
+            if slot == besides:
+                other = slot
+            elif not place.length:
+                if empty is None or place.used_at < self._slots[empty].used_at:
+                    empty = slot
+            elif used is None or place.used_at < self._slots[used].used_at:
+                used = slot
+        return next((slot for slot in (empty, used, other) if slot is not None), None)
+
+    def _keep(self, slot: int, length: int) -> list[Move]:
+        place = self._slots[slot]
+        if place.length == length:
+            return []
+        self._shorten(slot, length)
+        return [Trim(slot, length)]
+
+    def _shorten(self, slot: int, length: int) -> None:
+        place = self._slots[slot]
+        kept = length // self.block_tokens
+        self._holders.remove(place.chain, kept, slot)
+        del place.chain[kept:]
+        place.length = length
+        blocks = self.blocks_for(length)
+        self.cached_blocks -= place.blocks - blocks
+        place.blocks = blocks
+
+    def _evict(self, slot: int, spare: int | None = None) -> list[Move]:
+        """Empty a cached slot, keeping a host copy of what is worth one, but not at the cost of blob `spare`."""
+        place = self._slots[slot]
+        moves: list[Move] = []
+        if place.length:
+            self.evictions += 1
+        if self._worth_saving(place):
+            room = self._host_room(self.blocks_for(place.length), spare)
+            if not isinstance(room, Short):
+                if self.save_up_to is not None:
+                    self.save_up_to -= place.length
+                moves = [
+                    *room,
+                    Save(slot, self._new_blob(place, owner=None, now=place.used_at), place.length),
+                ]
+        return moves + self.forget(slot)
+
+    def _worth_saving(self, place: _Place) -> bool:
+        if place.length < self.save_from or (self.save_up_to is not None and place.length > self.save_up_to):
+            return False
+        return self._holders.only_one(place.chain[-1])
+
+    def _make_room(self, slot: int, length: int) -> list[Move] | Short:
+        """Reserve blocks for an owned slot, evicting cached prefixes, least recently used first."""
+        place = self._slots[slot]
+        needed = self.blocks_for(length) - place.blocks
+        if needed <= 0:
+            return []
+        if needed > self.available_blocks:
+            return Short(needed - self.available_blocks)
+        moves: list[Move] = []
+        while self.blocks - self.owned_blocks - self.cached_blocks < needed:
+            cached = [i for i, held in enumerate(self._slots) if held.owner is None and held.blocks]
+            moves += self._evict(min(cached, key=lambda i: self._slots[i].used_at))
+        place.blocks += needed
+        self.owned_blocks += needed
+        return moves
+
+    def _host_room(self, blocks: int, spare: int | None = None) -> list[Move] | Short:
+        """Make room in host memory by dropping cached copies; never pinned ones or somebody's swapped KV."""
+        most = self.host_blocks - self.host_used + self._loose_blocks
+        spared = None if spare is None else self._blobs.get(spare)
+        if spared is not None and spared.owner is None and not spared.pinned:
+            most -= spared.blocks
+        if blocks > most:
+            return Short(blocks - most)
+        moves: list[Move] = []
+        kept: tuple[float, int] | None = None
+        while self.host_blocks - self.host_used < blocks:
+            used_at, blob = entry = heappop(self._loose)
+            held = self._blobs.get(blob)
+            if held is None or held.pinned or held.used_at != used_at:
+                continue  # it was dropped, or used again
+            if blob == spare:
+                kept = entry
+            else:
+                moves += self.drop(blob)
+        if kept is not None:
+            heappush(self._loose, kept)
+        return moves
+
+    def _new_blob(self, place: _Place, owner: int | None, now: float) -> int:
+        blob, self._next_blob = self._next_blob, self._next_blob + 1
+        blocks = self.blocks_for(place.length)
+        self._blobs[blob] = held = _Place(place.length, blocks, list(place.chain), owner, now)
+        self.host_used += blocks
+        if owner is None:
+            self._loose_blocks += blocks
+            self._loosen(blob, held)
+        self._holders.add(held.chain, 0, blob)
+        return blob
+
+    def _loosen(self, blob: int, held: _Place) -> None:
+        """Say when it was used last."""
+        if len(self._loose) > 2 * len(self._blobs) + 64:
+            self._loose = [(one.used_at, name) for name, one in self._blobs.items() if one.owner is None]
+            heapify(self._loose)
+        heappush(self._loose, (held.used_at, blob))
+
+    def _publish(self, slot: int, chain: list[bytes], length: int) -> None:
+        """The slot holds so many tokens, whose full blocks are the first of `chain`."""
+        place, full = self._slots[slot], length // self.block_tokens
+        known = len(place.chain)
+        if length < place.length and full < known:  # drafts that were refused, or a shorter prefix
+            self._holders.remove(place.chain, full, slot)
+            del place.chain[full:]
+        elif full > known:
+            place.chain += chain[known:full]
+            self._holders.add(place.chain, known, slot)
+        place.length = length
+
+    def _touch(self, place: int, now: float) -> None:
+        held = self._blobs.get(place)
+        if held is None:
+            self._slots[place].used_at = now
+        else:
+            held.used_at = now
+            if held.owner is None and not held.pinned:
+                self._loosen(place, held)

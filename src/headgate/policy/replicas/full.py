@@ -1,0 +1,187 @@
+"""Which replicas say that they are full, and when is one asked again?
+
+A refusal means that there is no room beyond what the replica has: that many is its ceiling, so that one more goes there
+only when one of its requests ends. When the time that it named has passed (or, where it named none, a back-off that
+grows with each try that is refused too), one more is tried; if it is taken the ceiling grows, by one with each request
+that is, until it is gone.
+
+Requests that were refused and have to wait do so apart from the others. They go first when one of a replica's requests
+ends, but a try is for the others: one may be the only one that is refused, and would take every try from all who could
+be served.
+
+A replica that could not even be reached is closed in the same way, and does not count as usable meanwhile: whoever has
+nobody else waits for it to come up. The next probe that it answers opens it.
+"""
+
+from math import inf
+from typing import Final
+
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.dispatch.passage import Passage
+from headgate.policy.replicas.index import ReplicaPool, RouteIndex
+
+LEAST_S: Final = 0.1
+LONGEST_S: Final = 30.0
+"""Bounds on the time that a replica names."""
+BACK_OFF_S: Final = 0.25
+LONGEST_BACK_OFF_S: Final = 2.0
+"""First, and at most, where it names none. It doubles with each try that is refused."""
+STEP_S: Final = 0.25
+"""While nothing is refused, the ceiling grows by one so often at least: an answer in one piece says nothing until all
+of it is there."""
+FORGET_S: Final = 10.0
+"""A ceiling that is not reached, so long after the last refusal, is forgotten."""
+
+
+class Closed:
+    """A replica that refused."""
+
+    __slots__ = ("load", "opened", "refusals", "refused_at", "try_at")
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.refusals = 0
+        """Tries in a row."""
+        self.refused_at = -inf
+        self.try_at = inf
+        """When it is looked at next."""
+        self.opened = False
+        """The time that it named has passed."""
+
+
+class Full:
+    """The dispatcher tells it who refused, and who took something after all."""
+
+    def __init__(self, fleet: RouteIndex) -> None:
+        self._fleet = fleet
+        self._closed: dict[ReplicaId, Closed] = {}
+        self.wake_at = inf
+        """When to call `tick`."""
+
+    def refused(
+        self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool
+    ) -> None:
+        """It would not take a request that was sent to it then, and is no longer counted there. `again`: the request
+        has been refused before, so that this says less of the replica."""
+        if self._fleet.get(load.id) is not load:
+            return  # it has left
+        one = self._closed.get(load.id)
+        if one is None or one.load is not load:
+            one = self._closed[load.id] = Closed(load)
+        if not one.refusals or (sent_at >= one.refused_at and not again):
+            one.refusals += 1  # otherwise it belongs to the same burst as the one before, or to the same request
+        wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** min(one.refusals - 1, 16))
+        if after_s is not None:
+            wait_s = min(LONGEST_S, max(LEAST_S, after_s))
+        one.refused_at, one.opened, one.try_at = now, False, now + wait_s
+        load.unreached = unreached
+        load.ceiling = 0.0 if unreached else float(load.requests)
+        self._fleet.changed(load)
+        self.wake_at = min(self.wake_at, one.try_at)
+
+    def took(self, load: Load, sent_at: float) -> None:
+        """A request that was sent to it then has been answered: it was not refused."""
+        one = self._closed.get(load.id)
+        if one is None or sent_at < one.refused_at:
+            return
+        one.refusals = 0
+        if one.opened:
+            load.ceiling += 1.0
+            if load.ceiling >= load.limit:
+                self._lift(one)
+            self._fleet.changed(load)
+
+    def answered(self, replica_id: ReplicaId) -> bool:
+        """A probe reached it. Whether that opens it."""
+        one = self._closed.get(replica_id)
+        if one is None or not one.load.unreached:
+            return False
+        self._lift(one)
+        self._fleet.changed(one.load)
+        return True
+
+    def forget(self, load: Load) -> None:
+        """It is out or has left: whatever it said before does not count when it is back. The caller tells the fleet."""
+        one = self._closed.get(load.id)
+        if one is not None and one.load is load:
+            self._lift(one)
+
+    def tick(self, now: float) -> None:
+        """What time has changed."""
+        wake_at = inf
+        for one in list(self._closed.values()):
+            if one.try_at <= now:
+                self._look(one, now)
+            wake_at = min(wake_at, one.try_at)
+        self.wake_at = wake_at
+
+    def opens_in(self, pools: tuple[ReplicaPool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
+        """Seconds until the first of these replicas is asked again, where all that are usable and fit are closed; 0:
+        some are not."""
+        open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)
+        if not usable or len(self._closed) < usable:
+            return 0.0
+        for replica_id, one in self._closed.items():
+            seat = self._fleet.seats[replica_id]
+            if seat.usable and not one.opened and seat.pool in pools and replica_id not in unfit:
+                closed += 1
+                open_at = min(open_at, one.try_at)
+        return max(0.0, open_at - now) if closed >= usable else 0.0
+
+    def _look(self, one: Closed, now: float) -> None:
+        load = one.load
+        if load.unreached or load.requests >= load.ceiling:
+            load.unreached = False
+            load.ceiling = load.requests + 1.0
+        elif now >= one.refused_at + FORGET_S:
+            self._lift(one)
+        one.opened = True
+        if load.ceiling < inf:
+            one.try_at = now + STEP_S
+        self._fleet.changed(load)
+
+    def _lift(self, one: Closed) -> None:
+        one.load.ceiling, one.load.unreached, one.try_at = inf, False, inf
+        del self._closed[one.load.id]
+
+
+HOLD_S: Final = 0.25
+LONGEST_HOLD_S: Final = 8.0
+"""How long a request is not tried that was refused for the third time, and at most; it doubles each time."""
+
+
+class SetAside:
+    """Requests that were refused, and wait."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, Passage]] = {}
+        """By id: not before when."""
+        self.wake_at = inf
+        """When to call `expire`; inf: there are none."""
+
+    def add(self, passage: Passage, now: float) -> None:
+        hold_s = min(LONGEST_HOLD_S, HOLD_S * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
+        self._held[passage.request.id] = (now + hold_s, passage)
+        self.wake_at = min(self.wake_at, passage.request.wait_until, now + hold_s if hold_s else inf)
+
+    def drop(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
+        if not self._held:
+            self.wake_at = inf
+
+    def of(self, lane: str) -> int:
+        return sum(passage.state.lane.name == lane for _, passage in self._held.values())
+
+    def due(self, now: float) -> list[Passage]:
+        """Those that may be tried."""
+        return [passage for until, passage in self._held.values() if until <= now]
+
+    def expire(self, now: float) -> list[Passage]:
+        """Those whose time is over, which are held no longer."""
+        late = [passage for _, passage in self._held.values() if passage.request.wait_until <= now]
+        for passage in late:
+            del self._held[passage.request.id]
+        self.wake_at = inf
+        for until, passage in self._held.values():
+            self.wake_at = min(self.wake_at, passage.request.wait_until, until if until > now else inf)
+        return late

@@ -1,0 +1,444 @@
+"""Which replicas may be used?
+
+What is seen of a replica, a request's end or a probe, is counted until it is a `Sign`; what follows from a sign in each
+state is the table `NEXT`, and nothing else changes a state.
+
+A replica that is out is judged by probes alone: whatever else comes in was sent before it went out, and a late success
+must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then grows from a tenth
+to the whole; until then few requests are enough to judge it by. The cooldown doubles with each relapse, but probes that
+see the replica down cut it short: they will see it come back too.
+
+Requests that fail are signs too, but the requests may be at fault. So they alone never put out the last replica that
+can be used, nor more than half of those that can stand in for each other, as long as its probes succeed; and an answer
+that says it failed counts only if another request fails there too, or the same succeeds elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from headgate.model.outcome import Outcome
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.replicas.outlier import LOOK_S, About, Kin, OutlierConfig, ReplicaRecord
+
+RAMP_STEPS = 10
+FIRST_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRules:
+    failures: int = 3
+    """In a row, and the replica is out; requests and probes count together, each kind until it next succeeds."""
+    successes: int = 2
+    """Probes in a row, once its cooldown is over, and it is back."""
+    cooldown_s: float = 1.0
+    """How long it is out at least. With probes every second a revived replica is in use within 5 s."""
+    cooldown_limit_s: float = 60.0
+    """What the cooldown may double up to."""
+    forgive_s: float = 60.0
+    """In use for this long, and the next cooldown is as short as the first."""
+    ramp_s: float = 5.0
+    """From a tenth of its room to all of it."""
+    outlier: OutlierConfig = field(default_factory=OutlierConfig)
+
+
+class HealthState(IntEnum):
+    UP = 0
+    EJECTED = 1
+    PROBATION = 2
+    RAMPING = 3
+
+
+class Saw(Enum):
+    """One thing seen of a replica."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    STALL = "stall"
+    """It fell silent. Counts twice: it has cost a client's patience too."""
+    NEUTRAL = "neutral"
+    """The client erred or left, or the replica said that it is busy: no fault of anybody's."""
+    PROBE_OK = "probe ok"
+    PROBE_FAILED = "probe failed"
+    DEEP_OK = "deep ok"
+    """A token was really generated."""
+    DEEP_FAILED = "deep failed"
+
+
+class Sign(Enum):
+    """What it all comes to."""
+
+    NOTHING = "nothing new"
+    FAILURES = "failures in a row"
+    OUTLIER = "outlier"
+    DOWN = "probe failed"
+    RECOVERED = "probes in a row"
+    COOLDOWN_OVER = "cooldown over"
+    RAMP_OVER = "ramp over"
+
+
+UP, EJECTED, PROBATION, RAMPING = HealthState
+
+NEXT: dict[Sign, tuple[HealthState, HealthState, HealthState, HealthState]] = {
+    # was            UP       EJECTED    PROBATION  RAMPING
+    Sign.NOTHING: (UP, EJECTED, PROBATION, RAMPING),
+    Sign.FAILURES: (EJECTED, EJECTED, EJECTED, EJECTED),
+    Sign.OUTLIER: (EJECTED, EJECTED, PROBATION, EJECTED),
+    Sign.DOWN: (UP, EJECTED, EJECTED, RAMPING),  # in use, one failed probe may be chance
+    Sign.RECOVERED: (UP, EJECTED, RAMPING, RAMPING),
+    Sign.COOLDOWN_OVER: (UP, PROBATION, PROBATION, RAMPING),
+    Sign.RAMP_OVER: (UP, EJECTED, PROBATION, UP),
+}
+
+SAW: dict[Outcome, Saw] = {
+    **dict.fromkeys(Outcome, Saw.NEUTRAL),
+    Outcome.COMPLETED: Saw.SUCCESS,
+    Outcome.REPLICA_FAILED: Saw.FAILURE,
+    Outcome.REPLICA_STALLED: Saw.STALL,
+    Outcome.ENGINE_FAILED: Saw.FAILURE,
+}
+"""What the end of a request that was at a replica says of it."""
+
+
+def as_mermaid() -> str:
+    """The table as a diagram for the docs."""
+    lines = ["stateDiagram-v2", "    [*] --> UP"]
+    for was in HealthState:
+        signs: dict[HealthState, list[str]] = {}
+        for sign, after in NEXT.items():
+            signs.setdefault(after[was], []).append(sign.value)
+        lines += [f"    {was.name} --> {to.name}: {', '.join(why)}" for to, why in signs.items() if to is not was]
+    return "\n".join(lines) + "\n"
+
+
+class HealthVerdict(NamedTuple):
+    replica_id: ReplicaId
+    changed: bool
+    """Its state or its share did."""
+    usable: float
+    """The share of its room that it may be given; 0: none."""
+    state: HealthState
+    why: str
+    """What put it into its state."""
+
+
+class Standing(NamedTuple):
+    """How a replica stands, for people."""
+
+    state: HealthState
+    since: float
+    why: str
+
+
+@dataclass(slots=True, eq=False)
+class HealthEntry:
+    """One replica under watch."""
+
+    id: ReplicaId
+    group: "Group"
+    kin: Kin
+    record: ReplicaRecord
+    deep_failed: int = 0
+    """In a row. Survives an ejection: a probe that generates nothing can't disprove it."""
+    state: HealthState = UP
+    usable: float = 1.0
+    """As last told."""
+    why: str = "joined"
+    since: float = 0.0
+    out_until: float = 0.0
+    ejections: int = 0
+    back_at: float = -inf
+    """When it was last taken into use after being out."""
+    probes_ok: int = 0
+    parked: bool = False
+    """It is given nothing, however it is."""
+    due: float = inf
+    """When time alone changes something."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Replicas of the same models and lanes, which can stand in for each other."""
+
+    names: frozenset[str]
+    lanes: frozenset[str]
+    size: int = 0
+    out: int = 0
+    """Of these, not in use, or parked."""
+
+    def covers(self, other: "Group") -> bool:
+        """Whether these can do all that the others do; without names or lanes they serve any."""
+        models = not self.names or (bool(other.names) and other.names <= self.names)
+        return models and (not self.lanes or (bool(other.lanes) and other.lanes <= self.lanes))
+
+
+class Health:
+    def __init__(self, config: HealthRules | None = None) -> None:
+        self.config = config or HealthRules()
+        self._watched: dict[ReplicaId, HealthEntry] = {}
+        self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
+        self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
+        self._alarms: list[tuple[float, ReplicaId]] = []
+        self.ejections = 0
+        """How often a replica in use was put out, since the start."""
+
+    # -- replicas come and go -------------------------------------------------------------------------------
+
+    def add(self, replica: Replica, now: float, state: HealthState = UP, parked: bool = False) -> HealthVerdict:
+        """UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from there."""
+        self.remove(replica.id)
+        group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
+        lanes, tags = tuple(sorted(replica.lanes)), replica.tags
+        alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
+        kin = self._kins.setdefault(alike, Kin(self.config.outlier))
+        group.size += 1
+        watch = self._watched[replica.id] = HealthEntry(replica.id, group, kin, ReplicaRecord(), since=now)
+        if parked:
+            watch.parked = True
+            group.out += 1
+        if state is UP:
+            kin.members[replica.id] = watch.record
+        else:
+            self._enter(watch, state, "joined", now)
+        return self._verdict(watch, now, changed=True)
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        watch = self._watched.pop(replica_id, None)
+        if watch is not None:
+            watch.group.size -= 1
+            watch.group.out -= not _serves(watch)
+            if not watch.group.size:
+                del self._groups[watch.group.names, watch.group.lanes]
+            watch.kin.members.pop(replica_id, None)
+            watch.due = inf
+
+    def park(self, replica_id: ReplicaId, parked: bool) -> None:
+        """While it is, it stands in for nobody."""
+        watch = self._watched.get(replica_id)
+        if watch is not None:
+            before = _serves(watch)
+            watch.parked = parked
+            watch.group.out += before - _serves(watch)
+
+    # -- what is seen -----------------------------------------------------------------------------------------
+
+    def served(
+        self,
+        replica_id: ReplicaId,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        now: float,
+        token_s: float | None = None,
+        in_flight: int = 1,
+    ) -> None:
+        """How quick a request was that ended well; `on` judges it. `ttft_s` None: nobody knows when its first token was
+        there, and `token_s` is what each of its tokens took in all. `tpot_s` and `token_s` None: not known, or it had
+        too few tokens to tell. `in_flight`: requests that its replica had, it included."""
+        watch = self._watched.get(replica_id)
+        if watch is None or not _in_use(watch):
+            return
+        watch.record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
+        watch.kin.look(now)
+        if watch.state is RAMPING:
+            slow = watch.kin.is_slow(ttft_s, prompt_tokens, token_s)
+            if slow is not None:
+                watch.record.judged += 1
+                watch.record.slow += slow
+
+    def success(
+        self,
+        replica_id: ReplicaId,
+        ttft_s: float | None,
+        prompt_tokens: int,
+        tpot_s: float | None,
+        now: float,
+        token_s: float | None = None,
+        in_flight: int = 1,
+    ) -> HealthVerdict | None:
+        """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
+        slower than its peers is asked once for each look at them, and not at every request."""
+        watch = self._watched.get(replica_id)
+        if watch is None:
+            return None
+        record, looked_at = watch.record, watch.kin.looked_at
+        fresh = now - looked_at < LOOK_S and record.looked_at == looked_at
+        if watch.state is UP and fresh and not record.failed and not record.suspects:
+            watch.deep_failed = 0
+            record.ended(failed=False)
+            record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
+            return None
+        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now, token_s, in_flight)
+        return self.on(replica_id, Saw.SUCCESS, now)
+
+    def another(self, replica_id: ReplicaId, about: About) -> bool:
+        """It answered this with an error. Whether it has done so to another request too, since it last did well: then
+        it is the one to blame."""
+        watch = self._watched.get(replica_id)
+        return watch is not None and watch.record.another(about)
+
+    def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> HealthVerdict:
+        watch = self._watched.get(replica_id)
+        if watch is None:
+            return HealthVerdict(replica_id, False, 0.0, EJECTED, "not in the fleet")
+        was = watch.state
+        self._pass_time(watch, now)
+        sign, why = self._judge_in_use(watch, saw) if _in_use(watch) else self._judge_out(watch, saw, now)
+        after = NEXT[sign][watch.state]
+        if after is not watch.state:
+            self._enter(watch, after, why, now)
+        return self._verdict(watch, now, changed=watch.state is not was)
+
+    def _judge_in_use(self, watch: HealthEntry, saw: Saw) -> tuple[Sign, str]:
+        record = watch.record
+        if saw is Saw.SUCCESS:
+            record.failed = watch.deep_failed = 0
+            record.suspects = ()
+            record.ended(failed=False)
+        elif saw is Saw.FAILURE or saw is Saw.STALL:
+            record.failed += 2 if saw is Saw.STALL else 1
+            record.ended(failed=True)
+        elif saw is Saw.PROBE_OK:
+            record.probes_failed = 0
+        elif saw is Saw.PROBE_FAILED:
+            record.probes_failed += 1
+        elif saw is Saw.DEEP_OK:
+            record.failed = record.probes_failed = watch.deep_failed = 0
+            record.suspects = ()
+        elif saw is Saw.DEEP_FAILED:
+            watch.deep_failed += 1
+        else:
+            return Sign.NOTHING, ""
+        probed = record.probes_failed + watch.deep_failed
+        # A probe that went well tells nothing new: it must not be what puts a replica out.
+        well = saw is Saw.PROBE_OK or saw is Saw.DEEP_OK
+        if not well and record.failed + probed >= self.config.failures and (probed or self._replaceable(watch)):
+            return Sign.FAILURES, f"{saw.value}, the last of {self.config.failures}"
+        ended = saw is Saw.SUCCESS or saw is Saw.FAILURE or saw is Saw.STALL
+        why = watch.kin.outlying(record, ramping=watch.state is RAMPING) if ended else ""
+        if why and self._replaceable(watch):
+            return Sign.OUTLIER, why
+        return Sign.NOTHING, ""
+
+    def _replaceable(self, watch: HealthEntry) -> bool:
+        """Whether requests alone may put it out. Never the last, nor more than half of those that can stand in for it:
+        whoever is slow or fails now and then is better than nobody."""
+        size = out = 0
+        for group in self._groups.values():
+            if group.covers(watch.group):
+                size += group.size
+                out += group.out
+        return out < size // 2
+
+    def _judge_out(self, watch: HealthEntry, saw: Saw, now: float) -> tuple[Sign, str]:
+        if saw is Saw.PROBE_FAILED or saw is Saw.DEEP_FAILED:
+            watch.probes_ok = 0
+            if watch.state is EJECTED:
+                watch.out_until = min(watch.out_until, now + self.config.cooldown_s)
+                self._set_alarm(watch, watch.out_until)
+            return Sign.DOWN, saw.value
+        if saw is Saw.DEEP_OK:
+            watch.deep_failed = 0
+        if watch.state is PROBATION and (saw is Saw.PROBE_OK or saw is Saw.DEEP_OK):
+            watch.probes_ok += 1
+            if watch.probes_ok >= self.config.successes:
+                return Sign.RECOVERED, f"{saw.value}, {watch.probes_ok} in a row"
+        return Sign.NOTHING, ""
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def share(self, replica_id: ReplicaId, now: float) -> float:
+        """The part of its room that it may be given now."""
+        watch = self._watched.get(replica_id)
+        return self._share(watch, now) if watch is not None else 0.0
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        """None: it is not in the fleet."""
+        watch = self._watched.get(replica_id)
+        return Standing(watch.state, watch.since, watch.why) if watch is not None else None
+
+    def wake_at(self) -> float:
+        """When to call `tick`; inf: not until something is seen."""
+        alarms = self._alarms
+        while alarms and self._stale(alarms[0]):
+            heappop(alarms)
+        return alarms[0][0] if alarms else inf
+
+    def tick(self, now: float) -> list[HealthVerdict]:
+        """What time has changed."""
+        verdicts = []
+        while self.wake_at() <= now:
+            watch = self._watched[heappop(self._alarms)[1]]
+            watch.due = inf
+            was = watch.state
+            self._pass_time(watch, now)
+            if watch.state is RAMPING:
+                self._set_alarm(watch, self._next_step(watch, now))
+            verdicts.append(self._verdict(watch, now, changed=watch.state is not was))
+        return verdicts
+
+    def _pass_time(self, watch: HealthEntry, now: float) -> None:
+        if watch.state is EJECTED and now >= watch.out_until:
+            self._enter(watch, NEXT[Sign.COOLDOWN_OVER][EJECTED], watch.why, now)
+        elif watch.state is RAMPING and now >= watch.since + self.config.ramp_s:
+            self._enter(watch, NEXT[Sign.RAMP_OVER][RAMPING], watch.why, now)
+
+    def _next_step(self, watch: HealthEntry, now: float) -> float:
+        return min(now + self.config.ramp_s / RAMP_STEPS, watch.since + self.config.ramp_s)
+
+    def _set_alarm(self, watch: HealthEntry, due: float) -> None:
+        if due != watch.due:
+            watch.due = due
+            if due < inf:
+                heappush(self._alarms, (due, watch.id))
+
+    def _stale(self, alarm: tuple[float, ReplicaId]) -> bool:
+        watch = self._watched.get(alarm[1])
+        return watch is None or watch.due != alarm[0]
+
+    # -- states -----------------------------------------------------------------------------------------------
+
+    def _enter(self, watch: HealthEntry, state: HealthState, why: str, now: float) -> None:
+        relapse, served = _in_use(watch), _serves(watch)
+        watch.state, watch.since, watch.why = state, now, why
+        watch.group.out += served - _serves(watch)
+        due = inf
+        if state is EJECTED:
+            self.ejections += relapse
+            watch.kin.members.pop(watch.id, None)
+            due = watch.out_until = now + (self._relapse_s(watch, now) if relapse else self.config.cooldown_s)
+        elif state is PROBATION:
+            watch.probes_ok = 0
+        elif state is RAMPING:
+            watch.record = watch.kin.members[watch.id] = ReplicaRecord()
+            # One more deep failure is then enough: coming back on shallow probes has not disproved the others.
+            watch.deep_failed = min(watch.deep_failed, self.config.failures - 1)
+            watch.back_at = now
+            due = self._next_step(watch, now)
+        self._set_alarm(watch, due)
+
+    def _relapse_s(self, watch: HealthEntry, now: float) -> float:
+        watch.ejections = watch.ejections + 1 if now - watch.back_at < self.config.forgive_s else 1
+        return min(self.config.cooldown_limit_s, self.config.cooldown_s * 2.0 ** min(watch.ejections - 1, 32))
+
+    def _share(self, watch: HealthEntry, now: float) -> float:
+        if watch.state is RAMPING:
+            done = (now - watch.since) / self.config.ramp_s if self.config.ramp_s > 0 else 1.0
+            return FIRST_SHARE + (1.0 - FIRST_SHARE) * min(1.0, max(0.0, done))
+        return 1.0 if watch.state is UP else 0.0
+
+    def _verdict(self, watch: HealthEntry, now: float, *, changed: bool) -> HealthVerdict:
+        usable = self._share(watch, now)
+        changed = changed or usable != watch.usable
+        watch.usable = usable
+        return HealthVerdict(watch.id, changed, usable, watch.state, watch.why)
+
+
+def _in_use(watch: HealthEntry) -> bool:
+    return watch.state is UP or watch.state is RAMPING
+
+
+def _serves(watch: HealthEntry) -> bool:
+    return _in_use(watch) and not watch.parked

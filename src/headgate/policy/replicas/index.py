@@ -1,0 +1,261 @@
+"""Who has room?
+
+The index of the fleet: for a model and a lane, the replicas that may be used, least loaded first, without ever looking
+at all of them. A sorted list, not a heap: the least few, one at random and a replica that moves are all cheap, and ties
+go by order of joining, the same in every process.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
+from typing import Final, Literal
+
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.replicas.affinity import Ring
+
+Order = Literal["work", "requests", "turn", "weighted_turn"]
+"""What the index is ordered by. A turn grows with each request sent: the lowest is whose turn it is."""
+LOOKED_AT: Final = 32
+"""Replicas with room that are looked at to find the one with most of it."""
+DECODE: Final = 0.25
+"""What decoding counts for against prefill. If it counted in full, a replica that has just come into use, and so has
+nothing to decode yet, would be sent every prompt until it had as much as the others, one waiting for the other. Among
+1, 0.5, 0.25 and 0.1 the one with the best tail when load rises to four times as much."""
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaPool:
+    """Replicas that serve the same model and lanes, and what they come to."""
+
+    names: frozenset[str]
+    """Models they are asked for; empty: any."""
+    lanes: frozenset[str]
+    ring: Ring = field(default_factory=Ring)
+    ready: list[tuple[float, int, "IndexEntry"]] = field(default_factory=list)
+    """Those usable and with room, least loaded first, then first come: order numbers make ties the same everywhere."""
+    replicas: int = 0
+    usable: int = 0
+    limit: int = 0
+    """Requests all of them may have at once."""
+    room: int = 0
+    turn: float = 0.0
+    """How far turns have come."""
+
+
+@dataclass(slots=True, eq=False)
+class IndexEntry:
+    """A replica's place in the index, and what was last counted of it."""
+
+    id: ReplicaId
+    load: Load
+    number: int
+    pool: ReplicaPool
+    token_limit: int | None
+    entry: tuple[float, int, "IndexEntry"] | None = None
+    """Its place in `ready`; None: it is not there."""
+    turn: float = 0.0
+    requests: int = 0
+    usable: bool = False
+    limit: int = 0
+    room: int = 0
+
+
+def work_s(load: Load, prefill_tokens: int, decode_tokens: int) -> float:
+    """Seconds that so many tokens keep the next request from its first token here. Prompts go one after the other and
+    before it; what is decoded, at full batch as it would be under load, only slows them, and counts for DECODE."""
+    return prefill_tokens * load.prefill_token_s + DECODE * decode_tokens * load.tpot_s / max(1.0, load.limit)
+
+
+class RouteIndex:
+    """Whoever writes a Load that is in here calls `changed` afterwards."""
+
+    def __init__(self, order: Order = "work") -> None:
+        self.order = order
+        self.loads: dict[ReplicaId, Load] = {}
+        self.seats: dict[ReplicaId, IndexEntry] = {}
+        self._pools: dict[tuple[frozenset[str], frozenset[str]], ReplicaPool] = {}
+        self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]] = {}
+        self._models: dict[str, None] = {}
+        self._joined = 0
+
+    def add(self, load: Load) -> None:
+        replica = load.replica
+        known = self.seats.get(replica.id)
+        if known is not None:
+            self.remove(replica.id)
+        names = replica.names
+        pool = self._pools.get((names, replica.lanes))
+        if pool is None:
+            pool = self._pools[names, replica.lanes] = ReplicaPool(names, replica.lanes)
+            self._look_again()
+        pool.replicas += 1
+        pool.ring.add(replica.id)
+        self._joined += known is None  # one that is only described anew keeps its place
+        number = self._joined if known is None else known.number
+        self.loads[replica.id] = load
+        self.seats[replica.id] = IndexEntry(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
+        self.changed(load)
+
+    def remove(self, replica_id: ReplicaId) -> None:
+        if replica_id not in self.seats:
+            return
+        seat = self.seats.pop(replica_id)
+        del self.loads[replica_id]
+        pool = seat.pool
+        self._place(seat, None)
+        self._count(seat, False, 0, 0)
+        pool.replicas -= 1
+        pool.ring.remove(replica_id)
+        if not pool.replicas:
+            del self._pools[pool.names, pool.lanes]
+            self._look_again()
+
+    def changed(self, load: Load) -> None:
+        """Something about it did. A replica that has left meanwhile is no longer of interest."""
+        replica = load.replica
+        seat = self.seats.get(replica.id)
+        if seat is None or seat.load is not load:
+            return
+        usable, requests = load.usable, load.requests
+        if requests > seat.requests:
+            share = max(replica.weight, 1e-3) if self.order == "weighted_turn" else 1.0
+            seat.pool.turn = max(seat.pool.turn, seat.turn)
+            seat.turn += (requests - seat.requests) / (share * max(usable, 0.01))
+        seat.requests = requests
+        if usable <= 0:
+            self._count(seat, False, 0, 0)
+            self._place(seat, None)
+            return
+        limit = int(max(1.0, load.limit * usable))
+        if load.ceiling < limit:
+            if load.unreached:
+                self._count(seat, False, 0, 0)
+                self._place(seat, None)
+                return
+            limit = int(load.ceiling)
+        room = limit - requests if requests < limit else 0
+        if room and requests and seat.token_limit is not None and load.tokens >= seat.token_limit:
+            room = 0
+        self._count(seat, True, limit or 1, room)
+        self._place(seat, self._key(seat) if room else None)
+
+    # -- what the dispatcher asks ---------------------------------------------------------------------------
+
+    def get(self, replica_id: ReplicaId) -> Load | None:
+        """None: it has left."""
+        return self.loads.get(replica_id)
+
+    def models(self) -> list[str]:
+        """Models that are served by name, first come first."""
+        return list(self._models)
+
+    def by_name(self, model: str) -> bool:
+        """Does anybody serve this model by its name?"""
+        return model in self._models
+
+    def any_for(self, model: str | None, lane: str | None = None) -> bool:
+        """Does anybody serve this, usable or not?"""
+        dedicated, others = self._view(model, lane)
+        return bool(dedicated or others)
+
+    def usable(self, model: str | None, lane: str | None = None) -> int:
+        """Replicas that may be used for this, with room or without."""
+        return sum(pool.usable for pool in self.pools(model, lane))
+
+    def serves_lane(self, lane: str) -> bool:
+        """Whether any replica may be used for this lane, of whatever model."""
+        return any(pool.usable and (not pool.lanes or lane in pool.lanes) for pool in self._pools.values())
+
+    def capacity(self, model: str | None, lane: str | None = None) -> tuple[int, int]:
+        """(limit, used): requests that usable replicas may have at once, and how much of that is taken."""
+        limit = used = 0
+        for pool in self.pools(model, lane):
+            limit += pool.limit
+            used += pool.limit - pool.room
+        return limit, used
+
+    def pools(
+        self, model: str | None, lane: str | None, tried: frozenset[ReplicaId] = frozenset()
+    ) -> tuple[ReplicaPool, ...]:
+        """Replicas that serve this lane and no other, if any of them is usable: they are there so that it disturbs
+        nobody. Otherwise all that serve it among others."""
+        dedicated, others = self._view(model, lane)
+        if dedicated and (self.left(dedicated, tried) or not others):
+            return dedicated
+        return others
+
+    def left(self, pools: tuple[ReplicaPool, ...], tried: frozenset[ReplicaId]) -> int:
+        """Usable replicas that have not been tried."""
+        usable = sum(pool.usable for pool in pools)
+        for replica_id in tried:
+            seat = self.seats.get(replica_id)
+            if seat is not None and seat.usable and seat.pool in pools:
+                usable -= 1
+        return usable
+
+    def least(self, pools: tuple[ReplicaPool, ...]) -> Iterator[tuple[float, int, IndexEntry]]:
+        """Those with room, least loaded first."""
+        return iter(pools[0].ready) if len(pools) == 1 else merge(*(pool.ready for pool in pools))
+
+    def roomiest(
+        self, model: str | None, lane: str | None, slots: int, tried: frozenset[ReplicaId]
+    ) -> ReplicaId | None:
+        """Of the least loaded, the replica that lacks fewest of so many slots, as far as it has as many at all; None:
+        one lacks none, or nobody has a free one."""
+        best: IndexEntry | None = None
+        lacks = 0
+        for entry in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
+            seat = entry[2]
+            lack = min(slots, seat.limit) - seat.room
+            if seat.id not in tried and (best is None or lack < lacks):
+                best, lacks = seat, lack
+        return None if best is None or lacks <= 0 else best.id
+
+    # -- the index --------------------------------------------------------------------------------------------
+
+    def _key(self, seat: IndexEntry) -> float:
+        load = seat.load
+        if self.order == "work":
+            return work_s(load, load.prefill_tokens, load.decode_tokens) / load.usable
+        if self.order == "requests":
+            return load.requests / load.usable
+        if seat.entry is None:
+            # New, or back from being full or out: it goes on from here, and has no turns to catch up on.
+            seat.turn = max(seat.turn, seat.pool.turn)
+        return seat.turn
+
+    def _place(self, seat: IndexEntry, key: float | None) -> None:
+        ready, old = seat.pool.ready, seat.entry
+        if old is not None:
+            if key == old[0]:
+                return
+            del ready[bisect_left(ready, old)]
+        if key is None:
+            seat.entry = None
+        else:
+            seat.entry = (key, seat.number, seat)
+            insort(ready, seat.entry)
+
+    def _count(self, seat: IndexEntry, usable: bool, limit: int, room: int) -> None:
+        pool = seat.pool
+        pool.usable += usable - seat.usable
+        pool.limit += limit - seat.limit
+        pool.room += room - seat.room
+        seat.usable, seat.limit, seat.room = usable, limit, room
+
+    def _view(self, model: str | None, lane: str | None) -> tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]:
+        # Names come from clients: those that nobody serves by name share one answer, so that there is an end to them.
+        key = (model if model in self._models else None, lane)
+        view = self._views.get(key)
+        if view is None:
+            serving = [pool for pool in self._pools.values() if not pool.names or model in pool.names]
+            dedicated = tuple(pool for pool in serving if lane is not None and pool.lanes == {lane})
+            open_to = (pool for pool in serving if lane is None or not pool.lanes or lane in pool.lanes)
+            view = self._views[key] = (dedicated, tuple(pool for pool in open_to if pool not in dedicated))
+        return view
+
+    def _look_again(self) -> None:
+        self._views.clear()
+        self._models = dict.fromkeys(name for pool in self._pools.values() for name in sorted(pool.names))

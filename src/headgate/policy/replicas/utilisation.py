@@ -1,0 +1,218 @@
+"""How full is a fleet? By whichever of its resources is scarcest.
+
+Slots alone do not tell: long prompts fill a replica with one of its hundred slots taken. So each resource is measured
+by itself, 0 to 1, and the largest is the utilisation that is warned of, scaled by, shown and planned with:
+
+    slots     requests that usable replicas have, of those they may have; or the engine's own batch, where it tells
+    prefill   share of time that replicas need for the prompts they are sent, at the pace they were seen to have
+    kv        share of KV memory in use, where engines tell
+    tokens    outstanding tokens, of those that replicas may have, where that is limited
+    waiting   share of time in which requests wait for a replica, and not for a cap of their own lane or tenant
+
+Where there is always something to do, the last is never more than the share of time in which replicas are busy: it
+says nothing that is not so, and covers whatever the others can't see. Replicas that serve the same models and lanes
+are one pool; of several pools the fullest counts, since those that another has do not help it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import exp
+from typing import Final
+
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.replicas.index import ReplicaPool, RouteIndex
+
+RESOURCES: Final = ("prefill", "slots", "kv", "tokens", "waiting")
+LOOK_S: Final = 1.0
+"""What is measured over time is measured over at least so long."""
+SMOOTH_S: Final = 15.0
+"""What is measured over time is averaged over about so long."""
+MOST_OWED_S: Final = 30.0
+"""Prefill work that a replica is taken to have at most: a pace that is wrong is forgotten as soon."""
+QUEUES: Final = 0.1
+"""Of an engine that does not tell how many it can run: so many waiting there for each that runs, and it is full."""
+
+Said = Mapping[str, float]
+"""What an engine says of its own load; see replica/gauges.py."""
+_NOTHING: Final[dict[str, float]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Of each resource the share that is taken, 0 to 1; None: not known."""
+
+    prefill: float | None = None
+    slots: float | None = None
+    kv: float | None = None
+    tokens: float | None = None
+    waiting: float | None = None
+
+    @property
+    def known(self) -> dict[str, float]:
+        """By resource, those that are known."""
+        found = {
+            "prefill": self.prefill, "slots": self.slots, "kv": self.kv, "tokens": self.tokens,
+            "waiting": self.waiting,
+        }  # fmt: skip
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def binding(self) -> str:
+        """The resource that is fullest; empty: none is known."""
+        known = self.known
+        return max(known, key=lambda name: known[name], default="")
+
+    @property
+    def largest(self) -> float | None:
+        """The utilisation; None: no replica is usable."""
+        return max(self.known.values(), default=None)
+
+
+def words(resource: str) -> str:
+    """What a resource is called where people read: so many percent of it are taken."""
+    return {
+        "prefill": "the replicas' time for prompts",
+        "slots": "the replicas' slots",
+        "kv": "the replicas' KV memory",
+        "tokens": "the tokens that replicas may have outstanding",
+        "waiting": "the time, with requests that wait for a replica,",
+    }.get(resource, "the replicas' room")
+
+
+class _Owed:
+    """Prefill work that one replica was given and has not had the time for, in seconds."""
+
+    __slots__ = ("busy", "owed_s", "sent_tokens")
+
+    def __init__(self, sent_tokens: int) -> None:
+        self.sent_tokens = sent_tokens
+        self.owed_s = 0.0
+        self.busy = 0.0
+
+    def look(self, load: Load, passed_s: float, share: float) -> None:
+        """`share`: what the time since the last look counts for in the average."""
+        more, self.sent_tokens = load.sent_tokens - self.sent_tokens, load.sent_tokens
+        owed_s = min(MOST_OWED_S, self.owed_s + more * (load.pace.token_s or 0.0))
+        busy_s = min(owed_s, passed_s)
+        # A replica that has had its first token of everything is done with it, whatever was expected.
+        self.owed_s = owed_s - busy_s if load.prefill_tokens > 0 else 0.0
+        self.busy += share * (busy_s / passed_s - self.busy)
+
+
+class _Sum:
+    """Of the replicas of one pool."""
+
+    __slots__ = ("kv", "kv_of", "prefill", "prefill_of", "slots", "slots_of", "tokens", "tokens_of")
+
+    def __init__(self) -> None:
+        self.prefill = self.prefill_of = self.kv = self.kv_of = self.slots = self.slots_of = 0.0
+        self.tokens = self.tokens_of = 0.0
+
+
+class Utilisation:
+    """Reads the dispatcher's own figures, and what engines say. It is looked at about once a second by whoever drives
+    the dispatcher, and may be read at any time. The dispatcher decides nothing by it."""
+
+    def __init__(self, fleet: RouteIndex, held_up: Callable[[], bool]) -> None:
+        """`held_up`: whether requests wait for replicas that are there."""
+        self.said: Callable[[ReplicaId], Said] = lambda _: _NOTHING
+        """What an engine says of itself. Whoever reads engines' gauges sets it."""
+        self._fleet = fleet
+        self._held_up = held_up
+        self._owed: dict[ReplicaId, _Owed] = {}
+        self._waiting = 0.0
+        self._at: float | None = None
+
+    def look(self, now: float) -> None:
+        """Take in what has happened since the last look. Sooner than LOOK_S after that one it does nothing."""
+        loads, owed = self._fleet.loads, self._owed
+        if self._at is None:
+            self._at = now
+            self._owed = {name: _Owed(load.sent_tokens) for name, load in loads.items()}
+            return
+        passed_s = now - self._at
+        if passed_s < LOOK_S:
+            return
+        self._at = now
+        share = 1.0 - exp(-passed_s / SMOOTH_S)
+        self._waiting += share * (float(self._held_up()) - self._waiting)
+        for name, load in loads.items():
+            known = owed.get(name)
+            if known is None or known.sent_tokens > load.sent_tokens:  # it is new, or has left and come back
+                known = owed[name] = _Owed(load.sent_tokens)
+            known.look(load, passed_s, share)
+        if len(owed) > len(loads):
+            self._owed = {name: known for name, known in owed.items() if name in loads}
+
+    def read(self) -> Use:
+        """Of the whole fleet: of each resource what the fullest pool has."""
+        sums: dict[int, _Sum] = {}
+        for seat in self._fleet.seats.values():
+            if seat.load.usable > 0:
+                self._add(seat.load, seat.limit, seat.token_limit, sums, seat.pool)
+        if not sums:
+            return Use()
+        parts = sums.values()
+        return Use(
+            prefill=_most((one.prefill, one.prefill_of) for one in parts),
+            slots=_most((one.slots, one.slots_of) for one in parts),
+            kv=_most((one.kv, one.kv_of) for one in parts),
+            tokens=_most((one.tokens, one.tokens_of) for one in parts),
+            waiting=self._waiting,
+        )
+
+    def of(self, replica_id: ReplicaId) -> Use:
+        """Of one replica; nothing is known of one that has left or may not be used."""
+        seat, sums = self._fleet.seats.get(replica_id), dict[int, _Sum]()
+        if seat is None or seat.load.usable <= 0:
+            return Use()
+        self._add(seat.load, seat.limit, seat.token_limit, sums, seat.pool)
+        one = sums[id(seat.pool)]
+        return Use(
+            prefill=_share(one.prefill, one.prefill_of),
+            slots=_share(one.slots, one.slots_of),
+            kv=_share(one.kv, one.kv_of),
+            tokens=_share(one.tokens, one.tokens_of),
+        )
+
+    def busy(self, replica_id: ReplicaId) -> float | None:
+        """Share of its time that one replica needs for the prompts from here; None: its pace is not known."""
+        load, known = self._fleet.get(replica_id), self._owed.get(replica_id)
+        return None if load is None or known is None or load.pace.token_s is None else known.busy
+
+    def _add(self, load: Load, limit: int, token_limit: int | None, sums: dict[int, _Sum], pool: ReplicaPool) -> None:
+        total = sums.get(id(pool))
+        if total is None:
+            total = sums[id(pool)] = _Sum()
+        said = self.said(load.id)
+        room = max(1, limit or int(load.limit * load.usable))
+        total.slots += room * max(min(1.0, load.requests / room), _own_batch(said))
+        total.slots_of += room
+        busy = self.busy(load.id)
+        if busy is not None:
+            total.prefill += min(1.0, busy)
+            total.prefill_of += 1.0
+        kv = said.get("kv_ratio")
+        if kv is not None:
+            total.kv += max(0.0, min(1.0, kv))
+            total.kv_of += 1.0
+        if token_limit is not None:
+            total.tokens += min(load.tokens, token_limit)
+            total.tokens_of += max(1, token_limit)
+
+
+def _own_batch(said: Said) -> float:
+    """How full an engine's batch is by its own word: others may send it requests, too, and it may have fewer slots than
+    it is believed to have. 0: it does not tell."""
+    running, waiting, limit = said.get("batch_size", 0.0), said.get("waiting", 0.0), said.get("batch_limit")
+    if limit is not None and limit > 0:
+        return max(0.0, min(1.0, (running + waiting) / limit))
+    return 1.0 if waiting >= 1.0 and waiting >= QUEUES * running else 0.0
+
+
+def _share(taken: float, of: float) -> float | None:
+    return taken / of if of > 0 else None
+
+
+def _most(parts: Iterable[tuple[float, float]]) -> float | None:
+    return max((taken / of for taken, of in parts if of > 0), default=None)

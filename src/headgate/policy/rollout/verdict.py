@@ -1,0 +1,230 @@
+"""Is the new version worse than the old one beside it, or surely fine, or is that not known yet?
+
+    worse       proven to be slower than `acceptable` times the old one at p90, p95 or p99 of TTFT, TPOT, end to end or
+                the time in the queue, to fail more often, or to answer at another length
+    fine        proven to be faster than `unacceptable` times the old one at all of them, and to fail no more than
+                `error_margin` more often
+    undecided   neither, so far
+
+How it is proven is contest.py's matter. For "worse" all tests together are wrong in at most FALSE_ALARM of rollouts,
+however long they last: the mean of their likelihood ratios is one too. For "fine" each test is wrong in at most
+FALSE_PROMISE, and since all must agree, so is the verdict.
+"""
+
+from math import erf, exp, log, sqrt
+from statistics import NormalDist
+from typing import Final, Literal
+
+import msgspec
+
+from headgate.config.models import CanaryConfig
+from headgate.model.outcome import Outcome
+from headgate.model.plain import plain
+from headgate.model.record import Record
+from headgate.policy.rollout.contest import Contest, Failures, Harm, log_mean
+
+FALSE_ALARM: Final = 0.02
+"""Rollouts of an equal version that are rolled back by mistake, at most."""
+FALSE_PROMISE: Final = 0.04
+"""Rollouts of an unacceptable version that are promoted, at most."""
+LINE: Final = NormalDist().inv_cdf(1 - FALSE_PROMISE / 2)
+"""A sum without drift is beyond it at the end in half the cases in which it ever was."""
+ERROR_Z: Final = 2.58
+SELDOM: Final = 0.2
+"""A figure that fewer requests have than this share is not waited for."""
+PERCENTILES: Final = (90, 95, 99)
+FLOORS: Final = {"ttft": 0.01, "tpot": 0.001, "e2e": 0.02, "queue": 0.05}
+"""Seconds that nobody notices: below, versions are alike."""
+MORE_FAILURES: Final = 1.5
+"""Failing up to this many times as often may be chance of the mix; more, proven, is harm."""
+FAILURE_BLOCK: Final = 40
+"""Small: a version that only fails must be noticed at once."""
+
+State = Literal["worse", "fine", "undecided"]
+
+NOT_ITS_DOING: Final = frozenset(
+    (Outcome.OVER_LIMIT, Outcome.UNAUTHORIZED, Outcome.SLOW_CLIENT, Outcome.CANCELLED)
+)  # fmt: skip
+"""What a version has no part in. An invalid request counts: whether it is one, the engine decides."""
+
+
+class VersionSample(msgspec.Struct, frozen=True, gc=False):
+    """What one request says about the version that served it."""
+
+    canary: bool
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    queue_s: float | None = None
+    output_tokens: int | None = None
+    failed: bool | None = None
+    """None: that is not for it to say, since the client left."""
+
+
+def sample_of(record: Record, canary: bool) -> VersionSample | None:
+    """None: it says nothing about any version."""
+    outcome = record.outcome
+    if outcome is Outcome.COMPLETED:
+        return VersionSample(
+            canary, record.ttft_s, record.tpot_s, record.e2e_s, record.queue_s, record.output_tokens or None, False
+        )
+    if outcome is Outcome.CANCELLED:
+        # Those who lost patience waited at least so long: without them, the slower version would look better.
+        if not record.stream:
+            return VersionSample(canary, e2e_s=record.e2e_s, queue_s=record.queue_s)
+        return None if record.ttft_s is not None else VersionSample(canary, ttft_s=record.e2e_s, queue_s=record.queue_s)
+    return None if outcome in NOT_ITS_DOING else VersionSample(canary, failed=True)
+
+
+class VerdictRow(msgspec.Struct, frozen=True):
+    """One figure at one percentile, for people."""
+
+    figure: str
+    percentile: int
+    baseline: float | None
+    canary: float | None
+    worse: float
+    """How sure it is that the canary is worse than acceptable, 0 to 1; looking often does not make it surer."""
+    fine: float | None
+    """How sure it is that it is better than unacceptable; None: not asked."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    state: State
+    reason: str
+    confidence: float
+    """In the state; for undecided, in the better of the other two."""
+
+
+class Judge:
+    """Of one rollout. Bounded: it keeps one block of each figure, and sums."""
+
+    def __init__(self, config: CanaryConfig) -> None:
+        self._config = config
+        good, bad = config.acceptable, config.unacceptable
+        latency = {name: Contest(PERCENTILES, good, bad, floor=FLOORS[name]) for name in ("ttft", "tpot", "e2e")}
+        self._contests = latency | {
+            "queue": Contest((95,), good, None, floor=FLOORS["queue"]),
+            "output": Contest((50, 90), config.longer, None),
+        }
+        self._shorter = Contest((50,), config.longer, None)
+        """The other way round: the baseline's answers are longer."""
+        self._failures = Failures(MORE_FAILURES, FAILURE_BLOCK)
+        self.requests = 0
+        self.canary_requests = 0
+        self._news = False
+        self._share = 0.0
+        self._exposure = 0.0
+        self._in_all: float | None = None
+        """What there will be of it at the limit; None: it is not the last step yet."""
+
+    def take(self, sample: VersionSample) -> None:
+        canary = sample.canary
+        self.requests += 1
+        self.canary_requests += canary
+        self._exposure += self._share * (1.0 - self._share)
+        contests = self._contests
+        news = False
+        if sample.failed is not None:
+            news = self._failures.take(canary, sample.failed)
+        if sample.ttft_s is not None:
+            news |= contests["ttft"].take(canary, sample.ttft_s)
+        if sample.tpot_s is not None:
+            news |= contests["tpot"].take(canary, sample.tpot_s)
+        if sample.e2e_s is not None:
+            news |= contests["e2e"].take(canary, sample.e2e_s)
+        if sample.queue_s is not None:
+            news |= contests["queue"].take(canary, sample.queue_s)
+        if sample.output_tokens is not None:
+            news |= contests["output"].take(canary, float(sample.output_tokens))
+            news |= self._shorter.take(not canary, float(sample.output_tokens))
+        self._news |= news
+
+    @property
+    def news(self) -> bool:
+        """Whether there is anything new to see since this was last asked."""
+        news, self._news = self._news, False
+        return news
+
+    def step(self, share: float, requests_left: int | None) -> None:
+        """From now on the canary has another share. At the last step, with so many requests left to prove it fine."""
+        for contest in (*self._contests.values(), self._shorter):
+            contest.close()
+        self._failures.close()
+        self._share = share
+        self._in_all = None if requests_left is None else self._exposure + requests_left * share * (1.0 - share)
+
+    def verdict(self) -> Verdict:
+        harms = self._harms()
+        evidence = log_mean([harm.log_evidence for _, _, harm in harms])
+        if evidence >= log(1 / FALSE_ALARM):
+            figure, percentile, _ = max(harms, key=lambda one: one[2].log_evidence)
+            return Verdict("worse", self._worse(figure, percentile), 1.0 - exp(-evidence))
+        slowest = min(self._fines(), key=lambda one: one[2], default=None)
+        bound, extra = self._config.unacceptable, self._failures.worst_difference(ERROR_Z)
+        if slowest is None:
+            return Verdict("undecided", "too few requests have ended so far", 0.0)
+        if self._in_all is None:
+            return Verdict("undecided", "no harm so far; whether it is fine is judged at a canary's last step", 0.0)
+        if slowest[2] < LINE:
+            figure, percentile, z = slowest
+            return Verdict(
+                "undecided", f"{_words(figure, percentile)} may still be {plain(bound, 6)} times as slow", _sure(z)
+            )
+        if extra > self._config.error_margin:
+            return Verdict("undecided", f"up to {extra:.1%} more of its requests may fail", 0.0)
+        return Verdict("fine", f"less than {plain(bound, 6)} times as slow at every percentile", _sure(slowest[2]))
+
+    def rows(self) -> list[VerdictRow]:
+        """For people: what is compared, and how sure it is."""
+        proven = {(figure, percentile): _sure(z) for figure, percentile, z in self._fines()}
+        rows = []
+        for figure, percentile, harm in self._harms():
+            sides: list[float | None] = [_rate(self._failures.counts[side]) for side in (False, True)]
+            if figure in self._contests:
+                contest = self._contests[figure]
+                sides = [contest.sketch(side).quantile(percentile / 100) for side in (False, True)]
+            elif figure != "error":
+                continue
+            worse = 1.0 - exp(-max(0.0, harm.log_evidence))
+            rows.append(VerdictRow(figure, percentile, sides[0], sides[1], worse, proven.get((figure, percentile))))
+        return rows
+
+    def _harms(self) -> list[tuple[str, int, Harm]]:
+        found = [("error", 0, self._failures.harm)]
+        for name, contest in (*self._contests.items(), ("shorter", self._shorter)):
+            found += [(name, percentile, harm) for percentile, harm in contest.harms.items()]
+        return found
+
+    def _fines(self) -> list[tuple[str, int, float]]:
+        """How far each figure has come on the way to being proven fine. Nowhere, before the last step."""
+        part = self._exposure / self._in_all if self._in_all else 0.0
+        return [
+            (name, percentile, fine.z(part))
+            for name, contest in self._contests.items()
+            for percentile, fine in contest.fines.items()
+            if contest.exposure and contest.exposure >= SELDOM * self._exposure
+        ]
+
+    def _worse(self, figure: str, percentile: int) -> str:
+        if figure == "error":
+            (n, failed), (m, others) = self._failures.counts[True], self._failures.counts[False]
+            return f"{failed} of {n} of its requests failed, {others} of {m} of the baseline's"
+        if figure in ("output", "shorter"):
+            how = "long" if figure == "output" else "short"
+            return f"its answers are more than {plain(self._config.longer, 6)} times as {how}"
+        return f"{_words(figure, percentile)} is more than {plain(self._config.acceptable, 6)} times the baseline's"
+
+
+def _sure(z: float) -> float:
+    return max(0.0, erf(z / sqrt(2.0)))
+
+
+def _rate(counts: list[int]) -> float | None:
+    requests, failed = counts
+    return failed / requests if requests else None
+
+
+def _words(figure: str, percentile: int) -> str:
+    known = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end", "queue": "queue wait"}
+    return f"{known[figure]} p{percentile}"

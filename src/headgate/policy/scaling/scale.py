@@ -1,0 +1,424 @@
+"""How many replicas?
+
+A pool is shown here every second or so, and the answer is how many should serve, how many should be parked, what to do
+about it now, and why. What a pool needs is told in replicas at their target, 65 % full; a little more where requests
+come evenly, a little less where they come in bursts, since the room that is left is for those:
+
+    queue       more than so many wait for each, for five seconds: as many as all who are here would fill
+    occupancy   requests and outstanding tokens that replicas have, and that wait, over a minute or so; or whichever
+                of prefill, KV memory and tokens is scarcer (utilisation.py)
+    velocity    tokens of what arrives: ahead of occupancy, and the only one to see what was refused
+    p95         one more, if first tokens are late and replicas are not idle
+    forecast    what is expected by the time that a start would be over: a floor
+
+Growing and shrinking are not alike. More are started as soon as the need is there, then not again for a minute: what
+was asked for counts as if it were there, or every look during a cold start would ask again. Fewer only if fewer would
+have done for five minutes, the forecast says that it stays so, and nothing has changed for as long. In between is a
+band in which nothing happens, so that noise moves nothing.
+
+The warm pool is not held back by the minute: routing to a parked replica is done and undone in milliseconds, and so is
+done when those that serve are nearly full, before anybody waits. So parked ones count as room, as far as those that
+serve stay below 80 %. A burst borrows of it: only what lasts is made good by starting others.
+"""
+
+from dataclasses import dataclass
+from math import ceil, exp, inf, sqrt
+
+from headgate.config.scale import ScaleConfig
+from headgate.policy.replicas.utilisation import words
+from headgate.policy.scaling.forecast import ExpectedDemand, Forecast
+from headgate.policy.scaling.levels import LARGE, Levels
+from headgate.policy.scaling.lifecycle import Lifecycle
+from headgate.policy.scaling.pace import Pace
+from headgate.policy.scaling.placement import (
+    Action,
+    Activate,
+    Drain,
+    Park,
+    Placement,
+    PoolMember,
+    PoolView,
+    Sorted,
+    Start,
+)
+
+__all__ = [
+    "FULL",
+    "Action",
+    "Activate",
+    "Decision",
+    "Drain",
+    "Lifecycle",
+    "Park",
+    "PoolMember",
+    "PoolView",
+    "Scaler",
+    "Start",
+]  # fmt: skip
+
+STARTS = 2.0
+SMOOTH_S = (30.0, 300.0)
+"""Occupancy and velocity are averaged over about as long as two starts take, within these bounds: what is over sooner
+would be over before anything that is started could help."""
+SPREAD, SPREAD_S = 2.4, 900.0
+"""Room is wanted for so many standard deviations of the requests that are here, as seen over about so long."""
+MOVES = 0.05
+"""How far that may move the target."""
+BAND = 0.1
+"""More are needed past the target by this share of it; fewer do below it."""
+HOT = 0.8
+"""Share of their room beyond which those that serve are too full, whatever is parked."""
+HARDLY = 0.05
+"""Of a replica: what is not worth having one for, where there may be none."""
+QUEUE_S = 5.0
+"""A queue that is gone sooner needs nothing started."""
+LAST = 1
+"""Parked ones that are made good at once."""
+FULL = 0.9
+"""Share of their room at which a parked one is taken into use."""
+NOT_IDLE = 0.8
+"""Share of the target below which late first tokens are not for want of replicas: so p95 never asks for many."""
+SUPPORT = 0.9
+"""What velocity counts for while nobody waits: occupancy is first, and the larger of two noisy figures is noisier."""
+LEAD = 0.25
+"""How far velocity may be ahead of occupancy, as a share of it and one replica: if it was learned from other requests
+than these, it is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    serving: int
+    """Replicas that should serve."""
+    parked: int
+    """Replicas that should be parked."""
+    actions: tuple[Action, ...] = ()
+    """What to do for it now; none: all is as it should be, or under way."""
+    reasons: tuple[str, ...] = ()
+    """Sentences, the most important first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """In replicas at their target, and the sentence that says so."""
+
+    replicas: float
+    why: str
+
+
+class Scaler:
+    def __init__(self, config: ScaleConfig, forecast: Forecast | None = None) -> None:
+        """`forecast`: None: there is no floor but `min`, and what a replica carries is learned anew."""
+        self.config = config
+        self.forecast = forecast
+        self.serving = -1
+        """As last decided; -1: not yet."""
+        self._pace = forecast.pace if forecast is not None else Pace()
+        self._roster = Placement()
+        self._signals = Signals()
+        self._target = config.utilisation_target
+        """As burstiness has moved it."""
+        self._levels = Levels()
+        """How many would have done, and when."""
+        self._grown_at = self._changed_at = -inf
+        self._borrowed = 0
+        """Of the warm pool: by those who came in a burst, and may not stay."""
+        self._here_at = -inf
+        """When anybody was last here."""
+        self._queued_at = inf
+        """Since when too many wait; inf: they do not."""
+
+    def decide(self, view: PoolView, now: float, wall: float) -> Decision:
+        config, there = self.config, Sorted.of(view.members)
+        if self.serving < 0:
+            self.serving = self._clamp(len(there.routed) + len(there.ready) + there.coming)
+            self._changed_at = self._here_at = now  # nothing is stopped by somebody who has only just looked
+        seen = self._signals.see(view, there, now)
+        if view.waiting or any(member.requests for member in view.members):
+            self._here_at = now
+        self._aim(seen)
+        self._learn(view, there, seen, now, wall)
+        queue = self._queue(view, there, seen, now)
+        needs = self._needs(view, there, seen, queue)
+        if self._idle(now):
+            needs = [Need(0.0, f"Nobody has been here for {now - self._here_at:.0f} s.")]
+        soon = self._floor(wall, view.start_s + config.ahead_s)
+        near = self._near(view, there, seen)
+        reasons = self._level(there, needs, soon, self._later(view, soon, wall), near, queue is not None, now)
+        parked = self._to_park([need for need in needs if need is not queue], soon, queue is not None)
+        actions, done = self._roster.settle(
+            there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
+        )
+        return Decision(self.serving, parked, actions, (*reasons, *done))
+
+    # -- what is needed ---------------------------------------------------------------------------------------
+
+    def _queue(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float) -> Need | None:
+        """None: nobody waits who is worth mentioning, or not for long; and with some parked, nobody is about to."""
+        serve = len(there.routed)
+        here = view.waiting + sum(member.requests for member in there.routed)
+        if not view.waiting or (serve and view.waiting <= self.config.queue_per_replica * serve):
+            self._queued_at = inf
+        else:
+            self._queued_at = min(self._queued_at, now)
+            if there.parked or not serve or now - self._queued_at >= QUEUE_S:
+                more = max(_one_more(serve), here / (seen.slots * self._target))
+                return Need(more, f"{_requests(view.waiting)} for {serve} that serve: that needs {more:.1f}.")
+        if there.parked and here >= FULL * sum(member.slots for member in there.routed):
+            return Need(_one_more(serve), f"The {serve} that serve are nearly full, and others are parked.")
+        return None
+
+    def _needs(self, view: PoolView, there: Sorted, seen: "PoolDemand", queue: Need | None) -> list[Need]:
+        config, target = self.config, self._target
+        taken = seen.present / (seen.slots * target)
+        share = f"{seen.use:.0%} of the room is taken" if there.routed else f"{seen.present:.1f} requests are here"
+        needs = [Need(taken, f"{share}; at {target:.0%} that needs {taken:.1f}.")]
+        if seen.scarce > 0:
+            scarce = seen.scarce * len(there.routed) / target
+            of = words(seen.binding)
+            needs.append(Need(scarce, f"{seen.scarce:.0%} of {of} is taken; at {target:.0%} that needs {scarce:.1f}."))
+        if config.tokens_per_replica is not None:
+            tokens = seen.tokens / (config.tokens_per_replica * target)
+            needs.append(Need(tokens, f"{seen.tokens:.0f} tokens are outstanding: that needs {tokens:.1f}."))
+        carried = self._carried()
+        if carried is not None:
+            velocity = seen.velocity / carried * (1.0 if queue is not None else SUPPORT)
+            if queue is None:
+                velocity = min(velocity, max(need.replicas for need in needs) * (1 + LEAD) + 1)
+            what = f"{seen.velocity:.0f} tokens/s arrive, {carried:.0f} for each replica"
+            needs.append(Need(velocity, f"{what}: that needs {velocity:.1f}."))
+        needs = [self._beside_parked(need) for need in needs]
+        ratio, busy = view.p95_ratio, max(taken, seen.scarce * len(there.routed) / target)
+        idle = self._beside_parked(Need(busy, ".")).replicas <= NOT_IDLE * len(there.routed)
+        if ratio is not None and ratio > 1 and not there.coming and not idle:
+            more = _one_more(len(there.routed))
+            needs.append(Need(more, f"TTFT p95 is {ratio:.1f} times what is promised, and nobody is idle."))
+        if queue is not None:
+            needs.append(queue)
+        return sorted(needs, key=lambda need: -need.replicas)
+
+    def _near(self, view: PoolView, there: Sorted, seen: "PoolDemand") -> int:
+        """With fewer than this, a parked one would be taken into use at this moment: to give one up would be to take it
+        back with the next burst. At most those that serve; 0: none is parked, or the pool is large."""
+        if not self.config.warm or self.serving >= LARGE:
+            return 0
+        here = view.waiting + sum(member.requests for member in there.routed)
+        return min(self.serving, int(here / (FULL * seen.slots)) + 1) if here else 0
+
+    def _floor(self, wall: float, ahead_s: float) -> Need:
+        if self.forecast is None or not self.config.forecast:
+            return Need(0.0, "")
+        expected = self.forecast.expect(wall, wall + ahead_s)
+        carried = self._carried()
+        if expected is None:
+            return Need(0.0, "There is no forecast: nothing is known of this time of day yet.")
+        if carried is None:
+            return Need(0.0, f"There is no floor: {expected}, but not yet what a replica carries.")
+        return self._beside_parked(Need(expected.demand / carried, _foreseen(expected, carried)))
+
+    def _beside_parked(self, need: Need) -> Need:
+        """Those that are kept parked are part of the room."""
+        hot = need.replicas * self._target / max(HOT, self._target)
+        serve = max(need.replicas - self.config.warm, hot)
+        if self.config.to_zero and serve < HARDLY:
+            return Need(0.0, need.why)
+        return need if serve >= need.replicas else Need(serve, f"{need.why[:-1]}, {serve:.1f} beside the parked.")
+
+    def _later(self, view: PoolView, soon: Need, wall: float) -> Need:
+        """As far as matters for stopping one: it should not have to be started again right after."""
+        later = self._floor(wall, view.start_s + self.config.ahead_s + self.config.down_cooldown_s)
+        return later if later.replicas > soon.replicas else soon
+
+    def _carried(self) -> float | None:
+        """Tokens a second that a replica carries at its target; None: not known yet."""
+        moved = self._target / self.config.utilisation_target
+        if self.config.tokens_per_s is not None:
+            return self.config.tokens_per_s * moved
+        return self._pace.tokens_per_s * moved if self._pace.known else None
+
+    def _aim(self, seen: "PoolDemand") -> None:
+        usual = self.config.utilisation_target
+        if seen.spread is not None:
+            even = seen.present / (seen.present + SPREAD * seen.spread)
+            self._target = max(usual - MOVES, usual / 2, min(even, usual + MOVES, 1.0))
+
+    def _learn(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float, wall: float) -> None:
+        if self.forecast is not None:
+            self.forecast.observe(wall, view.tokens_per_s)
+        if not view.waiting:
+            use = max(seen.use, seen.scarce) / self.config.utilisation_target
+            self._pace.observe(seen.velocity, len(there.routed), use, min(seen.passed_s, SMOOTH_S[0]))
+
+    # -- how many ---------------------------------------------------------------------------------------------
+
+    def _level(
+        self, there: Sorted, needs: list[Need], soon: Need, later: Need, near: int, queue: bool, now: float
+    ) -> list[str]:
+        """Sets `serving`, and says why it is as it is."""
+        before, most = self.serving, needs[0]
+        first = soon if soon.replicas > most.replicas else most
+        up = self._clamp(_past(first.replicas))
+        needed = max(up, near, self._clamp(_within(max(later.replicas, *(need.replicas for need in needs)))))
+        enough = self._remember(needed, now)
+        if up > before:
+            held = self._grow(up, there, queue, now)
+        elif enough < before:
+            held = self._shrink(enough, now)
+        else:
+            held = self._patience(needed, before)
+        self._levels.changed(before, self.serving, now, self.config.down_cooldown_s)
+        reasons = [self._headline(before), first.why]
+        reasons += [need.why for need in (*needs[:2], soon) if need is not first and need.why]
+        return [*reasons, held] if held else reasons
+
+    def _to_park(self, lasting: list[Need], soon: Need, queue: bool) -> int:
+        """The warm pool, less what a burst has borrowed of it. That is made good once averages say that what came
+        stays; all but the last, which the next burst may need sooner than it could be started."""
+        config = self.config
+        stays = self._clamp(_past(max(soon.replicas, *(need.replicas for need in lasting))))
+        beyond = max(0, self.serving - stays)
+        self._borrowed = beyond if queue else min(self._borrowed, beyond)
+        return min(max(min(config.warm, LAST), config.warm - self._borrowed), config.max - self.serving)
+
+    def _grow(self, up: int, there: Sorted, queue: bool, now: float) -> str:
+        wait_s = self._grown_at + self.config.up_cooldown_s - now
+        # Those that are just ready may have been asked for already.
+        warm = len(there.parked) + len(there.ready) - max(0, self.serving - len(there.routed))
+        if wait_s > 0 and self.serving >= self.config.least:
+            if not queue or warm <= 0:
+                return f"{up} would be better; what was added is given {wait_s:.0f} s more to show."
+            up = min(up, self.serving + warm)
+        self.serving = up
+        self._grown_at = self._changed_at = now
+        return ""
+
+    def _shrink(self, enough: int, now: float) -> str:
+        wait_s = self._changed_at + self.config.down_cooldown_s - now
+        if wait_s > 0:
+            return f"{enough} would do; nothing is stopped for {wait_s:.0f} s more."
+        step = max(1, int(self.serving * self.config.down_share))
+        self.serving = max(enough, self.serving - step)
+        self._changed_at = now
+        return ""
+
+    def _patience(self, needed: int, serving: int) -> str:
+        times = self._levels.patience(serving)
+        if needed >= serving or times <= 1.0:
+            return ""
+        kept_s = times * self.config.down_cooldown_s
+        return f"{needed} would do; {serving} were given up before and missed, and are kept for {kept_s:.0f} s."
+
+    def _headline(self, before: int) -> str:
+        if self.serving == before:
+            return f"{_replicas(before)}, as before."
+        return f"{_replicas(self.serving)} instead of {before}."
+
+    def _remember(self, enough: int, now: float) -> int:
+        """The most that was needed over the time that fewer must have done for."""
+        idle = self._idle(now)
+        if not idle:
+            enough = max(enough, self.config.least)
+        self._levels.need(enough, now)
+        return self._levels.kept(now, self.config.down_cooldown_s, patient=not idle)
+
+    def _clamp(self, count: int) -> int:
+        least = 0 if self.config.to_zero else self.config.least
+        return max(least, min(count, self.config.max))
+
+    def _idle(self, now: float) -> bool:
+        return self.config.to_zero and now - self._here_at >= self.config.idle_s
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDemand:
+    """What the pool has to do, over the last minutes."""
+
+    present: float
+    """Requests at replicas and waiting."""
+    spread: float | None
+    """Their standard deviation around that; None: not known yet, or nobody is here."""
+    tokens: float
+    velocity: float
+    use: float
+    """Share of the room of those that serve that is taken."""
+    slots: float
+    """Of one replica."""
+    passed_s: float
+    scarce: float
+    """Share of the scarcest resource beside slots that those that serve have taken."""
+    binding: str
+
+
+class Signals:
+    """Averages, each moment weighted by how long it lasted."""
+
+    def __init__(self) -> None:
+        self._at = -inf
+        self._slots = 1.0
+        self._present = self._tokens = self._velocity = self._use = self._scarce = 0.0
+        self._variance = self._watched_s = 0.0
+
+    def see(self, view: PoolView, there: Sorted, now: float) -> PoolDemand:
+        passed_s = now - self._at if self._at > -inf else 0.0
+        smooth_s = max(SMOOTH_S[0], min(STARTS * view.start_s, SMOOTH_S[1]))
+        share = 1.0 if self._at == -inf else 1.0 - exp(-max(0.0, passed_s) / smooth_s)
+        self._at = now
+        slots = [member.slots for member in there.routed]
+        if slots:
+            self._slots = max(1.0, sum(slots) / len(slots))
+        here = [*there.routed, *there.draining]
+        at_work = sum(member.requests for member in there.routed)
+        present = view.waiting + sum(member.requests for member in here)
+        tokens = view.waiting_tokens + sum(member.outstanding_tokens for member in here)
+        use = (at_work + view.waiting) / sum(slots) if slots else 0.0
+        self._vary(present - self._present, passed_s)
+        self._present += share * (present - self._present)
+        self._tokens += share * (tokens - self._tokens)
+        self._velocity += share * (view.tokens_per_s - self._velocity)
+        self._use += share * (use - self._use)
+        scarce = sum(member.use for member in there.routed) / len(slots) if slots else 0.0
+        self._scarce += share * (scarce - self._scarce)
+        most = max(there.routed, key=lambda member: member.use, default=None)
+        spread = sqrt(self._variance) if self._watched_s >= SPREAD_S and self._present > 0 else None
+        return PoolDemand(
+            self._present,
+            spread,
+            self._tokens,
+            self._velocity,
+            self._use,
+            self._slots,
+            max(0.0, passed_s),
+            self._scarce,
+            "" if most is None else most.binding,
+        )
+
+    def _vary(self, off: float, passed_s: float) -> None:
+        self._watched_s += max(0.0, passed_s)
+        over_s = min(SPREAD_S, max(1.0, self._watched_s))
+        self._variance += (1.0 - exp(-max(0.0, passed_s) / over_s)) * (off * off - self._variance)
+
+
+def _one_more(count: int) -> float:
+    """A need that one more is just enough for."""
+    return (count + 1) * (1 + BAND)
+
+
+def _past(need: float) -> int:
+    """How many it takes, if the target may be passed by the band."""
+    return ceil(need / (1 + BAND) - 1e-9)
+
+
+def _within(need: float) -> int:
+    """How many it takes, if it may not."""
+    return ceil(need - 1e-9)
+
+
+def _foreseen(expected: ExpectedDemand, carried: float) -> str:
+    return f"The forecast is {expected}, {carried:.0f} for each replica: that needs {expected.demand / carried:.1f}."
+
+
+def _replicas(count: int) -> str:
+    return "1 replica serves" if count == 1 else f"{count} replicas serve"
+
+
+def _requests(count: int) -> str:
+    return "1 request waits" if count == 1 else f"{count} requests wait"

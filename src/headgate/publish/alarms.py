@@ -1,0 +1,338 @@
+"""Does anybody have to know? Reads the figures once a second, and says what has changed: log, webhook, /admin/slo."""
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Any, Protocol
+
+import msgspec
+
+from headgate.config.gateway import ObserveConfig
+from headgate.gateway.account import NO_LANE, Account
+from headgate.measure.conditions import Conditions
+from headgate.measure.tenant_availability import TenantAvailability, availability
+from headgate.model.clock import Clock
+from headgate.model.outcome import ASIDE
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.alert import AlertChange, Severity
+from headgate.policy.promises.promise import LEAST
+from headgate.policy.promises.slo import (
+    Asked,
+    Availability,
+    Known,
+    LaneReading,
+    Promise,
+    Reading,
+    Slo,
+    SloState,
+    Tail,
+    asks,
+)
+from headgate.publish.webhook import Webhook
+
+log = logging.getLogger(__name__)
+
+LEVELS = {Severity.OK: logging.INFO, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
+LANES_A_LOOK = 4
+"""Of more lanes, only so many are read at a time, in turn: a look stays short, and seconds decide nothing here."""
+START_S = 60.0
+"""Replicas that come into use this soon after the first one were there before us, or started with us."""
+COUNT_EVERY_S = 5.0
+"""How often all requests of five minutes are counted: they are added up lane by lane and part by part."""
+RECENT = 100
+"""Changes kept for the page."""
+MOST_NAMED = 64
+"""Replicas, lanes and models told by name; there may be a thousand."""
+NOBODY = Availability(0, 0, 0)
+WINDOWS = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class QuantileSource(Protocol):
+    @property
+    def count(self) -> int: ...
+    def quantiles(self, qs: Sequence[float], /, beyond: float = 0.0) -> list[float | None]: ...
+
+
+class CountSource(Protocol):
+    @property
+    def requests(self) -> int: ...
+    @property
+    def cold(self) -> int: ...
+    def beyond(self, figure: str, having: int, /) -> float: ...
+
+
+class FigureSource(Protocol):
+    """What is asked of figures.py here."""
+
+    def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> QuantileSource: ...
+    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> CountSource: ...
+
+
+class Alarms:
+    def __init__(
+        self,
+        figures: FigureSource,
+        dispatcher: Dispatcher,
+        account: Account,
+        observe: ObserveConfig,
+        wall: Clock,
+        webhook: Webhook | None = None,
+        conditions: Conditions | None = None,
+        tenants: TenantAvailability | None = None,
+    ) -> None:
+        self._conditions = conditions or Conditions(dispatcher)
+        self._tenants = tenants
+        self.slo = Slo(dispatcher.lanes, observe)
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        """Changes, the latest last."""
+        self._figures = figures
+        self._dispatcher = dispatcher
+        self._account = account
+        self._observe = observe
+        self._wall = wall
+        self._webhook = webhook
+        self._now = 0.0
+        self._turn = 0
+        self._count_at = -inf
+        self._last_minutes: CountSource
+        self._counted: dict[str, Availability] = {}
+        """By lane, when it was last read."""
+        self._in_use: dict[ReplicaId, Load] = {}
+        self._first_at: float | None = None
+
+    def look(self, now: float) -> list[AlertChange]:
+        self._now = now
+        changes = self.slo.reconfigure(self._dispatcher.lanes, now)
+        changes += self.slo.on(self._read(now), now)
+        for change in changes:
+            self._tell(change)
+        return changes
+
+    async def close(self) -> None:
+        if self._webhook is not None:
+            await self._webhook.close()
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def _read(self, now: float) -> Reading:
+        loads = [load for load in self._dispatcher.fleet.loads.values() if load.usable > 0]
+        waiting = sum(self._dispatcher.waiting(name) for name in self._dispatcher.lanes)
+        if now >= self._count_at:
+            self._count_at = now + COUNT_EVERY_S
+            self._last_minutes = self._figures.counts(300, now)
+        ended = self._ended()
+        self._dispatcher.use.look(now)
+        use = self._dispatcher.use.read()
+        return Reading(
+            lanes={name: self._read_lane(name, ended.get(name, NOBODY), now) for name in self._whose_turn()},
+            waiting_per_replica=waiting / max(1, len(loads)),
+            utilisation=use.largest,
+            binding=use.binding,
+            cold=self._last_minutes.cold,
+            cold_of=self._last_minutes.requests,
+            fleet=self._conditions.read(now),
+            unknown=self._unknown(ended),
+            tenant=None if self._tenants is None else self._tenants.worst(now),
+            joined=tuple(self._joined(loads, now)),
+        )
+
+    def _whose_turn(self) -> list[str]:
+        names = list(self._dispatcher.lanes)
+        turns = -(-len(names) // LANES_A_LOOK)
+        self._turn = (self._turn + 1) % turns
+        return names[self._turn :: turns]
+
+    def _ended(self) -> dict[str, Availability]:
+        """By lane, how many requests have asked for an answer since the start, and how many of them got none."""
+        ended: dict[str, Availability] = {}
+        for (lane, outcome), count in self._account.ended.items():
+            if outcome not in ASIDE:
+                known, kind = ended.get(lane, NOBODY), outcome.kind
+                ended[lane] = Availability(
+                    known.asked + count,
+                    known.refused + count * (kind == "refused"),
+                    known.failed + count * (kind == "failed"),
+                )
+        return ended
+
+    def _unknown(self, ended: dict[str, Availability]) -> Availability:
+        """Since the last look, of requests whose lane nobody knows."""
+        known, before = ended.get(NO_LANE, NOBODY), self._counted.get(NO_LANE, NOBODY)
+        self._counted[NO_LANE] = known
+        return Availability(known.asked - before.asked, known.refused - before.refused, known.failed - before.failed)
+
+    def _read_lane(self, name: str, ended: Availability, now: float) -> LaneReading:
+        sketches: dict[tuple[str, int], QuantileSource] = {}
+        counts: dict[int, CountSource] = {}
+
+        def sketch_of(figure: str, window_s: int) -> QuantileSource:
+            if (figure, window_s) not in sketches:
+                sketches[figure, window_s] = self._figures.sketch(figure, window_s, now, lane=name)
+            return sketches[figure, window_s]
+
+        tails: dict[Asked, Tail] = {}
+        for figure, percentile, window_s in asks(self._dispatcher.lanes[name]):
+            if window_s not in counts:
+                counts[window_s] = self._figures.counts(window_s, now, lane=name)
+            sketch = sketch_of(figure, window_s)
+            # Of gaps: how many requests they are of, not how many tokens.
+            of = sketch_of("tpot", window_s).count if figure == "gap" else sketch.count
+            tails[figure, percentile, window_s] = _tail(sketch, of, percentile, counts[window_s].beyond(figure, of))
+        before = self._counted.get(name, NOBODY)
+        self._counted[name] = ended
+        return LaneReading(
+            tails=tails,
+            requests=ended.asked - before.asked,
+            failed=ended.failed - before.failed,
+            refused=ended.refused - before.refused,
+        )
+
+    def _joined(self, loads: list[Load], now: float) -> Iterator[str]:
+        """Replicas that came into use since the last look: new ones, and those that were out and are back."""
+        before, self._in_use = self._in_use, {load.id: load for load in loads}
+        if self._first_at is None:
+            self._first_at = now if loads else None
+        elif now - self._first_at > START_S:
+            for load in loads:
+                if before.get(load.id) is not load:
+                    version = load.replica.tags.get("version", "")
+                    yield f"{load.id} (version {version})" if version else load.id
+
+    # -- telling -----------------------------------------------------------------------------------------
+
+    def _tell(self, change: AlertChange) -> None:
+        where = f" of lane {change.lane}" if change.lane else ""
+        was, severity = change.was.value, change.severity.value
+        log.log(LEVELS[change.severity], "alert %s%s: %s → %s: %s", change.alert, where, was, severity, change.message)
+        at = self._wall()
+        news = {
+            "alert": change.alert,
+            "lane": change.lane,
+            "was": was,
+            "severity": severity,
+            "value": finite(change.value),
+            "bound": change.bound,
+            "since": at - (change.at - change.since),
+            "at": at,
+            "message": change.message,
+        }
+        self.recent.append(news)
+        if self._webhook is not None:
+            # `text` is what chat services show of a message posted to them.
+            text = f"{severity.upper()}: {change.alert}{where}: {change.message}"
+            self._webhook.post(_encode({**news, "text": text}))
+
+    def state(self, now: float | None = None, /) -> dict[str, Any]:
+        """For /admin/slo and the page: JSON when encoded. Who is there is as of `now`, so that it is the same wherever
+        it is asked for; all else, or without it, as of the last look."""
+        if now is not None:
+            for change in self.slo.see_fleet(self._conditions.read(now), now):
+                self._tell(change)
+        state, webhook = self.slo.state(self._now), self._webhook
+        lanes = self._lanes(state)
+        calm = "idle" if all(lane["state"] == "idle" for lane in lanes.values()) else "ok"
+        return {
+            "worst": calm if state.worst is Severity.OK else state.worst.value,
+            "outage": state.fleet.outage,
+            "fleet": {
+                "up": state.fleet.up,
+                "starting": state.fleet.starting,
+                "parked": state.fleet.parked,
+                "down": list(state.fleet.down[:MOST_NAMED]),
+                "down_count": len(state.fleet.down),
+                "unserved": list(state.fleet.unserved[:MOST_NAMED]),
+            },
+            "lanes": lanes,
+            "tenants": [] if self._tenants is None else self._tenants.told(self._now),
+            "promises": [self._promise(promise, known) for promise, known in state.promises],
+            "alerts": [self._as_dict(known) for known in state.raised],
+            "watched": [self._as_dict(known) for known in state.alerts],
+            "availability": self._observe.availability,
+            "burn": {
+                lane: {WINDOWS[window_s]: rate for window_s, rate in rates.items()}
+                for lane, rates in state.burns.items()
+            },
+            "usual_ttft_s": state.usual_ttft_s,
+            "recent": list(self.recent),
+            "webhook": None
+            if webhook is None
+            else {
+                "host": webhook.host,
+                "sent": webhook.sent,
+                "failed": webhook.failed,
+                "dropped": webhook.dropped,
+                "waiting": webhook.waiting,
+                "last_error": webhook.last_error,
+            },
+        }
+
+    def _lanes(self, state: SloState) -> dict[str, dict[str, Any]]:
+        """Each lane's own worst, and how many of its requests were answered."""
+        told = {}
+        for name, windows in state.availability.items():
+            own = [known for known in state.raised if known.lane == name]
+            told[name] = {
+                "state": own[0].severity.value if own else self._calm(name, windows[300]),
+                "availability": {WINDOWS[window_s]: availability(found) for window_s, found in windows.items()},
+            }
+        return told
+
+    def _calm(self, lane: str, found: Availability) -> str:
+        """Of a lane about which there is no alert."""
+        if not found.asked:
+            here = lane in self._dispatcher.lanes
+            return "ok" if here and self._dispatcher.waiting(lane) + self._dispatcher.running(lane) else "idle"
+        return "unknown" if found.missed and found.asked < LEAST else "ok"
+
+    def _promise(self, promise: Promise, known: Known) -> dict[str, Any]:
+        tail = known.tail
+        return {
+            "lane": known.lane,
+            "figure": promise.figure,
+            "percentile": promise.percentile,
+            "within_s": promise.within_s,
+            "state": known.standing,
+            "value_s": finite(known.value),
+            "arrivals_s": finite(tail.value_s),
+            "served_s": tail.served_s,
+            "missed": tail.value_s == inf,
+            "count": known.count,
+            "refused_or_failed": tail.missed,
+            "since_s": self._since_s(known),
+            "message": known.message,
+        }
+
+    def _as_dict(self, known: Known) -> dict[str, Any]:
+        return {
+            "name": known.alert,
+            "lane": known.lane,
+            "severity": known.severity.value,
+            "value": finite(known.value),
+            "bound": known.bound,
+            "since_s": self._since_s(known),
+            "message": known.message,
+        }
+
+    def _since_s(self, known: Known) -> float | None:
+        return None if known.since is None else self._now - known.since
+
+
+def finite(value: float | None) -> float | None:
+    """For JSON, which has no infinity: beside it stands that the percentile is of a request without an answer."""
+    return None if value is None or value == inf else value
+
+
+def _tail(sketch: QuantileSource, of: int, percentile: int, beyond: float) -> Tail:
+    """`of`: how many requests the sketch is of; `beyond`: so many more missed their promise. A request counts for as
+    many of its values as the others have on average."""
+    share = percentile / 100
+    (served,) = sketch.quantiles((share,))
+    if beyond <= 0:
+        return Tail(served, of)
+    (value,) = sketch.quantiles((share,), beyond * max(1.0, sketch.count / max(1, of)))
+    missed = max(1, round(beyond))
+    return Tail(value, of + missed, missed, served)

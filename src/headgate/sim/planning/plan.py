@@ -1,0 +1,279 @@
+"""How many replicas does it take, and what does that cost?
+
+    answer = plan(config, [arrivals], profile, price=2.5)
+
+The answer is where a fleet should be run: so many that the load is 65 % of what they can do, which is measured, and
+never fewer than keep every percentile. The fewest that do are told beside it, found by simulating: more are no worse,
+so that their number is doubled until all is kept, and the gap then halved. They are on the edge: how many they are
+depends on the slowest few requests of what was drawn. Whether a lane is better off with replicas of its own is found
+the same way. An SLO that a lone request on an idle replica misses is answered with that: no number of replicas helps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from headgate.config.gateway import GatewayConfig
+from headgate.machine.profile import Profile
+from headgate.model.errors import StartupError
+from headgate.report.results import KINDS, Results, Target
+from headgate.report.words import count
+from headgate.sim.fleet import Failure
+from headgate.sim.intake import SimIntake
+from headgate.sim.planning.curve import LOADS, OPERATING, Curve, capacity, curve, faster, offered, span_s
+from headgate.sim.planning.impossible import Impossible, alone, whatever
+from headgate.sim.planning.trial import ReplicaSplit, Say, Trial, Trials, Workload
+from headgate.sim.run import Level
+from headgate.sim.slo import Judged, name, promised
+
+LOST_AT = 1 / 3
+"""When a replica is lost, as a share of the workload."""
+LEAST_IN_LANE = 20
+"""Requests that a lane has before replicas of its own are thought of."""
+WORTH = 0.9
+"""Of the replicas that all lanes would share: what a lane with its own must do with, to be worth the trouble."""
+MOST_MORE = 4
+"""How many shared ones may be added where two parts do not do together what each did by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLittle:
+    """L = λ·W, each counted by itself."""
+
+    l: float  # noqa: E741
+    """Requests in the system, on average over time."""
+    lambda_: float
+    """Arrivals a second."""
+    w: float
+    """Seconds that a request is there, on average."""
+
+    @property
+    def residual(self) -> float:
+        return (self.l - self.lambda_ * self.w) / self.l if self.l else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    profile: str
+    split: ReplicaSplit
+    """The answer: how many replicas, and whether a lane has some of its own."""
+    least: ReplicaSplit
+    """The fewest that keep every SLO."""
+    other: ReplicaSplit | None
+    """The fewest the other way: a lane of its own where all share, or the reverse; None: there is none."""
+    case: Trial
+    """The answer, tried out."""
+    tokens_per_s: float
+    """Prompt and output, of what was answered."""
+    price: float | None
+    """Of a replica for an hour."""
+    curve: Curve
+    little: PlanLittle
+    twice: Trial
+    """The same replicas, and twice the traffic."""
+    twice_split: ReplicaSplit | None
+    """What twice the traffic takes, told in the same way; None: no number was found."""
+    lost: Trial | None
+    """One replica gone a third of the way, and what came from then on; None: there was only one."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        return self.split.replicas
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        return None if self.price is None else self.price * self.replicas
+
+    @property
+    def cost_per_1000_tokens(self) -> float | None:
+        per_hour = self.cost_per_hour
+        return None if per_hour is None or not self.tokens_per_s else per_hour / (self.tokens_per_s * 3.6)
+
+
+def plan(
+    config: GatewayConfig,
+    workloads: Sequence[Workload],
+    profile: Profile,
+    *,
+    slos: Sequence[Target] = (),
+    price: float | None = None,
+    slots: int | None = None,
+    level: Level = "gateway",
+    loads: Sequence[float] = LOADS,
+    say: Say = lambda text: None,
+    usual: Workload | None = None,
+) -> Plan | Impossible:
+    """All of the workloads must be kept; more than one, where they are drawn by chance. `slos` empty: what the config
+    promises its lanes. `slots`: requests that a replica is given at once. `loads`: where the curve has points. `usual`:
+    what the load is measured by; None: the first workload."""
+    if not workloads or min(len(workload) for workload in workloads) < 2:
+        raise StartupError("there is nothing to plan for: the workload has fewer than two requests")
+    lanes = [_lane_of(config, workload) for workload in workloads]
+    present = list(dict.fromkeys(lane for found in lanes for lane in found))
+    targets = tuple(one for one in (slos or promised(config)) if one.lane is None or one.lane in present)
+    if not targets:
+        raise StartupError(f"no SLO is about a lane of the workload, which has {', '.join(present)}")
+    trials = Trials(config, profile, slots, level, say)
+    impossible = alone(trials, workloads[0], lanes[0], targets)
+    if impossible is not None:
+        return impossible
+    guess = ceil(offered(workloads[0], profile))
+    shared = trials.fewest(workloads, targets, guess, "all lanes")
+    own_lane = _longest_lane(workloads[0], lanes[0])
+    split = _with_own(trials, workloads, lanes, own_lane, targets, guess) if own_lane else None
+    if isinstance(shared, Trial):
+        if split is None:
+            return whatever(shared)
+        best, other = split, None
+    elif split is not None and split.replicas <= WORTH * shared:
+        best, other = split, ReplicaSplit(shared)
+    else:
+        best, other = ReplicaSplit(shared), split
+    each, load = _each(trials, usual or workloads[0]), offered(usual or workloads[0], profile)
+    split = _operating(trials, workloads, targets, best, load / each, "the operating point")
+    twice = [faster(one, 2.0, most=len(one)) for one in workloads]
+    twice_split = _operating(trials, twice, targets, split, 2 * load / each, "twice the traffic")
+    return _answer(trials, workloads, twice, targets, (split, best, other, twice_split), price, loads)
+
+
+# -- where to run it ----------------------------------------------------------------------------------------
+
+
+def _each(trials: Trials, workload: Workload) -> float:
+    """Seconds of work that one replica gets done in a second."""
+    trials.say("what a replica can do")
+    many = max(1, ceil(offered(workload, trials.profile)))
+    fleet = trials.fleet(ReplicaSplit(many))
+    return max(1e-9, capacity(trials.config, workload, trials.profile, fleet, trials.level, 1) / many)
+
+
+def _operating(
+    trials: Trials,
+    workloads: Sequence[Workload],
+    targets: Sequence[Target],
+    least: ReplicaSplit,
+    busy: float,
+    about: str,
+) -> ReplicaSplit:
+    """With `busy` replicas' worth of load each is to be as full as it should be, and no part smaller than it must be.
+    What was never tried is tried: should it miss something, more are added."""
+    many = max(least.replicas, ceil(busy / (sum(OPERATING) / 2) - 1e-9))
+    own = least.own * many // least.replicas
+    split = least
+    for more in range(MOST_MORE * 2):
+        split = ReplicaSplit(max(least.shared, many - own) + more * max(1, many // 8), least.lane, own)
+        if trials.worst(workloads, split, targets, about).kept:
+            break
+    return split
+
+
+# -- one lane by itself -------------------------------------------------------------------------------------
+
+
+def _lane_of(config: GatewayConfig, workload: Workload) -> list[str]:
+    """Which lane each belongs to, before anything is learned of answers."""
+    intake = SimIntake(config)
+    return [intake.request(arrival, 0, 0.0)[0].lane for arrival in workload]
+
+
+def _longest_lane(workload: Workload, lanes: list[str]) -> str:
+    """The lane whose prompts stand out, and which might be better off by itself; empty: none."""
+    prompts: dict[str, list[int]] = {}
+    for arrival, lane in zip(workload, lanes, strict=True):
+        prompts.setdefault(lane, []).append(arrival.prompt_tokens)
+    means = {lane: sum(found) / len(found) for lane, found in prompts.items() if len(found) >= LEAST_IN_LANE}
+    if len(means) < 2:
+        return ""
+    *_, second, first = sorted(means, key=lambda lane: means[lane])
+    return first if means[first] >= 2 * means[second] else ""
+
+
+def _with_own(
+    trials: Trials,
+    workloads: Sequence[Workload],
+    lanes: Sequence[list[str]],
+    lane: str,
+    targets: Sequence[Target],
+    guess: int,
+    about: str = "",
+) -> ReplicaSplit | None:
+    """The fewest with replicas for this lane alone. The two parts have nothing to do with each other, so each is looked
+    for by itself; then both together. None: it can't be kept that way."""
+    found = []
+    for mine in (True, False):
+        parts = [
+            [arrival for arrival, of in zip(workload, lane_of, strict=True) if (of == lane) is mine]
+            for workload, lane_of in zip(workloads, lanes, strict=True)
+        ]
+        asked = [target for target in targets if target.lane is None or (target.lane == lane) is mine]
+        fewest = trials.fewest(parts, asked, 1 if mine else guess, f"{about}{'only' if mine else 'without'} {lane}")
+        if isinstance(fewest, Trial):
+            return None
+        found.append(fewest)
+    for more in range(MOST_MORE):
+        split = ReplicaSplit(found[1] + more, lane, found[0])
+        if trials.worst(workloads, split, targets, f"{about}together").kept:
+            return split
+    return None
+
+
+# -- the answer ---------------------------------------------------------------------------------------------
+
+
+def _answer(
+    trials: Trials,
+    workloads: Sequence[Workload],
+    twice: Sequence[Workload],
+    targets: Sequence[Target],
+    found: tuple[ReplicaSplit, ReplicaSplit, ReplicaSplit | None, ReplicaSplit],
+    price: float | None,
+    loads: Sequence[float],
+) -> Plan:
+    workload, say = workloads[0], trials.say
+    best, least, other, twice_split = found
+    case = trials.worst(workloads, best, targets, "the operating point")
+    results = case.simulated.results
+    tokens = int((results.prompt_tokens + results.output_tokens)[results.ok].sum())
+    say("the latency curve")
+    drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level, loads=loads)
+    enough = trials.worst(twice, twice_split, targets, "twice the traffic").kept
+    lost = None
+    if best.replicas > 1:
+        say("one replica lost")
+        at_s = workload[0].at_s + LOST_AT * span_s(workload)
+        lost = trials.case(workload, best, targets, 1, (Failure(0, at_s),), at_s)
+    return Plan(
+        profile=trials.profile.name,
+        split=best,
+        least=least,
+        other=other,
+        case=case,
+        tokens_per_s=tokens / span_s(workload),
+        price=price,
+        curve=drawn,
+        little=_little(case),
+        twice=trials.case(twice[0], best, targets, 1),
+        twice_split=twice_split if enough else None,
+        lost=lost,
+        notes=tuple(_notes(results, case.judged)),
+    )
+
+
+def _little(case: Trial) -> PlanLittle:
+    simulated = case.simulated
+    results, span = simulated.results, max(simulated.span_s, 1e-9)
+    return PlanLittle(simulated.present_s / span, len(results) / span, float(results.e2e_s.mean()))
+
+
+def _notes(results: Results, judged: Sequence[Judged]) -> list[str]:
+    """What a reader must know before believing the answer."""
+    notes = []
+    too_long = int((results.kind == KINDS.index("client")).sum())
+    if too_long:
+        notes.append(f"{count(too_long)} requests do not fit the replicas' context, and were left out")
+    for one in judged:
+        beyond = one.count * (1 - (one.target.level or 1.0))
+        if one.count > 0 and beyond < 1:
+            notes.append(f"{name(one.target)} is of {count(one.count)} requests only: it is the slowest of them")
+    return notes

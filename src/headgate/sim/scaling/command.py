@@ -1,0 +1,139 @@
+"""`headgate simulate --scale`: a pool that grows and shrinks as the config's fleet.scale says, and what that costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.text import Text
+
+from headgate.config.gateway import GatewayConfig
+from headgate.config.scale import contradictions
+from headgate.garbage import rarely_collected
+from headgate.model.errors import StartupError
+from headgate.policy.scaling.forecast import Forecast
+from headgate.report import html_page, table
+from headgate.report.results import Results, Target
+from headgate.report.summary import summarise
+from headgate.sim.fleet import SimGroup, batch_from
+from headgate.sim.planning.command import SimulateOptions, check_folders, show_compared, write_json
+from headgate.sim.scaling import report
+from headgate.sim.scaling.autoscale import MONDAY, learn
+from headgate.sim.scaling.compare import VARIANTS, ScaledDay, Setting, one, with_foresight
+from headgate.sim.slo import promised
+
+DAY_S = 86_400.0
+AS_SET = "as configured"
+MOST_DAYS = 42
+"""What a forecast remembers."""
+SHOWN = 20
+"""Decisions that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleOptions:
+    simulate: SimulateOptions
+    compare: bool = False
+    """Also without forecast, without warm pool, without both, and with an oracle's foresight."""
+    history: int = 0
+    """Days of the same load, drawn with other seeds, that the forecast has seen before."""
+
+
+def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console | None = None) -> int:
+    """The exit code. Raises StartupError, one line, for what can't be begun."""
+    out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
+    base = options.simulate
+    if not 0 <= options.history <= MOST_DAYS:
+        raise StartupError(f"--history is a number of days from 0 to {MOST_DAYS}, not {options.history}")
+    _check(base)
+    check_folders(base.json, base.html)
+    with rarely_collected(), err.status("simulating") as status:
+        cases = _cases(options, lambda text: status.update(text))
+    for case in cases if not options.compare else []:
+        results = replace(case.outcomes.simulated.results, title=case.name)
+        table.show(results, summarise(results, base.load.seed), out)
+        out.print()
+        for line in report.decisions(case, SHOWN):
+            out.print(Text(line, style="dim"), soft_wrap=True)
+        out.print()
+    out.print(report.table(cases, out.width))
+    if not options.compare and len(cases) == 2:
+        first, other = (replace(case.outcomes.simulated.results, title=case.name) for case in cases)
+        out.print()
+        show_compared(first, other, base.load.seed, out)
+    _write(base, cases, err)
+    if not any(case.outcomes.simulated.results.ok.any() for case in cases):
+        err.print("headgate: not one request was completed", markup=False)
+        return 1
+    return 0
+
+
+def _check(base: SimulateOptions) -> None:
+    for name, given in (("--fail", base.failures), ("--event-log", base.events), ("--replicas", base.replicas)):
+        if given:
+            raise StartupError(f"{name} can't be used with --scale: how many there are is the scaler's to say")
+    for config in filter(None, (base.config, base.what_if)):
+        for path, problem in contradictions(config.fleet.scale, "fleet.scale"):
+            raise StartupError(f"{path}: {problem}")
+
+
+def _cases(options: ScaleOptions, say: Callable[[str], None]) -> list[ScaledDay]:
+    base = options.simulate
+    setting = _setting(options, base.config)
+    if not options.compare:
+        cases = [replace(_said(setting, AS_SET, say), name=AS_SET)]
+        if base.what_if is not None:
+            cases.append(replace(_said(_setting(options, base.what_if), "what if", say), name="what if"))
+        return cases
+    cases = [_said(setting, variant, say) for variant in VARIANTS]
+    foresight = with_foresight(setting, say)
+    return cases if foresight is None else [*cases, foresight]
+
+
+def _said(setting: Setting, variant: str, say: Callable[[str], None]) -> ScaledDay:
+    say(f"simulating: {variant}")
+    return one(setting, variant)
+
+
+def _setting(options: ScaleOptions, config: GatewayConfig) -> Setting:
+    base = options.simulate
+    workload, seed = base.load.made(), base.load.seed
+    batch = batch_from(config, base.profile.batch_config())
+    member = SimGroup(profile=base.profile, slots=base.slots, cold_start_s=base.cold_start_s, batch=batch)
+    wall_s = MONDAY + 7 * DAY_S
+    known: dict[str, object] | None = None
+    if options.history and config.fleet.scale.forecast:
+        forecast = Forecast()
+        for day in range(options.history):
+            ago = options.history - day
+            learn(forecast, config, workload.arrivals(seed + ago), wall_s - ago * DAY_S, workload.duration_s or DAY_S)
+        known = forecast.to_dict()
+    return Setting(
+        config=config,
+        scale=config.fleet.scale,
+        member=member,
+        arrivals=lambda: workload.arrivals(seed),
+        targets=_targets(config),
+        history=known,
+        seed=seed,
+        level=base.level,
+        wall_s=wall_s,
+    )
+
+
+def _targets(config: GatewayConfig) -> tuple[Target, ...]:
+    """What is promised of the 99th first token in a hundred; where nothing is, of the 95th."""
+    firsts = [target for target in promised(config) if target.figure == "ttft"]
+    return tuple(target for target in firsts if target.level == 0.99) or tuple(firsts)
+
+
+def _write(base: SimulateOptions, cases: Sequence[ScaledDay], err: Console) -> None:
+    if base.json is not None:
+        data = [{**report.as_dict(case), "changes": report.decisions(case, 1000)} for case in cases]
+        write_json(base.json, {"workload": base.load.workload, "seed": base.load.seed, "cases": data}, err)
+    if base.html is not None:
+        results: list[Results] = [replace(case.outcomes.simulated.results, title=case.name) for case in cases]
+        within_s = min((target.within_s for target in _targets(base.config)), default=1.0)
+        drawn = report.legend(cases) + report.replicas_plot(cases) + report.p99_plot(cases, within_s)
+        more = [("Scaling", report.section(cases)), ("Replicas, and TTFT p99, over time", drawn)]
+        html_page.write(base.html, results, seed=base.load.seed, more=more)
+        err.print(f"wrote {base.html}", markup=False)

@@ -1,0 +1,164 @@
+"""The API that clients use, route by route."""
+
+from headgate.surface.api.operation import Operation, Operations, Parameter, ref
+
+COMPLETIONS, MODELS, HEALTH, DOCS = "Completions", "Models", "Health", "Documentation"
+REFUSALS = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)
+
+
+def _header(name: str, about: str) -> Parameter:
+    return Parameter(name=name, about=about, where="header")
+
+
+ASKING = (
+    _header("x-request-id", "Becomes the request's id, in answers, records and traces; one is made otherwise."),
+    _header(
+        "x-headgate-task",
+        "chat (the default of a chat), extract, classify, reason, code or other: whose cap on the answer counts.",
+    ),
+    _header("x-headgate-session", "Requests of one session prefer one replica."),
+    _header("x-headgate-lane", "For trusted keys: fast, slow, long, batch, or one of your own."),
+    _header("x-headgate-priority", "For trusted keys: 0 goes first."),
+    _header("x-headgate-version", "For trusted keys: which version of a model."),
+    _header(
+        "x-headgate-timings",
+        "Any value: the answer's headers say its lane and its wait, x-headgate-lane and -queue-ms.",
+    ),
+    _header("traceparent", "W3C trace context; passed on to the replica."),
+)
+
+
+def _socket(name: str, summary: str) -> Operation:
+    return Operation(
+        tag=COMPLETIONS,
+        name=name,
+        summary=summary,
+        about="Each message is a body, as for the POST; each answer comes as the data of its events, a message each, "
+        'and ends with `[DONE]` or an error. `{"type": "cancel"}` ends the answer under way. An `event_id` in one '
+        "is said again in its error.",
+        parameters=(Parameter(name="upgrade", about="websocket", where="header"),),
+        status=101,
+        errors=(400, 401, 403, 426, 503),
+    )
+
+
+EVENTS = "OpenAI's chunks, one event per token as the engine gives them, and `[DONE]`."
+
+PUBLIC: Operations = {
+    ("POST", "/v1/chat/completions"): Operation(
+        tag=COMPLETIONS,
+        name="chat",
+        summary="Answer a chat",
+        about="Admitted by lane and tenant, queued for as long as its lane allows, sent to the replica that suits it "
+        "best; another is tried if that one fails before the first token, and goes on after it where the engine can.",
+        parameters=ASKING,
+        body=ref("ChatRequest"),
+        example={"model": "default", "messages": [{"role": "user", "content": "Hello!"}], "stream": True},
+        answer=ref("ChatCompletion"),
+        streams=EVENTS,
+        errors=REFUSALS,
+    ),
+    ("POST", "/v1/completions"): Operation(
+        tag=COMPLETIONS,
+        name="complete",
+        summary="Go on with a text",
+        parameters=ASKING,
+        body=ref("CompletionRequest"),
+        example={"model": "default", "prompt": "Once upon a time", "max_tokens": 32},
+        answer=ref("Completion"),
+        streams=EVENTS,
+        errors=REFUSALS,
+    ),
+    ("POST", "/v1/responses"): Operation(
+        tag=COMPLETIONS,
+        name="respond",
+        summary="Answer, in the words of OpenAI's Responses API",
+        about="The part that needs no memory: nothing is stored. Engines that have /v1/responses (vLLM, SGLang, "
+        "TensorRT-LLM, llama.cpp) get it as it came. For all others a text request becomes a chat that asks the same; "
+        "what a chat can't say (tools, images, reasoning effort) is then a 400 that names the field.",
+        parameters=ASKING,
+        body=ref("ResponseRequest"),
+        example={"model": "default", "input": "Hello!", "stream": True},
+        answer=ref("Response"),
+        streams="OpenAI's `response.*` events, each with its name; the last is `response.completed` or "
+        "`response.incomplete`.",
+        errors=REFUSALS,
+    ),
+    ("POST", "/v1/embeddings"): Operation(
+        tag=COMPLETIONS,
+        name="embed",
+        summary="Embed texts",
+        about="Sent to replicas whose engine has it; 404 `not_offered` where none of the model has. Headgate's own "
+        "engine does not.",
+        parameters=ASKING,
+        body=ref("EmbeddingsRequest"),
+        example={"model": "default", "input": ["a text", "another"]},
+        answer=ref("Embeddings"),
+        errors=REFUSALS,
+    ),
+    ("GET", "/v1/chat/completions"): _socket("chat_socket", "Chats on a WebSocket"),
+    ("GET", "/v1/completions"): _socket("complete_socket", "Text completions on a WebSocket"),
+    ("GET", "/v1/models"): Operation(
+        tag=MODELS, name="models", summary="List the models", answer=ref("Models"), errors=(401, 403)
+    ),
+    ("GET", "/v1/models/*"): Operation(
+        tag=MODELS,
+        name="model",
+        summary="Look at one model",
+        path="/v1/models/{model}",
+        parameters=(Parameter(name="model", about="Its name; slashes may stay.", where="path"),),
+        answer=ref("Model"),
+        errors=(401, 403, 404),
+    ),
+    ("GET", "/health/live"): Operation(
+        tag=HEALTH, name="live", summary="Is the process alive?", who="anybody", answer=ref("Status")
+    ),
+    ("GET", "/health/ready"): Operation(
+        tag=HEALTH,
+        name="ready",
+        summary="Can requests be served?",
+        about="503 until a replica is ready, and while draining.",
+        who="anybody",
+        answer=ref("Status"),
+        errors=(503,),
+    ),
+    ("GET", "/health"): Operation(
+        tag=HEALTH,
+        name="health",
+        summary="The same as /health/ready",
+        who="anybody",
+        answer=ref("Status"),
+        errors=(503,),
+    ),
+    ("GET", "/metrics"): Operation(
+        tag=HEALTH,
+        name="metrics",
+        summary="Figures for Prometheus; as OpenMetrics where `Accept` prefers that, with exemplars if traces are sent",
+        who="anybody",
+        content_type="text/plain; version=0.0.4; charset=utf-8",
+    ),
+    ("GET", "/"): Operation(
+        tag=DOCS, name="page", summary="The page: what is happening right now", who="anybody",
+        content_type="text/html; charset=utf-8",
+    ),
+    ("GET", "/page/*"): Operation(
+        tag=DOCS,
+        name="page_file",
+        summary="A file of the page",
+        who="anybody",
+        path="/page/{file}",
+        parameters=(Parameter(name="file", about="Its name.", where="path"),),
+        content_type="text/plain",
+        errors=(404,),
+    ),
+    ("GET", "/docs"): Operation(
+        tag=DOCS, name="docs", summary="This API, for people", who="anybody", content_type="text/html; charset=utf-8"
+    ),
+    ("GET", "/docs/style.css"): Operation(
+        tag=DOCS, name="docs_style", summary="How that page looks", who="anybody",
+        content_type="text/css; charset=utf-8",
+    ),
+    ("GET", "/openapi.json"): Operation(
+        tag=DOCS, name="openapi", summary="This API, as OpenAPI 3.1", who="anybody", answer={"type": "object"}
+    ),
+}  # fmt: skip

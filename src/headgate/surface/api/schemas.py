@@ -1,0 +1,204 @@
+"""What bodies and answers look like. The gateway reads a few fields and passes the rest through, so that these name the
+fields that mean something here; those of records and rollouts are generated from what is really encoded."""
+
+from typing import Any
+
+import msgspec
+
+from headgate.explain.explanation import Explanation
+from headgate.model.outcome import Outcome
+from headgate.model.record import Record
+from headgate.surface.api.operation import Schema, ref
+from headgate.surface.rollout_admin import RolloutStart
+from headgate.surface.usage import UsageRow
+from headgate.wire.errors import CODES, STATUS
+
+IN_OPENAIS_WORDS = {
+    Outcome.OVER_LIMIT: "rate_limit_exceeded",
+    Outcome.UNAUTHORIZED: "invalid_api_key",
+    Outcome.UNKNOWN_MODEL: "model_not_found",
+    Outcome.TOO_LONG: "context_length_exceeded",
+}
+REFUSED_CODES = sorted(
+    {
+        *CODES.values(),
+        *(IN_OPENAIS_WORDS.get(outcome, outcome.value) for outcome in Outcome if STATUS[outcome] >= 400),
+    }
+)
+
+
+def of(kind: str | list[str], about: str = "", **more: Any) -> Schema:
+    return {"type": kind, **({"description": about} if about else {}), **more}
+
+
+def obj(about: str, needed: tuple[str, ...] = (), **fields: Schema) -> Schema:
+    made = of("object", about, properties=fields)
+    return {**made, "required": list(needed)} if needed else made
+
+
+def array(items: Schema, about: str = "") -> Schema:
+    return of("array", about, items=items)
+
+
+TEXT = of("string")
+COUNT = of("integer", minimum=0)
+ANY_OBJECT = of("object", additionalProperties=True)
+SAMPLING = (
+    "The engine's own default where it is not given. The embedded engine samples as its model recommends"
+    " (`default_sampling_params` in its /v1/models) where none of temperature, top_p, top_k and min_p is given."
+)
+ASKING: dict[str, Schema] = {
+    "model": of(
+        "string",
+        "A name from /v1/models, or `default` for whatever is served. A name that nobody has is a 404 `model_not_found`"
+        " that lists those there are; until a replica has listed its models, any name goes.",
+    ),
+    "stream": of("boolean", "Answer as server-sent events.", default=False),
+    "stream_options": obj("", include_usage=of("boolean", "A last chunk with usage.", default=False)),
+    "max_tokens": of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
+    "max_completion_tokens": of("integer", "The same.", minimum=1),
+    "temperature": of("number", f"0 to 2. {SAMPLING}", minimum=0),
+    "top_p": of("number", "0 to 1. As with temperature.", minimum=0, maximum=1),
+    "n": of(
+        "integer",
+        "1 to 128. Each answer takes a slot of the replica and its own tokens; its lane bounds n × prompts.",
+        minimum=1,
+        maximum=128,
+    ),
+    "seed": of("integer"),
+    "stop": {"oneOf": [TEXT, array(TEXT)], "description": "At most 4, or as many as the engine and the lane take."},
+    "presence_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
+    "frequency_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
+    "logit_bias": of("object", "By token id, -100 to 100; at most 1024 entries.", additionalProperties=of("number")),
+    "top_logprobs": of("integer", "0 to 20.", minimum=0, maximum=20),
+    "user": of("string", "Requests of one user prefer one replica."),
+    "service_tier": of("string", "`flex` goes to the batch lane."),
+    "lane": of("string", "For trusted keys."),
+    "priority": of("integer", "For trusted keys: 0 goes first.", minimum=-100, maximum=100),
+}
+USAGE = obj(
+    "",
+    prompt_tokens=COUNT,
+    completion_tokens=COUNT,
+    total_tokens=COUNT,
+    prompt_tokens_details=obj("", cached_tokens=of("integer", "Found in the engine's cache.")),
+)
+DONE = obj("", ("done", "said"), done=of("boolean"), said=of("string", "What came of it."))
+
+SCHEMAS: dict[str, Schema] = {
+    "Error": obj(
+        "OpenAI's error object. After a stream has begun it comes as an event, and no `[DONE]` follows.",
+        ("error",),
+        error=obj(
+            "",
+            ("message", "type", "param", "code"),
+            message=of("string", "What is wrong, and what to do about it."),
+            type=of("string", enum=["invalid_request_error", "server_error", "requests", "tokens"]),
+            param=of(["string", "null"], "The field at fault, as a path."),
+            code=of(["string", "null"], f"For machines. Ours: {', '.join(REFUSED_CODES)}; or the engine's own."),
+        ),
+    ),
+    "ChatRequest": obj(
+        "OpenAI's body. What is not named here goes to the engine as it came.",
+        ("messages",),
+        messages=array(ANY_OBJECT, "At least one."),
+        tools=array(ANY_OBJECT),
+        response_format=ANY_OBJECT,
+        **ASKING,
+    ),
+    "ChatCompletion": obj(
+        "As the engine gave it.",
+        id=TEXT,
+        object=of("string", enum=["chat.completion"]),
+        created=COUNT,
+        model=TEXT,
+        choices=array(obj("", index=COUNT, message=ANY_OBJECT, finish_reason=of(["string", "null"]),
+                          headgate_stop=of("string", "`repetition`, `time` or `grammar`: why it was ended early."))),
+        usage=USAGE,
+    ),
+    "CompletionRequest": obj(
+        "OpenAI's body. What is not named here goes to the engine as it came.",
+        ("prompt",),
+        prompt={"oneOf": [TEXT, array({})], "description": "Text, several, or token ids."},
+        **ASKING,
+    ),
+    "Completion": obj(
+        "As the engine gave it.",
+        id=TEXT,
+        object=of("string", enum=["text_completion"]),
+        created=COUNT,
+        model=TEXT,
+        choices=array(obj("", index=COUNT, text=TEXT, finish_reason=of(["string", "null"]))),
+        usage=USAGE,
+    ),
+    "EmbeddingsRequest": obj(
+        "OpenAI's body.",
+        ("input",),
+        input={"oneOf": [TEXT, array({})], "description": "Text, several, or token ids."},
+        encoding_format=of("string", enum=["float", "base64"]),
+        dimensions=of("integer", minimum=1),
+        **{name: ASKING[name] for name in ("model", "user", "service_tier", "lane", "priority")},
+    ),
+    "Embeddings": obj(
+        "As the engine gave it.",
+        object=of("string", enum=["list"]),
+        data=array(obj("", object=TEXT, index=COUNT, embedding={"oneOf": [array(of("number")), TEXT]})),
+        model=TEXT,
+        usage=USAGE,
+    ),
+    "ResponseRequest": obj(
+        "OpenAI's body, as far as it needs no memory. `previous_response_id`, `conversation`, `background`, `prompt` "
+        "and `store: true` are refused.",
+        ("input",),
+        input={"oneOf": [TEXT, array({"oneOf": [TEXT, ANY_OBJECT]})], "description": "Text, or the turns so far."},
+        instructions=TEXT,
+        max_output_tokens=of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
+        text=obj("", format=ANY_OBJECT),
+        store=of("boolean", "Nothing is kept.", enum=[False]),
+        metadata=ANY_OBJECT,
+        **{name: ASKING[name] for name in ("model", "stream", "temperature", "top_p", "user", "service_tier")},
+    ),
+    "Response": obj(
+        "",
+        id=TEXT,
+        object=of("string", enum=["response"]),
+        created_at=of("number"),
+        status=of("string", enum=["completed", "incomplete", "failed", "in_progress"]),
+        incomplete_details={"oneOf": [obj("", reason=TEXT), {"type": "null"}]},
+        model=TEXT,
+        output=array(ANY_OBJECT),
+        usage=obj("", input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
+    ),
+    "Model": obj(
+        "", ("id", "object"), id=TEXT, object=of("string", enum=["model"]), created=COUNT, owned_by=TEXT
+    ),
+    "Models": obj("", ("object", "data"), object=of("string", enum=["list"]), data=array(ref("Model"))),
+    "Status": obj("", ("status",), status=of("string", enum=["live", "ready"])),
+    "Done": DONE,
+    "ReplicaSettings": obj(
+        "As in the config file.",
+        ("url",),
+        url=of("string", "http://host:port, https://… or unix:/path."),
+        id=TEXT,
+        kind=of("string", "Which engine it is; found out otherwise."),
+        model=TEXT,
+        slots=of("integer", "Requests it may have at once; found out otherwise.", minimum=1),
+        weight=of("number"),
+        priority=of("boolean", "It heeds a priority in the request."),
+        lanes=array(TEXT, "It serves no others."),
+    ),
+    "ByName": of("object", "Settings by name, as in the config file.", additionalProperties=ANY_OBJECT),
+    "Explained": obj(
+        "", ("record", "explanation"), record=ref("Record"), explanation=ref("Explanation"), running=of("boolean")
+    ),
+    "Slow": obj("", slow=array(ANY_OBJECT), by=TEXT, lane=of(["string", "null"]), last_s=of("number"), of=COUNT),
+}  # fmt: skip
+
+
+def schemas() -> dict[str, Schema]:
+    """All of them, those of what we encode ourselves included."""
+    _, made = msgspec.json.schema_components(
+        [Record, Explanation, RolloutStart, UsageRow], ref_template="#/components/schemas/{name}"
+    )
+    encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # defaults are tuples until then
+    return {**SCHEMAS, **encoded}

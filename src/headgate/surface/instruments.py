@@ -1,0 +1,243 @@
+"""All that watches, put together: figures, alarms, traces, the journal, and what shows them.
+
+Aside from the requests' path: four times a second, and before anything is read, the records that have closed since are
+handed to everybody who wants them.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from headgate.config.gateway import GatewayConfig
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.trace_context import Contexts
+from headgate.measure.conditions import Conditions
+from headgate.measure.figures import Figures
+from headgate.measure.gpu import find_gpus
+from headgate.measure.pulse import Pulse
+from headgate.measure.tenant_availability import TenantAvailability
+from headgate.model.clock import Clock, wall
+from headgate.model.record import Record
+from headgate.publish.alarms import Alarms
+from headgate.publish.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, wants_open
+from headgate.publish.journal import Journal
+from headgate.publish.metrics import Metrics
+from headgate.publish.otlp import OtlpSender
+from headgate.publish.otlp_metrics import OtlpMetrics
+from headgate.publish.traces import Traces
+from headgate.publish.webhook import Webhook
+from headgate.surface.access import AdminAccess
+from headgate.surface.admin import Admin
+from headgate.surface.live import Live
+from headgate.surface.page import Page
+from headgate.surface.snapshot import Sources
+from headgate.surface.usage import UsageTable
+from headgate.upkeep.replica_set import ReplicaSet
+from headgate.wire.exchange import Exchange
+from headgate.wire.router import Routes
+
+LOOK_EVERY_S = 0.25
+AT_ONCE = 500
+"""Records that are looked at before the loop goes on: a few milliseconds' worth."""
+ALARMS_EVERY = 4
+"""Of the above: promises are judged once a second."""
+SEND_GRACE_S = 2.0
+SAY_EVERY_S = 60.0
+
+NOTHING_SAID: dict[str, float] = {}
+
+log = logging.getLogger(__name__)
+
+Consumer = Callable[[Sequence[Record], float], None]
+
+
+class Instruments:
+    """Built within the running loop."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        roster: ReplicaSet,
+        config: GatewayConfig,
+        access: AdminAccess,
+        rng: random.Random,
+        clock: Clock,
+    ) -> None:
+        """Raises StartupError where something it is told to write to can't be used."""
+        observe, account = config.observe, gateway.account
+        self._gateway = gateway
+        self._roster = roster
+        self._clock = clock
+        self._on = observe.instruments
+        self._consumers: list[Consumer] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._turns = 0
+        self.flaws = 0
+        """How often somebody who takes records raised."""
+        self._say_again_at = -inf
+        self.rollouts: Callable[[], list[dict[str, Any]]] = list
+        """What there is to show of versions."""
+        self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
+        self.pulse = Pulse(clock)
+        gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
+        webhook = Webhook(observe.webhook, clock) if observe.webhook else None
+        self.conditions = conditions = Conditions(gateway.dispatcher, roster.watches, lambda: roster.fleet)
+        tenants = TenantAvailability(observe.labels, 1 - observe.availability, gateway.dispatcher.lanes)
+        self.alarms = Alarms(self.figures, gateway.dispatcher, account, observe, wall, webhook, conditions, tenants)
+        self.metrics = Metrics(
+            gateway, self.figures, self.pulse, observe, roster.watches.values(), find_gpus(), self.alarms.slo,
+            conditions, tenants,
+        )  # fmt: skip
+        sources = Sources(
+            gateway=gateway,
+            figures=self.figures,
+            alarms=self.alarms,
+            pulse=self.pulse,
+            observe=observe,
+            conditions=conditions,
+            watches=roster.watches,
+            fleet=lambda: roster.fleet,
+            rollouts=lambda: self.rollouts(),
+            clock=clock,
+            refresh=self.catch_up,
+        )
+        self.admin = Admin(sources, access)
+        price = observe.price_per_replica_hour if self._on else None
+        self.usage = UsageTable(observe.labels, access, wall, self.figures.held, price)
+        self._consumers.append(self.usage.take)
+        self.live = Live(self.admin.snapshot, self.admin.history, clock)
+        self._journal: Journal | None = None
+        self._sender: OtlpSender | None = None
+        if self._on:
+            self._consumers += [self.figures.take, self.admin.take, tenants.take]
+        if config.record.path is not None:
+            record = config.record
+            assert record.path is not None
+            self._journal = Journal(record.path, record.rotate_bytes, record.files, record.prompts)
+            self._consumers.append(self._journal.take)
+            if record.prompts:
+                gateway.keep_prompt = self._journal.keep_prompt
+        if observe.otlp_endpoint is not None and self._on:
+            self._sender = OtlpSender(observe.otlp_endpoint, observe.otlp_headers, clock)
+            traces = Traces(
+                gateway.dispatcher.lanes,
+                observe.trace_share,
+                self._sender,
+                rng,
+                self.figures,
+                replicas=roster.urls,
+                left=self.figures.exemplify,
+            )
+            self._consumers.append(traces.take)
+            gateway.contexts = Contexts(observe.trace_share, rng)
+        self._exporter: OtlpMetrics | None = None
+        if self._sender is not None and observe.otlp_metrics:
+            self._exporter = OtlpMetrics(self._text, self._sender, wall)
+
+    def routes(self) -> Routes:
+        guard = self.admin.access.guard
+        return {
+            **Page().routes(),
+            **self.admin.routes(),
+            **self.usage.routes(),
+            ("GET", "/admin/live"): guard(self.live.watch),
+            ("GET", "/metrics"): self._serve_metrics,
+        }
+
+    def add(self, consumer: Consumer) -> None:
+        """One more who wants the records that have closed."""
+        self._consumers.append(consumer)
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._on:
+            self.pulse.start(loop)
+        if self._sender is not None:
+            self._tasks.append(loop.create_task(self._sender.run()))
+            if self._exporter is not None:
+                self._tasks.append(loop.create_task(self._exporter.run()))
+        self._look(loop)
+
+    def catch_up(self) -> None:
+        self._hand_on(self._gateway.account.fresh())
+
+    def _catch_up_in_turns(self, loop: asyncio.AbstractEventLoop) -> None:
+        """After a burst there are thousands: streams under way come in between."""
+        records = self._gateway.account.fresh(AT_ONCE)
+        self._hand_on(records)
+        if len(records) == AT_ONCE:
+            loop.call_soon(self._catch_up_in_turns, loop)
+
+    def _hand_on(self, records: list[Record]) -> None:
+        now = self._clock()
+        for consumer in self._consumers:
+            try:
+                consumer(records, now)
+            except Exception:  # the others get theirs, and nobody's request has to do with it
+                self._puzzled("records could not be taken")
+
+    def _puzzled(self, what: str) -> None:
+        """Within `except`. Said in full once a minute at most: whatever it is, it may be so with every record."""
+        now = self._clock()
+        self.flaws += 1
+        if now >= self._say_again_at:
+            self._say_again_at = now + SAY_EVERY_S
+            log.exception("%s (%d so far)", what, self.flaws)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self.pulse.stop()
+        self.live.close()
+        self.admin.close()
+        self.catch_up()
+        await self.alarms.close()
+        if self._exporter is not None:
+            await self._exporter.send()  # what has happened since the last time
+        if self._sender is not None:
+            await self._sender.finish(SEND_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._journal is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._journal.close)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look, loop)
+        self._catch_up_in_turns(loop)
+        if not self._on:
+            return
+        try:
+            self._sample(self._clock())
+        except Exception:
+            self._puzzled("figures could not be sampled, or promises not be judged")
+
+    def _sample(self, now: float) -> None:
+        dispatcher = self._gateway.dispatcher
+        for lane in dispatcher.lanes:
+            self.figures.sample(lane, dispatcher.waiting(lane) + dispatcher.running(lane), now)
+        self._turns += 1
+        if self._turns % ALARMS_EVERY == 0:
+            self._pay(now)
+            self.alarms.look(now)
+
+    def _pay(self, now: float) -> None:
+        """Note how many replicas are held. Of those that several gateways share each pays for its part."""
+        watches, fleet = self._roster.watches, self._roster.fleet
+        held = len(watches) if fleet is None else fleet.paid_for() + sum(not fleet.owns(name) for name in watches)
+        low, high = self._gateway.dispatcher.members.part
+        account = self._gateway.account
+        self.figures.held.see(held * (high - low), account.prompt_tokens + account.output_tokens, now, wall())
+
+    def _text(self, open_metrics: bool = False) -> bytes:
+        self.catch_up()
+        return self.metrics.text(open_metrics)
+
+    def _serve_metrics(self, exchange: Exchange) -> None:
+        """As OpenMetrics for those that want it more than text: only there exemplars have a place."""
+        wanted = wants_open(exchange.headers.get("accept", ""))
+        exchange.respond(200, self._text(wanted), OPEN_CONTENT_TYPE if wanted else CONTENT_TYPE)

@@ -1,0 +1,164 @@
+"""What is happening right now? The feed of the page at `/`: server-sent events on GET /admin/live.
+
+Each event is one JSON object with one key:
+
+    {"history": History}    first, and again every few seconds with the last minute's slices
+    {"snapshot": Snapshot}  at once, then every second
+
+    Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
+              outage     why nothing can be answered; empty: something can
+              lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s, cache_hit_rate or null
+                         state (idle | unknown | ok | warning | critical)
+                         asked, availability (null: nobody asked) over 60 s
+                         figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in
+                                   seconds or null, over 60 s, of the served
+                         arrivals  ttft, tpot, e2e: the same of all arrivals, or `missed`: of one without an answer
+                         promises  figure, percentile, within_s, state (as of lanes)
+                         little    l, lambda, w, residual
+              replicas   id, kind or null, condition (up | starting | parked | down),
+                         state (starting | warming | failed: its warm-up; then up | ramping |
+                         probation | ejected | down; or parked), usable (share of its room), requests, limit, tokens,
+                         kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why,
+                         lifecycle (see policy/scaling/lifecycle.py, in lower case) or null where nobody starts and
+                         stops them
+              fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
+                         reasons
+              rollouts   of each public name with versions: see upkeep/rollouts.py, status
+              alerts     name, lane, severity, message, since_s
+              findings   severity, lane (may be empty), figure, cause, knob, evidence
+              slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
+              totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
+                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability,
+                         ended_early (since the start, by cap, repetition or time: answers, saved_tokens)
+    History   lanes      name → Slices, oldest first
+              bands      where the heat's bands end, in seconds; what took longer is in one more
+    Slice     at (wall seconds at which it began), requests, failed, refused,
+              ttft, tpot, e2e, queue, gap: each [p50, p95, p99] in seconds or null
+              heat, heat_e2e: how many first tokens, and how many whole answers, in each of the bands, fastest first
+
+A snapshot is made and encoded once for everybody who watches, and not at all while nobody does.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headgate.model.clock import Clock
+from headgate.model.errors import EngineFailed, Refused
+from headgate.model.outcome import Outcome
+from headgate.wire.exchange import Exchange
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+HISTORY_EVERY = 5
+"""Ticks between two histories. A slice is 10 s long: so it is seen to grow once."""
+NEWS_S = 60.0
+"""How far back they go after the first: longer than the patience below, so that nobody misses a slice."""
+VIEWERS = 32
+"""More are refused: each costs a write a second, and a gateway's first duty is to its requests."""
+UNSENT_BYTES = 256 * 1024
+"""A viewer that has not read this much yet is passed over. The next snapshot says all that matters."""
+PATIENCE_S = 30.0
+"""One passed over for this long is dropped: a laptop that went to sleep must not keep a seat."""
+
+_encode = msgspec.json.Encoder().encode
+
+Maker = Callable[[float], dict[str, Any]]
+
+
+class Live:
+    def __init__(self, snapshot: Maker, history: Maker, clock: Clock) -> None:
+        self._snapshot = snapshot
+        self._history = history
+        self._clock = clock
+        self._viewers: dict[Exchange, float] = {}
+        """When each was last found reading."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        return len(self._viewers)
+
+    def watch(self, exchange: Exchange) -> None:
+        """A handler. Who may see the gateway's inside is somebody else's question: guard it as the rest of /admin."""
+        if exchange.method == "HEAD":
+            exchange.respond(200, b"", "text/event-stream")
+            return
+        if self._closed:
+            raise Refused("the gateway is shutting down", Outcome.NOT_READY, EVERY_S)
+        if len(self._viewers) >= VIEWERS:
+            message = f"{VIEWERS} pages are watching already: close one, or read /metrics"
+            raise Refused(message, Outcome.QUEUE_FULL, 10.0)
+        now = self._clock()
+        first = [_history(self._history(now)), self._encoded(now)]
+        exchange.stream()
+        exchange.on_gone = lambda: self._left(exchange)
+        exchange.events(first)
+        self._viewers[exchange] = now
+        if self._timer is None:
+            self._set_timer()
+
+    def close(self) -> None:
+        """The gateway is going: every page is told by the end of its stream, so that none is left waiting."""
+        self._closed = True
+        for exchange in tuple(self._viewers):
+            exchange.end()
+        self._viewers.clear()
+        self._stop()
+
+    # -- every second --------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._ticks += 1
+        try:
+            batch = [self._encoded(now)]
+            if self._ticks % HISTORY_EVERY == 0:
+                batch.insert(0, _history(_latest(self._history(now))))
+        except Exception:
+            # Said once, to the log and to whoever watches: they come back, and if it still fails they see that.
+            log.exception("the page's figures could not be made")
+            for exchange in tuple(self._viewers):
+                exchange.fail(EngineFailed("the figures could not be made; see the gateway's log"))
+            self._viewers.clear()
+            self._timer = None
+            return
+        for exchange, read_at in tuple(self._viewers.items()):
+            if exchange.unsent <= UNSENT_BYTES:
+                self._viewers[exchange] = now
+                exchange.events(batch)
+            elif now - read_at > PATIENCE_S:
+                exchange.abort()
+        self._set_timer()
+
+    def _encoded(self, now: float) -> bytes:
+        return b'{"snapshot":%b}' % _encode(self._snapshot(now))
+
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._tick)
+
+    def _left(self, exchange: Exchange) -> None:
+        self._viewers.pop(exchange, None)
+        if not self._viewers:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _history(history: dict[str, Any]) -> bytes:
+    return b'{"history":%b}' % _encode(history)
+
+
+def _latest(history: dict[str, Any]) -> dict[str, Any]:
+    lanes: dict[str, list[dict[str, Any]]] = history["lanes"]
+    since = max((slices[-1]["at"] for slices in lanes.values() if slices), default=0.0) - NEWS_S
+    return {**history, "lanes": {name: [s for s in slices if s["at"] >= since] for name, slices in lanes.items()}}

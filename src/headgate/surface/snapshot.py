@@ -1,0 +1,230 @@
+"""What is the gateway doing right now, in one piece? For the page's feed (surface/live.py says what is in it)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+from headgate import __version__
+from headgate.config.gateway import ObserveConfig
+from headgate.explain.diagnose import Finding, View, findings
+from headgate.gateway.gateway import Gateway
+from headgate.measure.conditions import Condition, Conditions
+from headgate.measure.evidence import Evidence, Told
+from headgate.measure.figures import Figures
+from headgate.measure.pulse import Pulse
+from headgate.measure.timeline import BANDS
+from headgate.measure.windows import WindowCounts
+from headgate.model.clock import Clock, monotonic, wall
+from headgate.model.lane import Lane
+from headgate.model.replica import Load, ReplicaId
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.policy.promises.promise import FleetReading
+from headgate.policy.promises.slo import promises
+from headgate.publish.metrics import cost_per_1000_tokens, hit_rate
+from headgate.surface.view import view
+from headgate.upkeep.prober import Prober
+from headgate.upkeep.replica_set import FleetView
+
+WINDOW_S = 60
+SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
+SLOWEST = 12
+SLOWEST_S = 300.0
+FINDINGS_EVERY_S = 2.0
+"""The tree is not walked again for everybody who looks, unless a replica came or went."""
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+class AlarmState(Protocol):
+    def state(self, now: float | None = None, /) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """All that is read to say how the gateway is."""
+
+    gateway: Gateway
+    figures: Figures
+    alarms: AlarmState
+    pulse: Pulse
+    observe: ObserveConfig
+    conditions: Conditions | None = None
+    """Who of the replicas is up, parked, starting or down; None: by the dispatcher alone."""
+    watches: Mapping[ReplicaId, Prober] = field(default_factory=dict)
+    """Who looks after each replica: what that says of itself."""
+    fleet: Callable[[], FleetView | None] = lambda: None
+    """Who starts and stops replicas, if anybody does."""
+    rollouts: Callable[[], list[dict[str, Any]]] = list
+    """Versions of models, and which of them is being tried out."""
+    clock: Clock = monotonic
+    wall: Clock = wall
+    refresh: Callable[[], None] = lambda: None
+    """Hands the records that have just closed to everybody: called before anything is read."""
+
+
+class Snapshot:
+    def __init__(self, sources: Sources, evidence: Evidence) -> None:
+        self._sources = sources
+        self._evidence = evidence
+        self._conditions = sources.conditions or Conditions(sources.gateway.dispatcher, sources.watches, sources.fleet)
+        self._found: tuple[float, View, list[Finding]] | None = None
+        self._fleet: FleetReading | None = None
+        """That it was found with."""
+
+    def now(self, now: float) -> dict[str, Any]:
+        sources = self._sources
+        dispatcher = sources.gateway.dispatcher
+        state, fleet = sources.alarms.state(now), sources.fleet()
+        conditions = self._conditions.of(now)
+        return {
+            "now": sources.wall(),
+            "version": __version__,
+            "uptime_s": now - sources.figures.started,
+            "keyed": sources.gateway.acceptor.keyed,
+            "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
+            "replicas": [self._replica(load, conditions[load.id]) for load in dispatcher.fleet.loads.values()],
+            "outage": self._conditions.outage(now),
+            "fleet": None if fleet is None else fleet.news(),
+            "rollouts": sources.rollouts(),
+            "shared": _shared(dispatcher),
+            "alerts": state["alerts"],
+            "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
+            "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
+            "totals": self._totals(now),
+        }
+
+    def history(self, now: float) -> dict[str, Any]:
+        """The last ten minutes."""
+        offset = self._sources.wall() - now
+        lanes = {
+            name: [asdict(part) | {"at": part.at + offset} for part in self._sources.figures.timeline(name, now)]
+            for name in self._sources.gateway.dispatcher.lanes
+        }
+        return {"lanes": lanes, "bands": BANDS}
+
+    def diagnosis(self, now: float) -> tuple[View, list[Finding]]:
+        """The findings, and what they came from."""
+        fleet = self._conditions.read(now)
+        if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S or fleet != self._fleet:
+            sources, self._fleet = self._sources, fleet
+            lag_s = sources.pulse.lag.quantile(0.99) or 0.0
+            dispatcher, observe = sources.gateway.dispatcher, sources.observe
+            seen = view(dispatcher, sources.figures, self._evidence, observe, fleet, lag_s, now)
+            self._found = (now, seen, findings(seen))
+        return self._found[1:]
+
+    def _lane(self, lane: Lane, state: dict[str, Any], now: float) -> dict[str, Any]:
+        figures, dispatcher, name = self._sources.figures, self._sources.gateway.dispatcher, lane.name
+        rates = figures.rates(WINDOW_S, now, lane=name)
+        law = figures.little(name)
+        states = {(p["lane"], p["figure"], p["percentile"]): p["state"] for p in state["promises"]}
+        return {
+            "name": name,
+            "waiting": dispatcher.waiting(name),
+            "running": dispatcher.running(name),
+            "requests_per_s": rates.requests,
+            "refused_per_s": rates.refused,
+            "failed_per_s": rates.failed,
+            "cache_hit_rate": hit_rate(figures.counts(WINDOW_S, now, lane=name)),
+            **_answered(figures.counts(WINDOW_S, now, lane=name)),
+            "state": state.get("lanes", {}).get(name, {}).get("state", "ok"),
+            "figures": {figure: self._percentiles(figure, name, now) for figure in SHOWN},
+            "arrivals": self._arrivals(name, now),
+            "promises": [
+                asdict(promise) | {"state": states.get((name, promise.figure, promise.percentile), "ok")}
+                for promise in promises(lane)
+            ],
+            "little": {
+                "l": None if law is None else law.l,
+                "lambda": None if law is None else law.lambda_,
+                "w": None if law is None else law.w,
+                "residual": None if law is None else law.residual,
+            },
+        }
+
+    def _percentiles(self, figure: str, lane: str, now: float) -> dict[str, float | None]:
+        sketch = self._sources.figures.sketch(figure, WINDOW_S, now, lane=lane)
+        return dict(zip(_PERCENTILES, sketch.quantiles(tuple(_PERCENTILES.values())), strict=True))
+
+    def _arrivals(self, lane: str, now: float) -> dict[str, dict[str, float | str | None]]:
+        """Percentiles over all arrivals; `missed`: it is one that was refused or failed."""
+        figures, told = self._sources.figures, {}
+        counts = figures.counts(WINDOW_S, now, lane=lane)
+        for figure in ("ttft", "tpot", "e2e"):
+            sketch = figures.sketch(figure, WINDOW_S, now, lane=lane)
+            values = sketch.quantiles(tuple(_PERCENTILES.values()), counts.beyond(figure, sketch.count))
+            told[figure] = {
+                name: "missed" if value == inf else value for name, value in zip(_PERCENTILES, values, strict=True)
+            }
+        return told
+
+    def _replica(self, load: Load, condition: Condition) -> dict[str, Any]:
+        replica, watch = load.replica, self._sources.watches.get(load.id)
+        said = watch.load if watch is not None else {}
+        standing = self._sources.gateway.dispatcher.health.standing(load.id)
+        fleet = self._sources.fleet()
+        lifecycle = None if fleet is None else fleet.lifecycle(load.id)
+        return {
+            "id": load.id,
+            "state": self._conditions.state(load.id, condition),
+            "condition": condition,
+            "kind": replica.kind if watch is None else watch.replica.kind,
+            "lifecycle": lifecycle,
+            "usable": load.usable,
+            "requests": load.requests,
+            "limit": load.limit,
+            "tokens": load.tokens,
+            "kv_ratio": said.get("kv_ratio"),
+            "batch_size": said.get("batch_size"),
+            "version": replica.tags.get("version", ""),
+            "model": replica.model or ", ".join(sorted(replica.models)),
+            "gpu_type": replica.tags.get("gpu_type", ""),
+            "since_s": None if standing is None else self._sources.clock() - standing.since,
+            "why": (watch.why if watch is not None else "") or ("" if standing is None else standing.why),
+        }
+
+    def _totals(self, now: float) -> dict[str, Any]:
+        sources = self._sources
+        rates = sources.figures.rates(WINDOW_S, now)
+        sources.gateway.dispatcher.use.look(now)
+        use = sources.gateway.dispatcher.use.read()
+        return {
+            "requests": sources.gateway.account.opened,
+            "requests_per_s": rates.requests,
+            "tokens_per_s": rates.output_tokens,
+            "utilisation": use.largest,
+            "utilisation_by": use.known,
+            "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
+            "cost_per_1000_tokens": cost_per_1000_tokens(sources.observe, sources.figures),
+            "refusals_per_s": rates.refused,
+            "ended_early": sources.figures.ended.told(),
+            **_answered(sources.figures.counts(WINDOW_S, now)),
+        }
+
+
+def _answered(counts: WindowCounts) -> dict[str, Any]:
+    """`availability` is None where nobody asked."""
+    return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
+
+
+def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
+    """With how many gateways limits are shared; None: with none."""
+    limits, (low, high) = dispatcher.limits, dispatcher.members.part
+    if not isinstance(limits, SharedLimits):
+        return None
+    return {"connected": limits.connected, "gateways": limits.gateways, "part": high - low}
+
+
+def _slow(told: Told, now: float) -> dict[str, Any]:
+    record = told.record
+    return {
+        "id": record.id,
+        "lane": record.lane,
+        "tenant": record.tenant,
+        "ttft_s": record.ttft_s,
+        "e2e_s": record.e2e_s,
+        "outcome": record.outcome.value,
+        "headline": told.headline,
+        "ago_s": max(0.0, now - record.at - record.e2e_s),
+    }

@@ -1,0 +1,94 @@
+"""What does the diagnosis look at? The last five minutes of figures, and what the slowest lost their time on."""
+
+from typing import Protocol
+
+from headgate.config.gateway import ObserveConfig
+from headgate.explain.diagnose import LaneView, View
+from headgate.measure.evidence import Evidence
+from headgate.measure.windows import WindowCounts
+from headgate.model.lane import Lane
+from headgate.model.quantile import Sketch
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.promises.promise import FleetReading
+
+WINDOW_S = 300
+SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
+
+
+class RecentFigures(Protocol):
+    """What is asked of measure/figures.py here."""
+
+    def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> Sketch: ...
+    def counts(self, window_s: int, now: float, *, lane: str | None = None) -> WindowCounts: ...
+
+
+def view(
+    dispatcher: Dispatcher,
+    figures: RecentFigures,
+    evidence: Evidence,
+    observe: ObserveConfig,
+    fleet: FleetReading,
+    lag_p99_s: float,
+    now: float,
+) -> View:
+    dispatcher.use.look(now)
+    use = dispatcher.use.read()
+    up = fleet.up
+    return View(
+        lanes=tuple(_lane(lane, figures, evidence, now) for lane in dispatcher.lanes.values()),
+        replicas_up=up,
+        replicas_out=fleet.down,
+        why_out=fleet.why,
+        replicas_starting=fleet.starting,
+        replicas_parked=fleet.parked,
+        outage=fleet.outage,
+        asleep=fleet.asleep,
+        unserved=fleet.unserved,
+        utilisation=use.largest or 0.0,
+        use=use.known,
+        binding=use.binding,
+        utilisation_target=observe.utilisation_target,
+        waiting_per_replica=sum(dispatcher.waiting(name) for name in dispatcher.lanes) / max(1, up),
+        queue_per_replica=observe.queue_per_replica,
+        loop_lag_p99_s=lag_p99_s,
+        availability=observe.availability,
+    )
+
+
+def _lane(lane: Lane, figures: RecentFigures, evidence: Evidence, now: float) -> LaneView:
+    name = lane.name
+    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in SHOWN}
+    counted = evidence.lane(name, now, WINDOW_S)
+    losses = evidence.losses(name, now, WINDOW_S)
+    prompt_p99, output_p50, output_p99 = evidence.lengths(name)
+    heaviest = counted.tenants.most_common(1)
+    tenant, waited = heaviest[0] if heaviest else ("", 0)
+    counts = figures.counts(WINDOW_S, now, lane=name)
+    return LaneView(
+        lane=lane,
+        requests=counts.requests,
+        asked=counts.asked,
+        turned_away=counts.missed - counts.failed,
+        ttft_p95_s=sketches["ttft"].quantile(0.95),
+        ttft_p99_s=sketches["ttft"].quantile(0.99),
+        gap_p99_s=sketches["gap"].quantile(0.99),
+        answer_p95_s=sketches["answer"].quantile(0.95),
+        e2e_p99_s=sketches["e2e_short"].quantile(0.99),
+        e2e_p999_s=sketches["e2e"].quantile(0.999),
+        queue_p99_s=sketches["queue"].quantile(0.99),
+        first_lost=losses.first,
+        token_lost=losses.tokens,
+        long_beside=losses.long_beside,
+        prompt_p99=prompt_p99,
+        output_p50=output_p50,
+        output_p99=output_p99,
+        waited=counted.waited,
+        heaviest=tenant,
+        # A tenant that only waits for itself is nobody's trouble.
+        heaviest_share=waited / counted.waited if len(counted.tenants) > 1 else 0.0,
+        preempted=counted.preempted,
+        cold=counted.cold,
+        stalled=counted.stalled,
+        refused=dict(counted.refused),
+        failed=counted.failed,
+    )

@@ -1,0 +1,374 @@
+"""Are the replicas well, and warm? Looked at on clocks of its own, never on the request path.
+
+    starting ─▶ answers ─▶ known: its models, its kind ─▶ warmed ─▶ in use
+                   ▲                                        │ failed: later again
+                   └────────────────────────────────────────┘
+
+One that was out and answers again may be another process by now: it is warmed again before the dispatcher hears that it
+is well, and what its warm-up can't do counts as a failed probe.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from headgate.model.errors import ReplicaFailed
+from headgate.model.event import Event, Probed
+from headgate.model.outcome import Outcome
+from headgate.model.replica import Replica, ReplicaId
+from headgate.model.sequence import LOWEST_PRIORITY
+from headgate.policy.replicas.health import HealthState, Standing
+from headgate.replica.detect import Card, detect, read_cards
+from headgate.replica.dialects import PLAIN, Dialect, dialect_of
+from headgate.replica.gauges import read_gauges, text_of_gauges
+from headgate.replica.http import Connections
+from headgate.replica.openai import FULL, flaw_in, read_error
+from headgate.upkeep.warmup import Warmed, Warmup, WarmupTarget
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+
+PROBE_TIMEOUT_S = 2.0
+READY_TIMEOUT_S = 5.0
+"""For engines whose answer takes a generation."""
+DEEP_TIMEOUT_S = 20.0
+FIRST_PAUSE_S = 0.05
+"""A replica that is just starting is asked often, so that nobody waits longer than it takes."""
+LONGEST_PAUSE_S = 30.0
+"""Between two warm-ups of one that fails."""
+DENIED_PAUSE_S = 2.0
+"""The same while it wants another key."""
+SCRAPE_EVERY_S = 1.0
+"""At most: scraping more often has stalled engines."""
+
+WELL = (200, 429)
+"""What a health check is answered with. 429 is said by a proxy that counts requests: the replica is behind it."""
+
+DENIED = (401, 403)
+"""It wants a key, or another one."""
+MOST_WHY = 300
+"""Characters of what went wrong that are kept for people."""
+
+OUT = (HealthState.EJECTED, HealthState.PROBATION)
+Phase = Literal["starting", "warming", "failed", "ready"]
+
+
+class ProbeOwner(Protocol):
+    """Who keeps the replicas."""
+
+    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        """It has listed its models, and which are adapters: when it first answers, and with every deep check."""
+
+    def found(self, replica: Replica) -> None:
+        """Its kind is known now."""
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        """What the dispatcher thinks of it."""
+
+    def sent(self, replica_id: ReplicaId) -> float | None:
+        """A number that changes with each request that it is sent; None: it has some right now."""
+
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        """Whether requests that run there have had tokens from it since then."""
+
+
+@dataclass(slots=True)
+class Prober:
+    """Looks after one replica for as long as `run` runs."""
+
+    replica: Replica
+    pool: Connections
+    tell: Callable[[Event], None]
+    owner: ProbeOwner
+    warmup: Warmup
+    say: Callable[[str], None] = log.info
+    """For people."""
+    interval_s: float = 1.0
+    deep_s: float = 30.0
+    """Between two checks that really generate a token."""
+    phase: Phase = "starting"
+    why: str = ""
+    """It failed, or what of its warm-up did."""
+    models: list[str] = field(default_factory=list)
+    """What it says it serves."""
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it has been taken into use."""
+    load: dict[str, float] = field(default_factory=dict)
+    """What it said last about its own load, and what its warm-up here took."""
+    dialect: Dialect = PLAIN
+    _own: dict[str, float] = field(default_factory=dict)
+    _context: int | None = None
+    _path: str = ""
+    _warming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _warm: bool = False
+    """Since it was last put out of use."""
+    _outage: float = 0.0
+    """When that was."""
+    _failed: int = 0
+    """Warm-ups in a row, while it is out."""
+    _rest: int = 0
+    """Looks until the next."""
+    _looked_deep_at: float = -inf
+    _denials: int = 0
+    """Of the pool's, those that were looked into."""
+    _denied: str = ""
+    """Why it would not list its models, if it wants another key."""
+    _given: bool = field(init=False)
+    """Its kind was configured."""
+
+    def __post_init__(self) -> None:
+        self._given = self.replica.kind is not None
+        self.dialect = dialect_of(self.replica)
+
+    async def run(self) -> None:
+        """It is in use when it has answered and is warm; from then on the dispatcher judges what is seen of it."""
+        await self._until_done(self._take_into_use)
+        self.joined.set()
+        async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
+            group.create_task(self._until_done(self._keep_looking))
+            group.create_task(self._until_done(self._keep_looking_deep))
+            group.create_task(self._until_done(self._keep_asking_load))
+            group.create_task(self._until_done(self._keep_alive))
+
+    async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Whatever an engine says that nobody has thought of is this one replica's failure, and no reason to look no
+        more: nobody would notice any longer what becomes of it."""
+        while True:
+            try:
+                await work()
+                return
+            except Exception as flaw:
+                log.exception("replica %s: looking after it raised; it counts as failed", self.replica.id)
+                self.why = f"it could not be looked at: {flaw!r}"[:MOST_WHY]
+                if not self.joined.is_set():
+                    self.phase = "failed"
+            with contextlib.suppress(Exception):
+                self.tell(Probed(self.replica.id, ok=False))
+            await asyncio.sleep(self.interval_s)
+
+    async def _take_into_use(self) -> None:
+        pause_s, warm_pause_s = FIRST_PAUSE_S, self.interval_s
+        while True:
+            while not await self.look(ready=True):
+                await asyncio.sleep(pause_s)
+                pause_s = min(self.interval_s, pause_s * 1.5)
+            await self._meet()
+            warmed = await self.warm()
+            if warmed.ok:
+                return
+            await asyncio.sleep(warm_pause_s)
+            # That it wants another key takes it no time to say, and people wait for it who have just replaced one.
+            warm_pause_s = min(DENIED_PAUSE_S if warmed.denied else LONGEST_PAUSE_S, 2 * warm_pause_s)
+
+    async def warm(self, *, asked: bool = False) -> Warmed:
+        """Now, and tell the dispatcher how it went. One at a time. `asked`: somebody wants it, needed or not."""
+        async with self._warming:
+            if not asked and not self.warmup.has_work(self.dialect):
+                return self._unwarmed()
+            if not self.joined.is_set():
+                self.phase = "warming"
+                self.say(f"warming {self.replica.url} ({self.dialect.name})")
+            target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+            warmed = await self.warmup.warm(target, all_of_it=asked)
+            if warmed.adapters:
+                await self._ask_models()
+            if warmed.why:
+                log.warning("replica %s: warm-up: %s", self.replica.id, warmed.why)
+            self.phase, self.why = "ready" if warmed.ok else "failed", warmed.why
+            self._own = {"warm": float(warmed.ok), "cold_start_gateway_warm_up_s": warmed.took_s}
+            self.load = self.load | self._own
+            self.tell(Probed(self.replica.id, warmed.ok, deep=not warmed.full))
+            return warmed
+
+    def _unwarmed(self) -> Warmed:
+        """There is nothing to ask it: whether it takes our key, its list of models has said."""
+        if self._denied:
+            log.warning("replica %s: %s", self.replica.id, self._denied)
+        self.phase, self.why = "failed" if self._denied else "ready", self._denied
+        self.tell(Probed(self.replica.id, ok=not self._denied))
+        return Warmed(not self._denied, self._denied, 0.0, denied=bool(self._denied))
+
+    def _note_denial(self, path: str, status: int) -> bool:
+        """Whether it wants a key that it was not given, or another one. Said in words, once."""
+        if status not in DENIED:
+            return False
+        words = self.pool.denied(path, status)
+        if words != self.why:
+            log.warning("replica %s: %s", self.replica.id, words)
+        self.why = words
+        if not self.joined.is_set():
+            self.phase = "failed"
+        return True
+
+    # -- again and again -------------------------------------------------------------------------------------
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self.interval_s)
+            out = self._is_out()
+            well = await self.look(ready=out) and await self._lets_in()
+            if not well or not out:
+                self._warm, self._failed, self._rest = False, 0, 0  # it may be another process when it is back
+            elif not self._warm:
+                await self._warm_again()
+                continue
+            self.tell(Probed(self.replica.id, well))
+
+    async def _lets_in(self) -> bool:
+        """Whether it takes our key, as far as is known. Where it answered a request otherwise, it is asked for a token,
+        again and again until it gives one: that it is well, most engines say to anybody."""
+        if self.pool.denials == self._denials:
+            return True
+        well = await self.look_deep() is not False
+        self._denials = self.pool.denials if well else -1
+        return well
+
+    def _is_out(self) -> bool:
+        standing = self.owner.standing(self.replica.id)
+        if standing is None or standing.state not in OUT:
+            return False
+        if standing.state is HealthState.EJECTED and standing.since != self._outage:
+            self._outage, self._warm = standing.since, False
+        return True
+
+    async def _warm_again(self) -> None:
+        """It is out and answers. The dispatcher hears of it from the warm-up, and at once if that has to wait."""
+        if self._rest:
+            self._rest -= 1
+            self.tell(Probed(self.replica.id, ok=False))
+            return
+        await self._meet()
+        if (await self.warm()).ok:
+            self._warm, self._failed = True, 0
+        else:
+            self._failed += 1
+            self._rest = int(min(LONGEST_PAUSE_S, 2.0 ** min(self._failed, 10)))
+
+    async def _keep_looking_deep(self) -> None:
+        while True:
+            await asyncio.sleep(self.deep_s)
+            self._tell_deep(await self.look_deep())
+            await self._ask_models()
+
+    def _tell_deep(self, ok: bool | None) -> None:
+        if ok is not None:
+            self.tell(Probed(self.replica.id, ok, deep=True))
+
+    async def _keep_asking_load(self) -> None:
+        while True:
+            await self._ask_load()
+            await asyncio.sleep(max(SCRAPE_EVERY_S, self.interval_s))
+
+    async def _keep_alive(self) -> None:
+        every_s = self.warmup.config.keep_alive_s
+        sent = self.owner.sent(self.replica.id)
+        while every_s > 0:
+            await asyncio.sleep(every_s)
+            before, sent = sent, self.owner.sent(self.replica.id)
+            if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
+                target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
+                self._tell_deep(await self.warmup.keep_alive(target))
+
+    # -- what is asked -----------------------------------------------------------------------------------------
+
+    async def look_deep(self) -> bool | None:
+        """Has it generated a token? A replica that can only say it is well is not. Tokens of running streams are the
+        proof where there are any, so that a check does not take the room of a request. None: it is full, which says
+        nothing; where there is a check of its own, 503 is what that has found."""
+        since, self._looked_deep_at = self._looked_deep_at, self.pool.clock()
+        if self.owner.spoke(self.replica.id, since):
+            return True
+        try:
+            if self.dialect.deep is not None:
+                status, said = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
+                if status == 429 or (status == 503 and read_error(said).code == Outcome.QUEUE_FULL.value):
+                    return None
+                if status != 404:
+                    self._note_denial(self.dialect.deep, status)
+                    return status == 200
+            model = self.replica.served_as or self.replica.model or (self.models[0] if self.models else "")
+            body: dict[str, Any] = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+            if self.replica.priority and self.dialect.priority is not None:
+                body["priority"] = self.dialect.priority(LOWEST_PRIORITY)
+            status, said = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
+        except (ReplicaFailed, TimeoutError, OSError):
+            return False
+        if self._note_denial("/v1/completions", status):
+            return False
+        if status == 200:
+            return not flaw_in(said, "choices")
+        # Another 4xx is about our question: not every model takes this one.
+        return None if status in FULL else 400 <= status < 500
+
+    async def look(self, *, ready: bool = False) -> bool:
+        """Is it well? `ready`: could it be used as well, which some say only at a price."""
+        try:
+            if self.dialect.live is not None and not ready:
+                status, _ = await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S)
+                self._note_denial(self.dialect.live, status)
+                return status in WELL
+            if self._path:
+                status, _ = await self.pool.get(self._path, READY_TIMEOUT_S if self.dialect.live else PROBE_TIMEOUT_S)
+                if status != 404:
+                    self._note_denial(self._path, status)
+                    return status in WELL
+            return await self._look_for_path()
+        except (ReplicaFailed, TimeoutError, OSError):
+            return False
+
+    async def _look_for_path(self) -> bool:
+        """Where does it say so? That it lists models must do where there is no health check."""
+        status = 404
+        for path in self.dialect.health:
+            status, _ = await self.pool.get(path, PROBE_TIMEOUT_S)
+            if status != 404:
+                self._path = path
+                self._note_denial(path, status)
+                break
+        return status in WELL
+
+    async def _meet(self) -> None:
+        """What does it serve, and what is it? The kind only if nobody has said."""
+        cards = await self._cards()
+        if not self._given:
+            kind = await detect(cards, lambda path: self.pool.get(path, PROBE_TIMEOUT_S))
+            self.replica = replace(self.replica, kind=kind)
+            if dialect_of(self.replica) is not self.dialect:
+                self.dialect, self._path = dialect_of(self.replica), ""
+                self.owner.found(self.replica)
+        self._hear(cards)
+
+    async def _ask_models(self) -> None:
+        self._hear(await self._cards())
+
+    def _hear(self, cards: list[Card]) -> None:
+        if cards:  # if not, what it said before still holds; whether it is well is asked elsewhere
+            self.models = [card.id for card in cards]
+            self._context = next((length for card in cards if (length := card.context) is not None), None)
+            adapters = frozenset(card.id for card in cards if card.is_adapter)
+            self.owner.said(self.replica.id, self.models, adapters)
+
+    async def _cards(self) -> list[Card]:
+        try:
+            status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
+        except (ReplicaFailed, TimeoutError, OSError):
+            return []
+        self._denied = self.pool.denied("/v1/models", status) if status in DENIED else ""
+        return read_cards(body) if status == 200 else []
+
+    async def _ask_load(self) -> None:
+        if self.dialect.metrics is None:
+            return
+        try:
+            status, body = await self.pool.get(self.dialect.metrics, PROBE_TIMEOUT_S)
+        except (ReplicaFailed, TimeoutError, OSError):
+            status, body = 0, b""
+        said = read_gauges(self.replica.kind, text_of_gauges(body)) if status == 200 else {}
+        self.load = said | self._own

@@ -1,0 +1,134 @@
+"""Which replicas are there? Joins and retires them, each with its connections and somebody who watches it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from headgate.gateway.catalog import Catalog
+from headgate.gateway.gateway import Gateway
+from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.replicas.health import Standing
+from headgate.replica.http import Connections
+from headgate.upkeep.prober import Prober
+from headgate.upkeep.warmup import Warmup
+
+
+class FleetView(Protocol):
+    """What whoever starts and stops replicas says of them."""
+
+    def lifecycle(self, replica_id: ReplicaId) -> str | None:
+        """None: it is not one of its."""
+
+    def news(self) -> dict[str, Any]:
+        """How many are wanted and why, and what was decided of late."""
+
+    def owns(self, replica_id: ReplicaId) -> bool:
+        """Whether it is one of its."""
+
+    def paid_for(self) -> int:
+        """Its replicas that are paid for: from asked for to gone, whatever they do."""
+
+
+class ReplicaSet:
+    def __init__(
+        self,
+        gateway: Gateway,
+        new_pool: Callable[[Replica], Connections],
+        probe_interval_s: float,
+        deep_interval_s: float,
+        warmup: Warmup,
+        say: Callable[[str], None],
+    ) -> None:
+        self.catalog = gateway.acceptor.names = Catalog(gateway.hear)
+        self.watches: dict[ReplicaId, Prober] = {}
+        self.urls: dict[ReplicaId, str] = {}
+        self.fleet: FleetView | None = None
+        """None: nobody starts and stops replicas here."""
+        self._gateway = gateway
+        self._new_pool = new_pool
+        self._intervals = (probe_interval_s, deep_interval_s)
+        self._warmup = warmup
+        self._say = say
+        self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
+
+    def join(self, replica: Replica, *, parked: bool = False) -> Prober:
+        """It is used once it has answered; parked: only once `route` says so."""
+        if replica.id in self.watches:
+            raise ValueError(f"replica {replica.id} is here already")
+        pool = self._new_pool(replica)
+        self._gateway.join(replica, pool)
+        self.catalog.add(replica)
+        self.urls[replica.id] = replica.url
+        watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
+        self.watches[replica.id] = watch
+        if parked:
+            self._gateway.hear(ReplicaParked(replica.id, True))
+        self._gateway.hear(ReplicaJoined(replica))
+        self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
+        return watch
+
+    def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
+        """Whether it gets requests from now on. It stays known and watched, and what it is doing goes on."""
+        if replica_id in self.watches:
+            self._gateway.hear(ReplicaParked(replica_id, not on, ramp))
+
+    def leave(self, replica_id: ReplicaId) -> None:
+        """No more requests for it; those it has may finish."""
+        watch = self.watches.pop(replica_id)
+        self._tasks.pop(replica_id).cancel()
+        self._gateway.hear(ReplicaLeft(replica_id))
+        self._gateway.leave(replica_id)
+        self.catalog.remove(replica_id)
+        del self.urls[replica_id]
+        watch.pool.retire()
+
+    def known(self, now: float) -> list[dict[str, Any]]:
+        """Every replica as it is at this moment, for people: `state` as on the page, `parked` if it gets nothing."""
+        dispatcher, told = self._gateway.dispatcher, []
+        for replica_id, watch in self.watches.items():
+            load, standing = dispatcher.fleet.get(replica_id), dispatcher.health.standing(replica_id)
+            state = watch.phase if watch.phase != "ready" else "ejected" if standing is None else standing.state.name
+            told.append(
+                {
+                    "id": replica_id,
+                    "url": self.urls[replica_id],
+                    "state": "parked" if dispatcher.members.is_parked(replica_id) else state.lower(),
+                    "since_s": None if standing is None else now - standing.since,
+                    "usable": 0.0 if load is None else load.usable,
+                    "requests": 0 if load is None else load.requests,
+                    "limit": None if load is None else load.limit,
+                    "why": watch.why or ("" if standing is None else standing.why),
+                }
+            )
+        return told
+
+    # -- what a Prober asks and tells ---------------------------------------------------------------------------
+
+    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
+        self.catalog.said(replica_id, models, adapters)
+        self._gateway.adapters = self.catalog.adapters
+        self._gateway.listed(replica_id, models, adapters)
+
+    def found(self, replica: Replica) -> None:
+        """From now on it is spoken to as the engine that it is."""
+        self._gateway.join(replica, self.watches[replica.id].pool)
+        self.catalog.found(replica.id, replica.kind)
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        return self._gateway.dispatcher.health.standing(replica_id)
+
+    def sent(self, replica_id: ReplicaId) -> float | None:
+        seat = self._gateway.dispatcher.fleet.seats.get(replica_id)
+        return None if seat is None or seat.requests else seat.turn
+
+    def spoke(self, replica_id: ReplicaId, since: float) -> bool:
+        return self._gateway.spoke(replica_id, since)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for watch in self.watches.values():
+            watch.pool.close()

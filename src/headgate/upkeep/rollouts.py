@@ -1,0 +1,213 @@
+"""Carries rollouts out: feeds them with what requests say, swaps the table of versions, and keeps it over a restart."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headgate.config.models import ModelConfig
+from headgate.gateway.intake.models import Entry, Models, Table
+from headgate.gateway.shadow import Shadows
+from headgate.model.clock import Clock
+from headgate.model.errors import StartupError
+from headgate.model.record import Record
+from headgate.policy.rollout.rollout import Mode, No, Rollout, RolloutStep, Stage
+from headgate.policy.rollout.verdict import NOT_ITS_DOING, VersionSample, sample_of
+
+log = logging.getLogger(__name__)
+
+
+class Rollouts:
+    def __init__(
+        self, configs: Sequence[ModelConfig], models: Models, shadows: Shadows, state: Path | None, wall: Clock
+    ) -> None:
+        """Raises StartupError if what was kept can't be used."""
+        self._configs = tuple(configs)
+        self._models = models
+        self._shadows = shadows
+        self._state = state
+        self._wall = wall
+        self._rollouts = {config.name: Rollout(config) for config in configs if config.versions}
+        shadows.told = self._take_shadow
+        if state is not None:
+            for name, kept in read_state(state).items():
+                self._restore(name, kept)
+        models.swap(self._table())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._rollouts)
+
+    # -- what people say -----------------------------------------------------------------------------------
+
+    def start(self, name: str, version: str, mode: Mode, share: float | None) -> RolloutStep | No:
+        rollout = self._rollouts[name]
+        targets = {one.name: one.model for one in rollout.config.versions}
+        if version in targets and not self._models.room(targets[version]).limit:
+            return No(f"no replica serves {targets[version]} right now: start one before version {version} is tried")
+        return self._said(rollout, rollout.start(version, mode, share, self._wall()))
+
+    def promote(self, name: str) -> RolloutStep | No:
+        return self._said(self._rollouts[name], self._rollouts[name].promote(self._wall()))
+
+    def rollback(self, name: str) -> RolloutStep | No:
+        return self._said(self._rollouts[name], self._rollouts[name].rollback(self._wall()))
+
+    def _said(self, rollout: Rollout, said: RolloutStep | No) -> RolloutStep | No:
+        if isinstance(said, RolloutStep):
+            self._publish(rollout, said)
+        return said
+
+    # -- what is seen --------------------------------------------------------------------------------------
+
+    def take(self, records: Sequence[Record], _: float) -> None:
+        """Requests that have ended; called a few times a second."""
+        for record in records:
+            rollout = self._rollouts.get(record.drawn_from)
+            # Those that came before the share was what it is are not like those that came since.
+            if rollout is not None and rollout.judge is not None and record.wall >= rollout.since:
+                sample = _of_baseline(record) if rollout.stage is Stage.SHADOW else None
+                if record.fell_back:  # it says nothing about the version that helped out
+                    canary = record.fell_back == rollout.candidate
+                    sample = VersionSample(canary, failed=True) if record.outcome not in NOT_ITS_DOING else None
+                else:
+                    sample = sample or sample_of(record, record.version == rollout.candidate)
+                if sample is not None:
+                    rollout.take(sample)
+        now = self._wall()
+        for rollout in self._rollouts.values():
+            step = rollout.look(now)
+            if step is not None:
+                log.warning("%s: %s at %.0f %%: %s", rollout.config.name, step.stage, step.share * 100, step.reason)
+                self._publish(rollout, step)
+
+    def _take_shadow(self, name: str, sample: VersionSample) -> None:
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.stage is Stage.SHADOW:
+            rollout.take(sample)
+
+    # -- for the page and the command ----------------------------------------------------------------------
+
+    def status(self) -> list[dict[str, Any]]:
+        return [self._status(rollout) for rollout in self._rollouts.values()]
+
+    def _status(self, rollout: Rollout) -> dict[str, Any]:
+        split, verdict, judge = rollout.split, rollout.verdict, rollout.judge
+        shares = {version: weight * (1.0 - split.share) for version, weight in split.weights}
+        if split.candidate is not None:
+            shares[split.candidate] = split.share
+        versions = []
+        for version in rollout.config.versions:
+            room = self._models.room(version.model)
+            versions.append(
+                {
+                    "name": version.name,
+                    "model": version.model,
+                    "share": shares.get(version.name, 0.0),
+                    "room": room.limit,
+                    "running": room.used,
+                    "waiting": room.waiting,
+                }
+            )
+        canary = rollout.config.canary
+        now = self._wall()
+        return {
+            "name": rollout.config.name,
+            "stage": rollout.stage.value,
+            "mode": rollout.mode,
+            "candidate": rollout.candidate,
+            "share": rollout.share,
+            "since_s": now - rollout.since if rollout.since else None,
+            "soak_left_s": max(0.0, rollout.since + canary.soak_s - now) if rollout.stage is Stage.SOAKING else None,
+            "requests": 0 if judge is None else judge.requests,
+            "samples": 0 if judge is None else judge.canary_requests,
+            "limit_requests": canary.limit_requests,
+            "verdict": None if verdict is None else verdict,
+            "rows": rollout.rows(),
+            "versions": versions,
+            "shadow": self._shadows.counts(rollout.config.name) if rollout.mode == "shadow" else None,
+            "history": list(rollout.history)[-10:],
+        }
+
+    # -- config and restarts -------------------------------------------------------------------------------
+
+    def reconfigure(self, configs: Sequence[ModelConfig]) -> None:
+        """Names whose config is the same go on as they are; the others as far as their versions are still there."""
+        before, self._configs = self._rollouts, tuple(configs)
+        self._rollouts = {}
+        for config in configs:
+            if config.versions:
+                old = before.get(config.name)
+                same = old is not None and old.config == config
+                self._rollouts[config.name] = old if old is not None and same else Rollout(config)
+                if old is not None and not same and old.stage is not Stage.STABLE:
+                    self._restore(config.name, old.to_dict())
+        self._models.swap(self._table())
+        self._save()
+
+    def _restore(self, name: str, kept: dict[str, Any]) -> None:
+        rollout = self._rollouts.get(name)
+        why = "it is not configured any more" if rollout is None else rollout.restore(kept)
+        if why is not None:
+            log.warning("the rollout of %s starts again from the config: %s", name, why)
+
+    def _table(self) -> Table:
+        table = {config.name: Entry(config) for config in self._configs if not config.versions}
+        for name, rollout in self._rollouts.items():
+            targets = {version.name: version.model for version in rollout.config.versions}
+            table[name] = Entry(rollout.config, rollout.split, targets, rollout.shadow)
+        return table
+
+    def _publish(self, rollout: Rollout, _: RolloutStep) -> None:
+        self._models.swap(self._table())
+        self._shadows.allow(rollout.config.name, rollout.config.shadow.concurrency if rollout.shadow else 0)
+        self._save()
+
+    def _save(self) -> None:
+        if self._state is None:
+            return
+        kept = {name: one.to_dict() for name, one in self._rollouts.items() if one.stage is not Stage.STABLE}
+        try:
+            write_state(self._state, kept)
+        except OSError as error:
+            # What is in force is in force: a disk that is full must not keep anybody from rolling back.
+            log.error("the state of rollouts could not be written to %s: %s", self._state, error)
+
+
+def _of_baseline(record: Record) -> VersionSample | None:
+    """Beside a shadow, from when it was sent: copies do not wait in the gateway's queue."""
+    sample = sample_of(record, canary=False)
+    if sample is None or sample.failed is not False:
+        return sample
+    at_replica_s = record.first_s + record.stream_s
+    return VersionSample(False, record.first_s, record.tpot_s, at_replica_s, None, sample.output_tokens, False)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    try:
+        kept = json.loads(path.read_bytes())
+        found = kept["models"]
+        if kept["schema"] != 1 or not isinstance(found, dict):
+            raise ValueError(f"schema {kept['schema']}")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StartupError(f"rollout.state: can't read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"rollout.state: {path} holds something else ({error}): move it away") from None
+    return found
+
+
+def write_state(path: Path, kept: dict[str, Any]) -> None:
+    """All of it or nothing: whoever reads it sees the old or the new."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        beside.write_text(json.dumps({"schema": 1, "models": kept}, indent=1))
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
