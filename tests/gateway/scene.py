@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from math import inf
 from typing import Any, Literal
 
 import msgspec
 
+from headgate.config.gateway import GatewayConfig
+from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.answer.bounded import Bounded, Several
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.output import closing
-from headgate.gateway.answer.relay import Relay, RelayLimits, Summary
+from headgate.gateway.answer.relay import Relay, Summary
 from headgate.gateway.answer.response_reader import ResponseReader
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
@@ -26,6 +29,7 @@ USAGE = event(
     b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}'
 )
 ASK = post(b"{}")
+LIMITS = relay_limits(GatewayConfig())
 
 
 class Gate:
@@ -33,7 +37,7 @@ class Gate:
 
     def __init__(self, pool: Connections) -> None:
         self.pool = pool
-        self.limits = RelayLimits()
+        self.limits = LIMITS
         self.slow_client: Literal["cancel", "spool"] = "cancel"
         self.stream = True
         self.wants_usage = False
@@ -105,7 +109,7 @@ class Scene:
 async def scene(**limits: Any) -> AsyncIterator[Scene]:
     async with engine() as replica:
         gate = Gate(Connections(replica.url, clock=monotonic, limits=PoolLimits(look_every_s=0.01)))
-        gate.limits = RelayLimits(**limits)
+        gate.limits = replace(LIMITS, **limits)
         async with serving(gate) as served:
             try:
                 yield Scene(gate, served, replica)

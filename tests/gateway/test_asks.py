@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -46,11 +45,8 @@ def acceptor(
     lanes = dict(LANES) if lane is None else {name: replace(lane, name=name) for name in LANES}
     identities = Identities((), tenant or Tenant(name="anonymous"))
     made = Acceptor(lanes, classifier(GatewayConfig()), identities, WireLimits(), Output(OutputConfig()), open_fields)
-    places = {
-        str(at): SimpleNamespace(replica=Replica(id=str(at), url="http://x", kind=kind))
-        for at, kind in enumerate(kinds)
-    }
-    made.abilities = Abilities(places)
+    replicas = [Replica(id=str(at), url="http://x", kind=kind) for at, kind in enumerate(kinds)]
+    made.abilities = Abilities(lambda: replicas)
     return made
 
 

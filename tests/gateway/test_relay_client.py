@@ -155,7 +155,7 @@ async def test_a_client_that_catches_up_in_time_loses_nothing() -> None:
 
 @live
 async def test_a_spooled_client_gets_it_all_later_and_the_replica_is_free_at_once() -> None:
-    async with scene(grace_s=0.05) as on:
+    async with scene(grace_s=0.05, spool_bytes=4 * 1024 * 1024) as on:
         on.gate.slow_client = "spool"
         client, talk = await deaf(on)
         await pour(talk, count=10_000)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -437,6 +438,19 @@ def test_a_replica_without_them_is_passed_over_for_those_that_have_them(tmp_path
                 assert ask(f"{url}/v1/responses", {"model": "m", "input": f"n={number}", **tools})[0] == 200
             assert len(asked(able)) == 24
             assert all(record["attempts"] == 1 for record in records(url))
+
+
+def test_embeddings_of_a_model_whose_replicas_have_none_are_refused_at_once(tmp_path: Path) -> None:
+    """Also where the models' names were found out and not configured, and another model's replica has embeddings."""
+    with responder() as able, double() as (_, unable):
+        replicas = [{"url": able, "slots": 8, "kind": "vllm"}, {"url": unable, "slots": 8, "kind": "tgi"}]
+        with gateway(tmp_path, {"replicas": replicas}) as url:
+            eventually(lambda: {"m", "double"} <= {one["id"] for one in json.loads(ask(f"{url}/v1/models")[1])["data"]})
+            began = time.monotonic()
+            status, body = ask(f"{url}/v1/embeddings", {"model": "double", "input": "text"})
+            assert (status, json.loads(body)["error"]["code"]) == (404, "not_offered")
+            assert time.monotonic() - began < 1.0
+            assert ask(f"{url}/v1/embeddings", {"model": "m", "input": "text"})[0] == 200
 
 
 @pytest.fixture(scope="module")

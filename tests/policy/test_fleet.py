@@ -35,7 +35,7 @@ def send(fleet: RouteIndex, name: str, count: int = 1) -> None:
 def test_least_loaded_first_and_ties_by_order_of_joining() -> None:
     a, b, c = load("a"), load("b"), load("c")
     fleet = fleet_of(c, a, b)
-    assert least(fleet) == ["c", "a", "b"]
+    assert [replica.id for replica in fleet.replicas()] == least(fleet) == ["c", "a", "b"]
     c.prefill_tokens = 100
     fleet.changed(c)
     assert least(fleet) == ["a", "b", "c"]

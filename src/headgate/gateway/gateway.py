@@ -206,7 +206,7 @@ class Gateway:
         self.hold: Callable[[Request], bool] | None = None
         """Whether an arrival waits a moment for its tenant's allowance; None: no other gateway shares the limits."""
         self._places: dict[ReplicaId, Endpoint] = {}
-        acceptor.abilities = Abilities(self._places)
+        acceptor.abilities = Abilities(self.dispatcher.fleet.replicas)
         self.shadows: Shadows | None = None
         """Who makes copies, where names have versions."""
         self._loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from headgate.config.engine import ListenConfig
 from headgate.config.file import is_private
 from headgate.config.gateway import EmbeddedConfig, GatewayConfig
 from headgate.gateway.account import Account
-from headgate.gateway.answer.relay import RelayLimits
+from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.judge import HeaderJudge
@@ -214,15 +214,8 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
         output,
         config.limits.open_fields,
     )
-    relay = RelayLimits(
-        events=config.relay.events,
-        unsent_bytes=config.relay.bytes,
-        spool_bytes=config.relay.spool_bytes,
-        grace_s=config.timeouts.slow_client_grace_s,
-        stall_s=config.timeouts.stall_s,
-        first_token_s=config.timeouts.first_token_s,
-    )
-    gateway = Gateway(dispatcher, acceptor, Account(config.observe.keep), relay, clock, wall() - clock())
+    account = Account(config.observe.keep)
+    gateway = Gateway(dispatcher, acceptor, account, relay_limits(config), clock, wall() - clock())
     gateway.held.most = config.limits.held_bytes
     return gateway
 

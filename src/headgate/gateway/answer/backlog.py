@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headgate.config.gateway import GatewayConfig
 from headgate.model.clock import Clock
 from headgate.replica.http import Call
 from headgate.wire.exchange import Exchange
@@ -21,22 +22,35 @@ _LOOK_EVERY_S = 0.02
 class RelayLimits:
     """Judged after each read from the replica, so one read's events may come on top."""
 
-    events: int = 32
+    events: int
     """A client with more events unsent is behind."""
-    unsent_bytes: int = 256 * 1024
+    unsent_bytes: int
     """A client with more bytes unsent is behind."""
-    grace_s: float = 2.0
+    grace_s: float
     """How long a client that is behind may take to catch up."""
-    spool_bytes: int = 4 * 1024 * 1024
+    spool_bytes: int
     """Unsent bytes at which a spooled client is given up."""
-    first_token_s: float = 300.0
+    first_token_s: float
     """A replica whose first token has not come this long after it was asked has stalled, whatever else it sends."""
     answer_s: float = 600.0
     """The same for all of an answer in one piece: as long as official clients wait."""
     body_s: float = 60.0
     """How long an answer in one piece may take after its head, plus `stall_s`, where its lane has no `generation_s`."""
-    stall_s: float = 60.0
+    stall_s: float
     """A replica that says nothing for this long in the middle of a stream has stalled."""
+
+
+def relay_limits(config: GatewayConfig) -> RelayLimits:
+    """The limits of a gateway with this config; the config holds their defaults."""
+    relay, timeouts = config.relay, config.timeouts
+    return RelayLimits(
+        events=relay.events,
+        unsent_bytes=relay.bytes,
+        spool_bytes=relay.spool_bytes,
+        grace_s=timeouts.slow_client_grace_s,
+        stall_s=timeouts.stall_s,
+        first_token_s=timeouts.first_token_s,
+    )
 
 
 class Backlog:

@@ -3,8 +3,8 @@
 Asked for those requests only. Chats and text completions are for everybody.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from headgate.model.errors import NotOffered
 from headgate.model.replica import Replica, ReplicaId
@@ -15,14 +15,11 @@ EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
 
 
-class Somewhere(Protocol):
-    @property
-    def replica(self) -> Replica: ...
-
-
 class Abilities:
-    def __init__(self, places: Mapping[ReplicaId, Somewhere]) -> None:
-        self._places = places
+    def __init__(self, replicas: Callable[[], Iterable[Replica]]) -> None:
+        """`replicas` returns a copy of what the dispatcher routes to, discovered names included; any thread may call
+        it, because long bodies are parsed in a thread of their own."""
+        self._replicas = replicas
 
     def all_respond(self, models: Collection[str]) -> bool:
         """Whether everybody who serves one of these is known to have /v1/responses."""
@@ -58,9 +55,7 @@ class Abilities:
         )
 
     def _serving(self, models: Collection[str]) -> list[Replica]:
-        # A copy: bodies that are long are understood in another thread.
-        replicas = [place.replica for place in tuple(self._places.values())]
-        return [one for one in replicas if not one.names or any(model in one.names for model in models)]
+        return [one for one in self._replicas() if not one.names or any(model in one.names for model in models)]
 
 
 def _has(dialect: Dialect, path: str) -> bool:

@@ -154,7 +154,7 @@ class Acceptor:
         """What names stand for; None: for themselves."""
         self.names: Names | None = None
         """None: any name goes."""
-        self.abilities = Abilities({})
+        self.abilities = Abilities(tuple)
         """Who has more than chats and text completions."""
         self.prompt_sizes = PromptSizes()
         self.tokens_per_answer = Ratio(128.0)

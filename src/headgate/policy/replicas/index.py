@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import Final, Literal
 
-from headgate.model.replica import Load, ReplicaId
+from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.replicas.affinity import Ring
 
 Order = Literal["work", "requests", "turn", "weighted_turn"]
@@ -146,6 +146,10 @@ class RouteIndex:
     def get(self, replica_id: ReplicaId) -> Load | None:
         """None: it has left."""
         return self.loads.get(replica_id)
+
+    def replicas(self) -> list[Replica]:
+        """A copy of what is known of every replica, with the names that were found out; safe from any thread."""
+        return [load.replica for load in tuple(self.loads.values())]
 
     def models(self) -> list[str]:
         """Models that are served by name, first come first."""
