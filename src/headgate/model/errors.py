@@ -1,23 +1,24 @@
-"""What can go wrong with a request, as one tree.
+"""Defines the errors of a request as one tree.
 
     ServeError
-    ├── InvalidRequest          the client must change something
+    ├── InvalidRequest          the client must change the request
     │   ├── ContextOverflow     prompt and output do not fit the context
-    │   ├── UnknownModel        no such model here
-    │   │   └── NotOffered      no replica of this model has what is asked for
-    │   └── Unauthorized        no such key
-    ├── Refused                 not now: over a limit, or it would wait too long; says when to come back
-    │   ├── QueueFull           the engine's own queue
-    │   └── NotReady            still warming up, or draining
-    ├── SlowClient              the client does not read
+    │   ├── UnknownModel        the gateway has no such model
+    │   │   └── NotOffered      no replica of this model has what the request asks for
+    │   └── Unauthorized        unknown API key
+    ├── Refused                 over a limit, or the wait would be too long; says when to retry
+    │   ├── QueueFull           the engine's own queue is full
+    │   └── NotReady            the engine is warming up or draining
+    ├── Gone                    the client left
+    ├── SlowClient              the client does not read its answer
     ├── ReplicaFailed           the replica broke off or could not be reached
-    │   ├── ReplicaUnreached    nothing was sent to it
-    │   ├── ReplicaAnswered     it said itself that it can't, or that it is full
+    │   ├── ReplicaUnreached    nothing was sent to the replica
+    │   ├── ReplicaAnswered     the replica itself reported a failure, or that it is full
     │   └── ReplicaStalled      the replica fell silent
-    ├── OutOfTime               an answer in one piece took longer than its lane allows
-    └── EngineFailed            our fault
+    ├── OutOfTime               an unstreamed answer took longer than its lane allows
+    └── EngineFailed            a fault of the engine or the gateway
 
-    StartupError                a process that can't start says so in one line
+    StartupError                a process cannot start, and says why in one line
 
 Each ServeError owns one Outcome; `wire/errors.py` maps outcomes to HTTP, once.
 """
@@ -28,12 +29,12 @@ from headgate.model.outcome import Outcome
 class ServeError(Exception):
     outcome: Outcome = Outcome.ENGINE_FAILED
     code: str | None = None
-    """OpenAI's machine-readable error code."""
+    """OpenAI's machine-readable error code; None: no code."""
     kind: str | None = None
-    """OpenAI's `type`; None: by the status."""
+    """OpenAI's `type`; None: derived from the HTTP status."""
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
-    """More to say in the answer's headers."""
+    """Further HTTP headers of the error answer."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -65,14 +66,14 @@ class Unauthorized(InvalidRequest):
 
 
 class Refused(ServeError):
-    """Made from a policy's refusal, so the outcome is given."""
+    """A policy's refusal as an error, which is why the caller passes the outcome."""
 
     def __init__(self, message: str, outcome: Outcome, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.code = outcome.value
         self.retry_after_s = retry_after_s
-        if outcome is Outcome.OVER_LIMIT:  # in OpenAI's words: clients look for them
+        if outcome is Outcome.OVER_LIMIT:  # OpenAI's words, which clients look for
             self.code, self.kind = "rate_limit_exceeded", "requests"
 
 
@@ -87,7 +88,7 @@ class NotReady(Refused):
 
 
 class Gone(ServeError):
-    """Nobody is left to be told."""
+    """The client left, so no answer is sent."""
 
     outcome = Outcome.CANCELLED
 
@@ -102,15 +103,16 @@ class ReplicaFailed(ServeError):
     code = "replica_failed"
     retry_after_s = 1.0
     twice: bool = False
-    """It was sent there twice: the first connection was lost at once."""
+    """The request was sent to the replica twice, because the first connection was lost at once."""
 
 
 class ReplicaUnreached(ReplicaFailed):
-    """Nothing was sent to it."""
+    """Nothing was sent to the replica, so a retry elsewhere is safe."""
 
 
 class ReplicaAnswered(ReplicaFailed):
-    """`full`: it has no room now. `room_in_s`: when it said that it would; None: it did not say."""
+    """The replica itself reported a failure. `full`: the replica has no room now. `room_in_s`: seconds until the
+    replica expects room; None: it did not say."""
 
     def __init__(self, message: str, *, full: bool = False, room_in_s: float | None = None) -> None:
         super().__init__(message)
@@ -127,7 +129,7 @@ class OutOfTime(ServeError):
     outcome = Outcome.OUT_OF_TIME
     code = "out_of_time"
     headers = (("x-should-retry", "false"),)
-    """To OpenAI's clients, which would ask for the same again, and wait as long."""
+    """Tells OpenAI's clients not to retry: the same request would take as long again."""
 
 
 class EngineFailed(ServeError):
@@ -136,4 +138,4 @@ class EngineFailed(ServeError):
 
 
 class StartupError(Exception):
-    """The process can't start; the message says what is wrong and what to do, on one line."""
+    """The process cannot start; the message says on one line what is wrong and what to do."""

@@ -1,7 +1,7 @@
-"""What the dispatcher hears, and what it answers.
+"""Defines the dispatcher's events and commands.
 
-Events are facts a driver reports; commands are what it must carry out. Single tokens are neither: the dispatcher hears
-of arrivals, first tokens and ends.
+Events are facts that a driver reports; commands are what the driver must carry out. Single tokens are neither: the
+dispatcher hears of arrivals, first tokens and ends.
 """
 
 import msgspec
@@ -23,9 +23,9 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """The passage is over. `usage` is (prompt, output) tokens as the replica counted them, if it did. `first_s`: of an
-    answer in one piece whose replica tells, seconds from its sending to its first token; None: it does not tell, or a
-    FirstToken was heard."""
+    """The passage is over. `usage`: (prompt, output) tokens as the replica counted them; None: it did not. `first_s`:
+    for an unstreamed answer, seconds from sending the request to its first token; None: the replica does not say, or a
+    FirstToken event came."""
 
     request_id: str
     outcome: Outcome
@@ -34,10 +34,11 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
-    """The replica broke off: another may try, or go on with what it began. `refused`: it said that it is full, which is
-    no fault; `retry_after_s`: when it said it would have room again. `unsent`: there was nobody to say anything, and
-    nothing was sent. `answered`: it said itself that it failed, by an HTTP status: the request may be what is wrong.
-    `twice`: it was sent there twice, since its first connection was lost at once."""
+    """An attempt failed: another replica may retry the request, or continue its stream. `refused`: the replica said
+    that it is full, which is no fault; `retry_after_s`: seconds until the replica expects room. `unsent`: the replica
+    was not reached and nothing was sent. `answered`: the replica reported its failure by an HTTP status, so the request
+    may be at fault. `twice`: the request was sent to this replica twice, because the first connection was lost at
+    once."""
 
     request_id: str
     replica_id: ReplicaId
@@ -51,14 +52,14 @@ class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class HedgeWon(msgspec.Struct, frozen=True, gc=False):
-    """Of the two replicas that had it this one answered first. The other one's connection is closed."""
+    """This replica answered first among the two that had the request. The driver closes the other connection."""
 
     request_id: str
     replica_id: ReplicaId
 
 
 class Probed(msgspec.Struct, frozen=True, gc=False):
-    """A health check's verdict. `deep`: a token was really generated."""
+    """A health check's verdict. `deep`: the check generated a token."""
 
     replica_id: ReplicaId
     ok: bool
@@ -74,8 +75,8 @@ class ReplicaLeft(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplicaParked(msgspec.Struct, frozen=True, gc=False):
-    """A parked replica is known and watched, and gets nothing; what it is doing goes on. `ramp`, with the end of it: it
-    has not served yet, and gets a few at first."""
+    """A replica was parked or unparked. A parked replica is known and watched but gets no new requests; those it has
+    continue. `ramp`, on unparking: the replica has not served yet and gets only a few requests at first."""
 
     replica_id: ReplicaId
     parked: bool
@@ -83,8 +84,8 @@ class ReplicaParked(msgspec.Struct, frozen=True, gc=False):
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
-    """Taken from a tenant's shared bucket, in seconds of its limits; below zero: given back. And how long the bucket
-    takes from now until it is full."""
+    """Tokens and requests leased from a tenant's shared bucket, in seconds of the tenant's limits; below zero: given
+    back. `…_full_s`: seconds from now until the bucket is full."""
 
     tenant: str
     requests_s: float
@@ -94,8 +95,9 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shared(msgspec.Struct, frozen=True, gc=False):
-    """So many gateways share tenants' limits and replicas; from `low` to `high`, of 0 to 1, is this one's part of each
-    replica's room. Not `connected`: what they share can't be reached, and each keeps to its part."""
+    """`gateways` gateways share tenants' limits and replicas. This gateway's part of each replica's room runs from
+    `low` to `high`, within 0 to 1. Not `connected`: the shared store cannot be reached, and each gateway keeps to its
+    part."""
 
     gateways: int
     low: float
@@ -104,7 +106,7 @@ class Shared(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """`wake_at` has come."""
+    """The dispatcher's `wake_at` has come."""
 
 
 Event = (
@@ -130,19 +132,19 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     replica_id: ReplicaId
     attempt: int
     reason: str
-    """Why this replica: for the record, and for people."""
+    """Why this replica was chosen: for the record, and for people."""
     seen: tuple[ConsideredReplica, ...] = ()
-    """All that were looked at."""
+    """All replicas that were scored."""
     cold: bool = False
-    """It has not finished a request since it came into use."""
+    """The replica has not finished a request since it came into use."""
     ahead: Ahead | None = None
-    """What it had to wait for."""
+    """The queue ahead of the request when it began to wait; None: it did not wait."""
     model: str = ""
-    """Whose replica it is, where that is not the model it arrived with but one of its fallbacks; empty: its own."""
+    """The fallback model whose replica this is; empty: the request's own model."""
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):
-    """`retry_after_s` is when it is worth coming back; None: never."""
+    """The request is refused. `retry_after_s`: seconds after which a retry is worthwhile; None: never."""
 
     request_id: str
     outcome: Outcome
@@ -152,12 +154,12 @@ class Refuse(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hedge(msgspec.Struct, frozen=True, gc=False):
-    """Send it to this replica as well, since the first has not answered. Whoever does first is the one."""
+    """Send the request to this replica as well, because the first has not answered. The first answer wins."""
 
     request_id: str
     replica_id: ReplicaId
     reason: str
-    """Why this replica."""
+    """Why this replica was chosen."""
     seen: tuple[ConsideredReplica, ...] = ()
 
 

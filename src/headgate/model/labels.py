@@ -1,14 +1,15 @@
-"""How many different names may figures have? Names come from clients, and each costs a series everywhere it is kept."""
+"""Caps the number of different label values. Names come from clients, and each costs a series wherever figures are
+kept."""
 
 from collections.abc import Iterable
 
 OTHER = "other"
 LONGEST = 256
-"""A longer name than this is nobody's: it is `other` from the first."""
+"""Maximum characters of a name with a label of its own; a longer one is `other`."""
 
 
 class Cap:
-    """The first so many names keep their own; any more are `other`."""
+    """The first `most` names keep their own label; all further ones become `other`."""
 
     __slots__ = ("_known", "most")
 
@@ -20,7 +21,7 @@ class Cap:
         return len(self._known)
 
     def of(self, value: str) -> str:
-        """Its own name if it has one or there is room for it."""
+        """The name's own label if it has one or there is room for it, else `other`."""
         if value in self._known:
             return value
         if value == OTHER or len(self._known) >= self.most or len(value) > LONGEST:
@@ -29,9 +30,9 @@ class Cap:
         return value
 
     def known(self, value: str) -> str:
-        """Its own name if it has one; it gets none by asking. For names that nobody has vouched for."""
+        """The name's own label if it has one, else `other`. Reserves no label, so it suits unverified names."""
         return value if value in self._known else OTHER
 
     def keep(self, values: Iterable[str]) -> None:
-        """Make room: all but these are forgotten."""
+        """Forgets all names but these, to make room."""
         self._known.intersection_update(values)

@@ -1,7 +1,6 @@
-"""Which classes of service are there, and what is each promised?
+"""Defines the lanes: the classes of service, each with its queue and its promises.
 
-A lane is a class of service and its queue. The engine uses a lane's priority and targets; the gateway also its waiting
-bound, share and limits.
+The engine uses a lane's priority and targets; the gateway also uses its waiting bound, share and limits.
 """
 
 from dataclasses import dataclass
@@ -16,51 +15,56 @@ class Lane:
     priority: int
     """0 goes first. Ageing lifts a waiting sequence one priority at a time."""
     ttft_target_s: float
-    """The p95 promise for the first token: a sequence's deadline is its arrival plus this."""
+    """Promised p95 time to first token. A sequence's deadline is its arrival plus this."""
     gap_target_s: float
-    """The p99 promise for a token after the previous one; the engine sizes prefill chunks to keep it."""
+    """Promised p99 gap between two tokens. The engine sizes prefill chunks to keep it."""
     wait_bound_s: float
-    """Longest wait in the gateway; a request predicted to wait longer is refused at once, one that has is refused then.
-    Only waiting counts: a request that finds room is served however slow its own prefill."""
+    """Maximum wait in the gateway. A request predicted to wait longer is refused at once; one that has waited this long
+    is refused then. Only waiting counts: a request that finds room is served however slow its own prefill."""
     weight: float
-    """Share of what the fleet can do while other lanes wait too."""
+    """Relative share of the fleet's capacity while other lanes wait too."""
     queue_limit: int = 1024
-    """Most requests waiting; more would only make refusals slower."""
+    """Maximum requests waiting. A longer queue would only make refusals slower."""
     concurrency: int | None = None
-    """Most requests of this lane at the replicas at once; None: as many as fit."""
+    """Maximum requests of this lane at the replicas at once; None: as many as fit."""
     reserve: float = 0.0
-    """Share of the fleet's room that this lane can always get back. While it is idle others use it."""
+    """Share of the fleet's room that this lane can always get back. Other lanes use it while this one is idle."""
     hold_above: float = 1.0
-    """Share of the fleet's room in use beyond which this lane waits, unless it has less than its weight's share: low
+    """Share of the fleet's room in use above which this lane waits, unless it has less than its weight's share: low
     lanes are held back first, and none starves."""
     slow_client: WhenSlow = "cancel"
-    """What happens when a client does not read: its generation is cancelled, or goes on into bounded memory."""
+    """What happens when a client does not read: "cancel" ends its generation, "spool" continues it into bounded
+    memory."""
     max_tokens: int = 4096
-    """Most output tokens of one request, whatever it asks for."""
+    """Maximum output tokens of one request, whatever it asks for."""
     generation_s: float | None = 60.0
-    """Longest generation, from the first token on: then it is ended, and what there is is the answer. None: any."""
+    """Maximum generation time, measured from the first token. On expiry a stream ends with finish_reason "length". For
+    an unstreamed answer of an engine other than ours, which does not tell when its first token came, the promised time
+    to first token is added and the request fails. None: unlimited."""
     choices_limit: int = 128
-    """Most answers of one request: n, or best_of, for each of its prompts."""
+    """Maximum answers of one request: n, or best_of, for each of its prompts."""
     inputs_limit: int = 2048
-    """Most texts of one request for embeddings."""
+    """Maximum texts of one embeddings request."""
     stops_limit: int = 64
-    """Most stop sequences; OpenAI's own limit of 4 counts where an engine takes no more."""
+    """Maximum stop sequences of one request. OpenAI's own limit of 4 applies where an engine takes no more."""
     entries_limit: int = 1024
-    """Most entries of logit_bias, and of engines' own lists of tokens and words."""
+    """Maximum entries of logit_bias, and of engines' own lists of tokens and words."""
     logprobs_limit: int = 20
-    """Most alternatives of each token that are reported: top_logprobs, and whatever engines call it."""
+    """Maximum alternatives reported per token: top_logprobs, and its names in other engines."""
     ttft_p50_s: float | None = None
-    """Further promises, watched but not steered by. None: not promised. First token, at the median."""
+    """Promised median time to first token; None: not promised. This and the following promises are watched but do not
+    steer any decision."""
     ttft_p99_s: float | None = None
-    """First token, at p99; the p95 is ttft_target_s."""
+    """Promised p99 time to first token; None: not promised. The p95 is ttft_target_s."""
     tpot_p50_s: float | None = None
-    """Mean time per token after the first, at the median; gap_target_s is the p99 of every gap between two tokens."""
+    """Promised median of the mean time per token after the first; None: not promised. gap_target_s is the p99 of every
+    gap."""
     e2e_p95_s: float | None = None
-    """Whole answer, at p95."""
+    """Promised p95 time for the whole answer; None: not promised."""
     e2e_p99_s: float | None = None
-    """Whole answer of up to `e2e_p99_tokens`, at p99."""
+    """Promised p99 time for a whole answer of up to `e2e_p99_tokens` tokens; None: not promised."""
     e2e_p99_tokens: int = 1000
-    """Tokens of an answer up to which e2e_p99_s is promised; longer ones are promised their pace only."""
+    """Output tokens up to which e2e_p99_s is promised; longer answers are promised their pace only."""
 
 
 LANES: dict[str, Lane] = {
@@ -84,4 +88,4 @@ LANES: dict[str, Lane] = {
         ),
     )
 }  # fmt: skip
-"""The defaults. All of it is config."""
+"""The default lanes. Configuration may change every field."""

@@ -1,4 +1,4 @@
-"""How did a request end? One word for counting; the error carries the detail."""
+"""Defines the Outcome of a request: one word for counting. The error carries the detail."""
 
 from enum import Enum
 from typing import Literal
@@ -7,7 +7,7 @@ from typing import Literal
 class Outcome(Enum):
     COMPLETED = "completed"
     TIME_CAP = "time_cap"
-    """Ended when its generation had taken as long as its lane allows, with what there was."""
+    """The generation reached its lane's time limit; the client got the answer up to there."""
     CANCELLED = "cancelled"
     """The client left."""
     SLOW_CLIENT = "slow_client"
@@ -20,31 +20,31 @@ class Outcome(Enum):
     """The tenant has used up its tokens or requests."""
     LANE_FULL = "lane_full"
     WOULD_WAIT_TOO_LONG = "would_wait_too_long"
-    """Refused on arrival."""
+    """Refused on arrival, because of the predicted wait."""
     WAITED_TOO_LONG = "waited_too_long"
     """Refused when its waiting bound was reached."""
     NO_REPLICA = "no_replica"
-    """Nobody can serve it, and nobody came in time."""
+    """No usable replica can serve the request, and none became usable in time."""
     REPLICA_FAILED = "replica_failed"
     REPLICA_STALLED = "replica_stalled"
     OUT_OF_TIME = "out_of_time"
-    """Its answer in one piece was not complete when its lane's time was over: there was nothing to end it with."""
+    """An unstreamed answer was not complete at its lane's time limit, so there was no partial answer to return."""
     QUEUE_FULL = "queue_full"
     NOT_READY = "not_ready"
     ENGINE_FAILED = "engine_failed"
 
-    # By identity, as they are compared. Enum has one of its own, in Python, and every request is counted by outcome.
+    # By identity, as outcomes are compared. Enum's own hash is Python code, and every request is counted by outcome.
     __hash__ = object.__hash__
 
     @property
     def kind(self) -> "Kind":
-        """Whose doing it was."""
+        """Which side caused the outcome."""
         return KINDS[self]
 
 
 Kind = Literal["ok", "refused", "failed", "client"]
-"""refused: too much at once, come back later. failed: our fault. Both are what the error budget is spent on, but for a
-tenant that is over its own limit."""
+"""ok: answered. refused: overload, so retry later. failed: a fault of the gateway or a replica. client: the client's
+own doing. Refusals and failures spend the error budget, except for a tenant over its own limit."""
 KINDS: dict[Outcome, Kind] = {
     Outcome.COMPLETED: "ok",
     Outcome.TIME_CAP: "ok",
@@ -70,9 +70,9 @@ KINDS: dict[Outcome, Kind] = {
 ASIDE: frozenset[Outcome] = frozenset(
     outcome for outcome, kind in KINDS.items() if kind == "client" or outcome is Outcome.OVER_LIMIT
 )
-"""Ends that say nothing of whether we answer: the client's own fault or will, and a tenant over its own limit. All
-others asked for an answer, and availability is the share of those that got one."""
+"""Outcomes that availability leaves out: the client's own fault or choice, and a tenant over its own limit. All other
+requests asked for an answer, and availability is the share of those that got one."""
 MISSED: frozenset[Outcome] = frozenset(
     outcome for outcome, kind in KINDS.items() if kind in ("refused", "failed") and outcome not in ASIDE
 )
-"""Asked for an answer and got none, or not all of it."""
+"""Outcomes of requests that asked for an answer and got none, or only part of one."""

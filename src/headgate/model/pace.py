@@ -1,27 +1,28 @@
-"""How long a replica takes for a prompt token, by the first tokens that came from it.
+"""Estimates a replica's time per prompt token from the first tokens that it returned.
 
-    first token = fixed + token_s · (its own prompt + half of what was outstanding there when it was sent)
+    first token = fixed + token_s · (own prompt + half of the tokens outstanding there when it was sent)
 
-fitted by least squares over the last few hundred. Its own prompt's length alone would not tell: a short prompt waits
-for a step and a round trip, and a hundred of them at once take hardly longer than one. Half, because what is
-outstanding is on the average half done.
+The fit is least squares over the last few hundred first tokens. A request's own prompt length alone would not tell: a
+short prompt waits for a step and a round trip, and a hundred of them at once take hardly longer than one. Half, because
+outstanding prompts are half done on average.
 """
 
 from typing import Final
 
 KEEP: Final = 0.995
-"""What is left of a first token's weight with each one after it."""
+"""Factor by which each new first token reduces the weight of those before it."""
 LEAST: Final = 4.0
-"""First tokens before anything is said."""
+"""First tokens (weighted) below which there is no estimate."""
 PRIOR_TOKENS: Final = 64.0
 PRIOR: Final = 8.0
-"""Until outstanding tokens differ by about so many, the fit leans on the mean, as if so many first tokens said so."""
+"""The prior: PRIOR first tokens' worth of weight on the mean. It dominates until prompt sizes differ by about
+PRIOR_TOKENS tokens."""
 FIXED_TOKENS: Final = 100.0
-"""What a first token takes beside its prompt, in prompt tokens, where nothing else tells."""
+"""Fixed cost of a first token, in prompt tokens, where nothing else tells."""
 
 
 class PrefillPace:
-    """Written out, not a dataclass: it is on a request's path."""
+    """Running fit for one replica. Written out, not a dataclass, because every request calls it."""
 
     __slots__ = ("_count", "_tokens", "_tokens_squared", "_tokens_took", "_took_s")
 
@@ -33,7 +34,8 @@ class PrefillPace:
         self._tokens_took = 0.0
 
     def see(self, prompt: int, before: int, took_s: float) -> None:
-        """A first token came this long after its prompt was sent, with so many tokens outstanding before it."""
+        """Records a first token: `took_s` after its prompt was sent, with `before` prompt tokens outstanding ahead of
+        it."""
         tokens = prompt + 0.5 * before
         self._count = KEEP * self._count + 1.0
         self._tokens = KEEP * self._tokens + tokens
@@ -51,7 +53,7 @@ class PrefillPace:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds that each further prompt token takes; None: too few first tokens were seen."""
+        """Seconds per further prompt token; None: too few first tokens were seen."""
         count = self._count
         if count < LEAST:
             return None

@@ -1,15 +1,15 @@
-"""Numbers as people write them: so many digits that count, and never an exponent."""
+"""Writes numbers as people do: a fixed number of significant digits, never an exponent."""
 
 from decimal import Decimal
 from math import isfinite
 from typing import Final
 
 MOST: Final = 1e15
-"""Nobody reads so many digits."""
+"""Values from here on are written with an exponent: they have more digits than a person reads."""
 
 
 def plain(value: float, digits: int = 3) -> str:
-    """12.3, 0.000012, 1234: digits before the point are all written. `1e+03` is for machines."""
+    """Returns 12.3, 0.000012 or 1234: all digits before the point are written, never `1e+03`."""
     if not isfinite(value) or abs(value) >= MOST:
         return f"{value:g}"
     if abs(value) >= 10 ** (digits - 1):

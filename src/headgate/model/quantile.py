@@ -1,9 +1,9 @@
-"""How long did the slowest few take? Quantiles of durations in bounded memory.
+"""Estimates quantiles of durations in bounded memory.
 
-Buckets grow by a constant factor, so an answer is off by at most `error` of itself, whatever the durations are: the
-middle of the bucket in which the asked-for one lies. Two sketches add up bucket by bucket to exactly the sketch of
-everything, across slices of time, lanes and processes. From a microsecond to a day there are some 2 500 buckets at
-0.5 %, and there is nothing outside: the bound needs no collapsing.
+Buckets grow by a constant factor, so a quantile is off by at most `error` of itself for any distribution: the answer is
+the middle of the bucket that holds it. Two sketches add up bucket by bucket to exactly the sketch of all their
+durations, across slices of time, lanes and processes. From a microsecond to a day there are some 2 500 buckets at
+0.5 %, and shorter or longer durations get no others, so the bound needs no collapsing.
 """
 
 from bisect import bisect_right
@@ -13,17 +13,17 @@ from math import ceil, fsum, inf, isfinite, log
 from typing import Any
 
 LEAST_S = 1e-6
-"""Anything shorter is counted as zero."""
+"""Seconds. A shorter duration counts as zero."""
 MOST_S = 86_400.0
-"""Anything longer is counted as this."""
+"""Seconds. A longer duration counts as this."""
 ZERO = 0
-"""The bucket of zero. The others follow, by duration."""
+"""The index of the bucket for zero. The others follow in order of duration."""
 FINEST = 0.0031
-"""Finer than this there would be more than 4 096 buckets."""
+"""The smallest allowed error: a smaller one would need more than 4 096 buckets."""
 
 
 class Grid:
-    """Where buckets end: each holds what is longer than the one before it does, up to `growth` times that."""
+    """The bounds of the buckets: each ends at `growth` times the end of the one before it."""
 
     __slots__ = ("_offset", "_scale", "error", "growth", "size", "values")
 
@@ -37,7 +37,8 @@ class Grid:
         self.size = self._offset + ceil(log(MOST_S) * self._scale) + 1
         middle = 2 / (1 + self.growth)
         self.values = [0.0] + [middle * self.upto(index) for index in range(1, self.size)]
-        """By bucket, the duration that is off by the same share for the shortest and the longest in it."""
+        """Each bucket's representative duration, with the same relative error for the shortest and the longest in
+        it."""
 
     def index(self, value_s: float) -> int:
         if value_s >= LEAST_S:
@@ -45,12 +46,12 @@ class Grid:
         return ZERO
 
     def upto(self, index: int) -> float:
-        """The longest in a bucket other than that of zero."""
+        """The upper bound of a bucket other than zero's, in seconds."""
         return float(self.growth ** (index - self._offset))
 
 
 GRID = Grid(0.005)
-"""What all figures use, so that all of them can be added up."""
+"""The grid that all figures use, so that they can be added up."""
 
 
 class Sketch:
@@ -59,7 +60,7 @@ class Sketch:
     def __init__(self, error: float = 0.005) -> None:
         self.grid = GRID if error == GRID.error else Grid(error)
         self.buckets: dict[int, int] = {}
-        """How many by bucket of the grid."""
+        """Count of durations by bucket of the grid."""
         self.count = 0
         self.min: float | None = None
         self.max: float | None = None
@@ -68,7 +69,8 @@ class Sketch:
 
     @classmethod
     def of(cls, buckets: dict[int, int]) -> "Sketch":
-        """Of what was counted elsewhere by GRID; it keeps `buckets`. Sum and extremes are as good as any quantile."""
+        """Makes a sketch from counts made elsewhere on GRID; it keeps `buckets`. Its sum and extremes are as exact as a
+        quantile."""
         sketch = cls()
         sketch.buckets = buckets
         if buckets:
@@ -97,7 +99,7 @@ class Sketch:
         self.max = value_s if self.max is None else max(self.max, value_s)
 
     def merge(self, other: "Sketch") -> None:
-        """As if everything in the other had been added to this one."""
+        """Adds everything in the other sketch to this one."""
         if other.grid.error != self.grid.error:
             raise ValueError(f"can't add a sketch with error {other.grid.error:g} to one with {self.grid.error:g}")
         if other.min is None or other.max is None:
@@ -127,8 +129,8 @@ class Sketch:
         return self.quantiles((q,))[0]
 
     def quantiles(self, qs: Sequence[float], beyond: float = 0.0) -> list[float | None]:
-        """Several at once, for hardly more than the price of one. `beyond`: so many more came that took longer than any
-        bound, such as those that were refused; inf: the quantile is one of them."""
+        """Several quantiles at once, for hardly more than the cost of one. `beyond`: the number of further cases that
+        took longer than any bound, such as refused requests; a quantile among them is inf."""
         if any(not 0 <= q <= 1 for q in qs):
             raise ValueError(f"expected shares from 0 to 1, got {list(qs)}")
         if self.min is None or self.max is None:
@@ -147,8 +149,8 @@ class Sketch:
         return found
 
     def share(self, within_s: float, beyond: float = 0.0) -> float | None:
-        """The share that took no longer, the bound's own bucket included; None: nothing was added. `beyond`: so many
-        more came that took longer than any bound."""
+        """The share of durations up to `within_s`, its whole bucket included; None: nothing was added. `beyond`: the
+        number of further cases that took longer than any bound."""
         if not self.count:
             return 0.0 if beyond > 0 else None
         last = self.grid.index(within_s)
@@ -157,13 +159,13 @@ class Sketch:
     # -- to other processes ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON has them."""
+        """The sketch as plain values for JSON."""
         buckets = [[index, self.buckets[index]] for index in sorted(self.buckets)]
         return {"error": self.grid.error, "sum": self.sum, "min": self.min, "max": self.max, "buckets": buckets}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Sketch":
-        """From another process, so nothing is taken for granted. Raises ValueError."""
+        """Reads a sketch from another process, and so checks everything. Raises ValueError."""
         try:
             sketch = cls(float(plain["error"]))
             for index, count in plain["buckets"]:

@@ -1,4 +1,4 @@
-"""One place that can serve, and what is known of it."""
+"""Defines a Replica, one place that can serve, and its Load."""
 
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -11,86 +11,87 @@ ReplicaId = str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Facts from config or discovery."""
+    """One replica's facts, from config or discovery."""
 
     id: ReplicaId
     url: str
     """http://host:port, https://…, or unix:/path/to.sock"""
     model: str | None = None
-    """The model it serves; None: whatever it says it serves."""
+    """The model that the replica serves; None: whatever its engine says."""
     served_as: str | None = None
-    """What its engine calls that model, where two replicas call different ones the same; None: just so."""
+    """The engine's own name for that model, where several replicas use the same name for different models; None:
+    `model`."""
     models: frozenset[str] = frozenset()
-    """Names it was found to serve, where that matters; empty: any. Beside `model`: the adapters it has loaded."""
+    """Names that the replica was found to serve, beside `model`: the adapters it has loaded. Empty: any."""
     kind: str | None = None
-    """Which engine it is (replica/dialects.py); None: found out when it first answers."""
+    """The engine's dialect (replica/dialects.py); None: detected from the replica's first answer."""
     priority: bool = False
-    """It heeds a priority in the request. Others would refuse one."""
+    """The replica obeys a priority in the request. Others would refuse such a request."""
     slots: int | None = None
-    """Requests it may have at once; None: found by watching its latency."""
+    """Maximum requests at once; None: found by watching the replica's latency."""
     token_limit: int | None = None
-    """Outstanding tokens it may have at once; None: only requests are limited."""
+    """Maximum outstanding tokens; None: only requests are limited."""
     weight: float = 1.0
     lanes: frozenset[str] = frozenset()
-    """Lanes it serves; empty: all."""
+    """Lanes that the replica serves; empty: all."""
     tags: dict[str, str] = field(default_factory=dict)
-    """quantization, gpu_type, version, …: labels on its figures."""
+    """Labels of the replica's figures: quantization, gpu_type, version, …"""
     api_key_file: Path | None = None
-    """A file with the key that its engine wants, sent as `Authorization: Bearer …`; None: it wants none."""
+    """File with the engine's API key, sent as `Authorization: Bearer …`; None: the engine needs no key."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
-    """Further headers for everything that it is asked. They may be secret, and are never shown."""
+    """Further headers of every request to the replica. They may be secret and are never shown."""
     ca: Path | None = None
-    """PEM file with whoever signed its certificate; None: whom the system trusts."""
+    """PEM file with the authority that signed the replica's certificate; None: the system's authorities."""
 
     @property
     def public(self) -> "Replica":
-        """Without what only its connections need to know: for whatever is written down."""
+        """The replica without its credentials, for whatever is written down."""
         if self.api_key_file is None and self.ca is None and not self.headers:
             return self
         return replace(self, api_key_file=None, headers={}, ca=None)
 
     @property
     def names(self) -> frozenset[str]:
-        """Models it is asked for; empty: any."""
+        """Models that the replica may be asked for; empty: any."""
         return self.models if self.model is None else self.models | {self.model}
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """What a replica has to do right now, counted here and not scraped: scrapes lag behind bursts. Only the dispatcher
-    writes it."""
+    """A replica's present work, counted by the dispatcher and not scraped: scrapes lag behind bursts. Only the
+    dispatcher writes it."""
 
     replica: Replica
     limit: float
-    """Requests it may have at once."""
+    """Maximum requests at once."""
     requests: int = 0
-    """Those that it has; one that asks for several choices counts for as many, up to all of the limit."""
+    """Requests at the replica. One that asks for several choices counts as that many, up to the limit."""
     prefill_tokens: int = 0
-    """Prompt tokens sent whose first token has not come back."""
+    """Prompt tokens sent for which no first token has come back."""
     silent_tokens: int = 0
-    """Of these, those that another replica answered first: they count until this one is heard of again. Otherwise one
-    that is stuck would look idle as soon as its requests are taken from it, and be given more."""
+    """Part of `prefill_tokens` whose requests another replica answered first. They count until this replica answers
+    again: otherwise a stuck replica would look idle once its requests are taken away, and would be sent more."""
     decode_tokens: int = 0
-    """Output tokens still to come of requests past their first token, as predicted."""
+    """Predicted output tokens still to come from requests past their first token."""
     usable: float = 1.0
-    """0: ejected. Below 1: on probation or ramping, and gets that share of its room."""
+    """Share of the replica's room that may be used. 0: ejected. Below 1: on probation or ramping."""
     ceiling: float = inf
-    """Requests it may have at once for now, because it refused more; inf: it has not."""
+    """Temporary maximum of requests at once, after the replica refused more; inf: it has not."""
     unreached: bool = False
-    """There is a ceiling because nobody was reached: until it is tried again it is not usable."""
+    """The ceiling is there because the replica could not be reached: it is not usable until the next try."""
     prefill_token_s: float = 0.0005
-    """Seconds per prompt token, as measured; before that a guess, the same for all."""
+    """Measured seconds per prompt token; before the first measurement a guess, the same for all replicas."""
     tpot_s: float = 0.025
-    """Seconds from one output token of a request to its next, as measured; before that a guess."""
+    """Measured seconds between two output tokens of a request; before the first measurement a guess."""
     answer_token_s: float | None = None
-    """Seconds that an answer in one piece takes for each of its output tokens, from its sending to its end, as
-    measured; None: none was yet."""
+    """Measured seconds per output token of an unstreamed answer, from its sending to its end; None: not yet
+    measured."""
     cold: bool = True
-    """Since it came into use it has not been seen to generate anything."""
+    """The replica has not been seen to generate anything since it came into use."""
     sent_tokens: int = 0
-    """Prompt tokens that it was sent, ever."""
+    """Total prompt tokens ever sent to the replica."""
     pace: PrefillPace = field(default_factory=PrefillPace)
-    """What a prompt token takes there: for figures, not for routing."""
+    """Fit of the time per prompt token, for figures and not for routing."""
 
     @property
     def id(self) -> ReplicaId:
@@ -102,11 +103,11 @@ class Load:
 
     @property
     def room(self) -> int:
-        """Requests it can take now."""
+        """Requests that the replica can take now."""
         limit = max(1.0, self.limit * self.usable) if self.usable > 0 else 0.0
         return max(0, int(min(limit, self.ceiling)) - self.requests)
 
     @property
     def use(self) -> float:
-        """How much of its room is taken, 0 to 1 and beyond."""
+        """Share of the replica's room in use, from 0; above 1 where it has more than its room."""
         return self.requests / max(1.0, self.limit * max(self.usable, 1e-9))

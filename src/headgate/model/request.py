@@ -1,4 +1,4 @@
-"""A client's ask, as the gateway's policies see it. Frozen: what happens to it is told by events."""
+"""Defines a Request as the gateway's policies see it. A Request is frozen; events tell what happens to it."""
 
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class Request:
-    """Written out, and not a dataclass or a Struct: one is made per request and its fields are read a hundred times, at
-    a tenth of the cost where this is compiled."""
+    """A client's request. Written out, and not a dataclass or a Struct: one is made per request and its fields are read
+    a hundred times, which in the compiled copy costs a tenth."""
 
     __slots__ = FIELDS
 
@@ -41,49 +41,51 @@ class Request:
     ) -> None:
         self.id: Final = id
         self.arrived: Final = arrived
-        """When its first byte was read."""
+        """When the request's first byte was read."""
         self.model: Final = model
         self.lane: Final = lane
         self.priority: Final = priority
-        """0 goes first; the lane's own unless a trusted client said otherwise."""
+        """0 goes first. The lane's priority unless a trusted client set another."""
         self.tenant: Final = tenant
         self.weight: Final = weight
-        """The tenant's share within the lane."""
+        """The tenant's relative share within the lane."""
         self.tier: Final = tier
         self.prompt_tokens: Final = prompt_tokens
-        """Exact where the tokenizer is at hand, estimated otherwise."""
+        """Prompt tokens: exact where the tokenizer is at hand, estimated otherwise."""
         self.max_output: Final = max_output
-        """What it may say at most, or what such requests usually say if that is less; all its choices together."""
+        """Output tokens of all choices together: the allowed maximum, or what such requests usually produce if that is
+        less."""
         self.wait_until: Final = wait_until
         """Latest moment to leave the gateway's queue for a replica."""
         self.first_token_by: Final = first_token_by
         self.stream: Final = stream
         self.prefix: Final = prefix
-        """Hash chain over its messages: equal prefixes of two chains are equal beginnings of two conversations."""
+        """Hash chain over the messages: equal prefixes of two chains are equal beginnings of two conversations."""
         self.session: Final = session
         """Requests of one session prefer one replica."""
         self.unfit: Final = unfit
-        """Replicas whose engine has no such thing as what it asks for, whatever their model."""
+        """Replicas whose engine lacks a feature that the request uses, whatever their model."""
         self.fallback: Final = fallback
-        """Models that may answer in place of its own while no replica of that one is usable, the first before the next:
-        other versions of the name that was asked for."""
+        """Models that may answer, in this order, while no replica of the request's own model is usable: other versions
+        of the name that the client asked for."""
         self.choices: Final = choices
-        """Answers it asks for at once, n for each of its prompts: each is a sequence in the engine, with a slot."""
+        """Answers asked for at once, n for each prompt: each is a sequence with its own slot in the engine."""
         self.pinned: Final = pinned
-        """Nobody may stand in for its model, and nobody waits for it: with no replica of it usable it is refused."""
+        """No other model may answer, and the request does not wait for its own: with no usable replica it is
+        refused."""
 
     @property
     def tokens(self) -> int:
-        """What it will cost, prompt and output together."""
+        """Expected cost in tokens, prompt and output together."""
         return self.prompt_tokens + self.max_output
 
     @property
     def output_each(self) -> int:
-        """What each of its choices is expected to say."""
+        """Expected output tokens of each choice."""
         return self.max_output if self.choices == 1 else max(1, self.max_output // self.choices)
 
     def but(self, **changes: Any) -> "Request":
-        """The same, but for this."""
+        """Returns a copy with these fields changed."""
         return Request(**{**self.fields(), **changes})
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""How is the next token drawn?"""
+"""Defines how an engine draws a sequence's next token, and what one step drew."""
 
 from dataclasses import dataclass, field
 
@@ -22,17 +22,18 @@ class Sampling:
     seed: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
     top_logprobs: int | None = None
-    """None: no logprobs at all. 0: of the drawn token only. n: also of the n most likely."""
+    """Logprobs to report. None: none at all. 0: the drawn token's only. n: also those of the n most likely tokens."""
     ignore_eos: bool = False
-    """Go on where the model would end; under a grammar, until that is complete and nothing can follow."""
+    """Continue where the model would end; under a grammar, until the grammar is complete and nothing can follow."""
     min_tokens: int = 0
-    """Tokens before which neither an end nor a stop string counts."""
+    """Output tokens before which neither an end token nor a stop string ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
-    """More tokens that end it; they are not part of the text."""
+    """Further tokens that end the sequence. The text does not include them."""
     confident_end: bool = False
-    """End where the model itself is nearly sure that this is the end, whatever is drawn."""
+    """End the sequence where the model is nearly sure that the text ends, whichever token is drawn."""
     grammar: str | None = None
-    """What the output must follow, as a Lark grammar in llguidance's dialect (engine/grammar/grammar.py makes them)."""
+    """Grammar that the output must follow, in llguidance's Lark dialect (engine/grammar/grammar.py writes it). None: no
+    constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class TokenLogprob:
 
 
 class Sampled:
-    """What a step gave one sequence: one token, or several when drafted tokens were accepted. Nobody changes it."""
+    """What a step gave one sequence: one token, or several where drafted tokens were accepted. Never changed once
+    made."""
 
     # No dataclass, for the same reason as step.Row.
     __slots__ = ("chances", "error", "logprobs", "sequence_id", "stuck", "tokens")
@@ -61,10 +63,11 @@ class Sampled:
         self.sequence_id = sequence_id
         self.tokens = tokens
         self.logprobs = logprobs
-        """One for each token where the sequence asked for logprobs, else empty."""
+        """One entry per token where the sequence asked for logprobs, else empty."""
         self.chances = chances
-        """How likely each token was, while the engine wants to know, else empty."""
+        """Probability of each token while the engine asks for it, else empty."""
         self.stuck = stuck
-        """Its grammar can't be followed any further, or costs too much to: the answer ends here, unfinished."""
+        """The sequence's grammar cannot be followed any further, or costs too much to follow: the answer ends here,
+        unfinished."""
         self.error = error
-        """Why the sequence ends here without an answer. Its last token means nothing then."""
+        """Why the sequence ends here without an answer; its last token is then meaningless. None: no error."""

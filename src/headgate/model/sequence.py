@@ -1,4 +1,4 @@
-"""A request inside an engine."""
+"""Defines a Sequence: a request inside an engine."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Final
 from headgate.model.sampling import Sampling
 
 LOWEST_PRIORITY: Final = 100
-"""Nothing runs below it, so a sequence of this priority never has another swapped out for it."""
+"""The lowest priority. A sequence of this priority never has another swapped out for it."""
 
 
 class Finish(Enum):
@@ -20,11 +20,11 @@ class Finish(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """The fields above the line are facts; only the Batcher writes those below it."""
+    """One request inside an engine. Only the Batcher writes the fields below the line; those above it are facts."""
 
     id: int
     tokens: list[int]
-    """The prompt; the Batcher appends the output."""
+    """The prompt, to which the Batcher appends the output."""
     prompt_len: int
     max_output: int
     arrived: float
@@ -34,35 +34,35 @@ class Sequence:
     gap_target_s: float
     sampling: Sampling = field(default_factory=Sampling)
     cache_salt: bytes = b""
-    """Sequences share prefixes only with equal salts."""
+    """Sequences share cached prefixes only where their salts are equal."""
     continued: int = 0
-    """Of the prompt, the tokens at its end that are output of another replica, which broke off."""
+    """Tokens at the end of the prompt that another replica had already produced before it broke off."""
     longest_neighbour: int | None = None
-    """Longest sequence (in tokens) this one accepts in its batch; None: the engine's own cap."""
+    """Longest sequence, in tokens, that this one accepts in its batch; None: the engine's own cap."""
 
     # -- written by the Batcher -------------------------------------------------------------------
     slot: int | None = None
-    """The KV slot it occupies; None while it waits."""
+    """The KV slot that the sequence occupies; None: it waits."""
     computed: int = 0
-    """How many of `tokens` have their KV in the slot (or in `blob` while swapped out)."""
+    """Tokens of `tokens` whose KV is in the slot, or in `blob` while swapped out."""
     chain: list[bytes] = field(default_factory=list)
-    """Hash of every full block of `tokens`, each covering all that comes before it."""
+    """Hash of every full block of `tokens`; each hash covers all blocks before it."""
     blob: int | None = None
-    """Host copy of its KV while it is preempted."""
+    """Host copy of the KV while the sequence is preempted; None: no copy."""
     cached: int = 0
     """Prompt tokens that were found in the prefix cache at first admission."""
     preemptions: int = 0
     yields: int = 0
-    """Of these, those in which its slot went to a more urgent sequence, and not for lack of KV memory."""
+    """Preemptions in which the slot went to a more urgent sequence, not for lack of KV memory."""
     chunks: int = 0
-    """Steps in which its prompt was prefilled."""
+    """Steps that prefilled part of the prompt."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
     acceptance: float = 0.5
-    """Share of drafted tokens that turned out right, smoothed."""
+    """Smoothed share of drafted tokens that were accepted."""
     drafts_rested: int = 0
-    """Tokens since drafting was last tried."""
+    """Tokens since the last draft."""
     finish: Finish | None = None
 
     @property
@@ -71,11 +71,11 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens not yet in the KV cache. Exactly one, the newest, while it decodes."""
+        """Tokens not yet in the KV cache: exactly one, the newest, while the sequence decodes."""
         return len(self.tokens) - self.computed
 
     @property
     def decoding(self) -> bool:
-        # Asked of every sequence several times a step: not by way of the other two.
+        # Called several times per step for every sequence, so it does not go through the other two properties.
         length = len(self.tokens)
         return length - self.computed == 1 and length > self.prompt_len

@@ -1,7 +1,7 @@
-"""One pass through the model: what to move in the KV cache first, then what to compute.
+"""Defines one pass through the model: first the moves in the KV cache, then the tokens to compute.
 
-A Step is the whole message from the Batcher to whatever runs it: a real model, a scripted one in a
-test, a step-time model in the simulator.
+A Step is the whole message from the Batcher to its runner: a real model, a scripted one in a test, or a step-time model
+in the simulator.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from headgate.model.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Keep the first `length` tokens of a slot, forget the rest."""
+    """Keep the first `length` tokens of a slot and drop the rest."""
 
     slot: int
     length: int
@@ -19,7 +19,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Make `slot` hold the first `length` tokens of `source`, another slot, which keeps its own."""
+    """Copy the first `length` tokens of slot `source` into `slot`. The source keeps its tokens."""
 
     source: int
     slot: int
@@ -37,7 +37,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Make `slot` hold the first `length` tokens of a blob. The blob stays."""
+    """Copy the first `length` tokens of a blob into `slot`. The blob stays."""
 
     blob: int
     slot: int
@@ -55,10 +55,10 @@ Move = Trim | Copy | Save | Restore | Drop
 
 
 class Row:
-    """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guesses
-    at what comes next, to be verified in the same pass. Nobody changes it."""
+    """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guessed next tokens
+    that the same pass verifies. Never changed once made."""
 
-    # No dataclass: one is made for every sequence and step, and where it is compiled its fields are read directly.
+    # No dataclass: one is made for every sequence and step, and in the compiled copy its fields are read directly.
     __slots__ = ("count", "draft", "samples", "sequence", "slot", "start")
 
     def __init__(
@@ -69,7 +69,7 @@ class Row:
         self.start = start
         self.count = count
         self.samples = samples
-        """False for a prefill chunk that does not end the prompt: nothing is drawn."""
+        """False for a prefill chunk that does not end the prompt: no token is drawn."""
         self.draft = draft
 
     @property
@@ -82,11 +82,11 @@ class Step:
 
     def __init__(self, moves: tuple[Move, ...], rows: tuple[Row, ...], repeat: int = 1) -> None:
         self.moves = moves
-        """To be carried out in this order before anything is computed."""
+        """Carried out in this order before anything is computed."""
         self.rows = rows
-        """In ascending slot order; each slot at most once. May be empty when there are only moves."""
+        """In ascending slot order, each slot at most once. Empty where the step has only moves."""
         self.repeat = repeat
-        """This step and up to `repeat - 1` identical ones may follow with no decision in between, if nothing
+        """Steps that may run without a decision in between: this one and up to `repeat - 1` identical ones, if nothing
         arrives, is cancelled or stops early. A simulator runs them as one."""
 
     @property

@@ -1,4 +1,5 @@
-"""What is a tenant's tier worth? It is no class of service: in each lane its requests wait beside the others."""
+"""Defines a tenant's tier. A tier is no class of service: in each lane its requests wait beside those of other
+tiers."""
 
 from dataclasses import dataclass
 
@@ -7,14 +8,15 @@ from dataclasses import dataclass
 class Tier:
     name: str
     weight: float = 1.0
-    """Share within a lane while another tier's requests wait there too."""
+    """Relative share of a lane while another tier's requests wait there too."""
     reserve: float = 0.0
-    """Share of the room that others leave free for this tier, as far as it does not use it itself."""
+    """Share of the replicas' room (0 to 1) that other tiers leave free for this tier, minus what this tier already
+    uses."""
     longest_neighbour: int | None = None
-    """Longest sequence, in tokens, that its requests accept in their batch; None: any. Our own engine keeps to it."""
+    """Longest sequence, in tokens, that its requests accept in their batch; None: any. Only our own engine obeys it."""
     max_tokens: int | None = None
-    """Most output tokens of one request; None: only the tenant's own ceiling."""
+    """Maximum output tokens of one request; None: only the tenant's own ceiling."""
 
 
 TIERS: dict[str, Tier] = {tier.name: tier for tier in (Tier(name="premium", weight=4.0), Tier(name="free"))}
-"""The defaults: without a reserve, which would be idle where nobody is premium."""
+"""The default tiers. Neither has a reserve: a reserve stays idle where no tenant is premium."""
