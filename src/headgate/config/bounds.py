@@ -1,4 +1,5 @@
-"""What may the values of nouns be that policies and simulator use too, and whose own hints say nothing of it?"""
+"""Bounds the config values of classes that policies and the simulator use too, and whose own type hints have no
+bounds."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -183,5 +184,5 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "headers": dict[Name, Text],
     },
 }
-"""Hints for nouns whose own have no bounds, because policies and simulator use them too. Every field of a noun whose
-module is compiled (hatch_build.py) is named here: a compiled class does not keep the types of its fields."""
+"""Type hints with bounds, by class and field. Every field of a class whose module is compiled (hatch_build.py) is
+listed here: a compiled class does not keep the types of its fields."""

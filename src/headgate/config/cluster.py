@@ -1,6 +1,6 @@
-"""Which workload of a Kubernetes cluster are the replicas, and what of a Ray cluster does one take?
+"""Configures replicas on a Kubernetes or a Ray cluster: the workload they belong to, and what each reserves.
 
-Sections of `fleet`. Bounds are in gateway_config.py.
+These are sections of `fleet`. Their bounds are in config/bounds.py.
 """
 
 from dataclasses import dataclass, field
@@ -12,41 +12,42 @@ Workload = Literal["Deployment", "StatefulSet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesConfig:
-    """`headgate export kubernetes` prints what fits these defaults."""
+    """The Kubernetes workload whose pods are replicas. `headgate export kubernetes` prints a manifest for these
+    defaults."""
 
     name: str = "headgate-engine"
     """The workload whose pods are replicas."""
     workload: Workload = "Deployment"
-    """A StatefulSet always loses its last pod, whichever has least to lose."""
+    """A StatefulSet always removes its last pod, even where another has less to lose."""
     namespace: str | None = None
-    """None: the one this gateway's own pod is in."""
+    """The workload's namespace; None: that of this gateway's own pod."""
     selector: str | None = None
     """Labels of the pods, such as app=engine; None: the workload's own selector."""
     port: int = 8001
-    """Where an engine listens in its pod."""
+    """Port on which the engine listens in its pod."""
     scheme: Literal["http", "https"] = "http"
     place_s: float = 600.0
-    """How long a pod may take until it has an address; a machine may have to be added for it."""
+    """Maximum time until a pod has an address; the cluster may have to add a machine for it."""
     scaled_here: bool = True
-    """False: something else, such as KEDA, says how many there are; here they are only found and used."""
+    """False: another controller, such as KEDA, sets the number of replicas; the gateway only finds and uses them."""
     api: str | None = None
-    """Address of the API server; None: from within a pod. `kubectl proxy` gives one: http://127.0.0.1:8001."""
+    """Address of the API server, such as `kubectl proxy`'s http://127.0.0.1:8001; None: the one that pods use."""
     token_file: Path | None = None
-    """None: the pod's own service account, where api is not given."""
+    """File with the API server's token; None: the pod's own service account, where `api` is not given."""
     ca_file: Path | None = None
-    """None: the pod's own, or those this machine trusts."""
+    """File with the API server's certificate authority; None: the pod's own, or the machine's trusted authorities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
     address: str = "auto"
-    """host:6379 of the head node, ray://host:10001 from outside; auto: the cluster this machine is part of."""
+    """host:6379 of the head node, or ray://host:10001 from outside the cluster; auto: the cluster of this machine."""
     namespace: str = "headgate"
-    """Replicas are found here by every gateway that uses the same."""
+    """Ray namespace of the replicas. All gateways with the same namespace find them."""
     cpus: float = 1.0
-    """What Ray sets aside for a replica on its node."""
+    """CPUs that Ray reserves for a replica on its node."""
     gpus: float = 0.0
     resources: dict[str, float] = field(default_factory=dict)
-    """Custom resources, such as those by which nodes are told apart."""
+    """Custom Ray resources that a replica reserves, such as those that tell nodes apart."""
     place_s: float = 120.0
-    """How long a replica may take until it has a place; a machine may have to be added for it."""
+    """Maximum time until Ray places a replica; the cluster may have to add a machine for it."""

@@ -1,4 +1,4 @@
-"""What only shows when two values of a config are seen together?"""
+"""Finds config values that are valid alone and contradict each other."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -9,22 +9,22 @@ from headgate.config.models import contradictions as model_contradictions
 from headgate.model.replica import Replica, ReplicaId
 
 OUR_HEADERS = frozenset(("host", "connection", "content-length", "content-type", "transfer-encoding", "x-request-id"))
-"""Of what a replica is sent, those that the gateway writes itself."""
+"""Request headers that the gateway itself writes to replicas."""
 
 
 def replica_id(url: str) -> ReplicaId:
-    """What a replica is called that nobody gave an id."""
+    """The id of a replica whose config gives none, made from its address."""
     return url.removeprefix("http://").removeprefix("https://").removeprefix("unix:").rstrip("/")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """The end of a complaint about a word that is not known."""
+    """Returns the end of a message about an unknown word: a suggestion or the list of known words."""
     close = get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else f"there is {', '.join(known) or 'none'}"
 
 
 def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) for values that are fine alone."""
+    """Yields (path, problem) for values that are valid alone."""
     yield from _lane_references(config)
     yield from _repeated_keys(config)
     yield from _unknown_tasks(config)
@@ -69,7 +69,7 @@ def _odd_access(path: str, replica: Replica) -> Iterator[tuple[str, str]]:
 
 
 def _served(config: GatewayConfig) -> frozenset[str] | None:
-    """Models by name; None: somebody serves what nobody can tell before asking."""
+    """The models that replicas serve; None: not known before the replicas have been asked."""
     if config.fleet.kind != "fixed" or not config.replicas or not all(replica.names for replica in config.replicas):
         return None
     return frozenset(name for replica in config.replicas for name in replica.names)

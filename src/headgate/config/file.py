@@ -1,9 +1,9 @@
-"""What does the config file say? YAML in, a GatewayConfig out, or every problem with its line and its path.
+"""Reads the config file: YAML in, a GatewayConfig out, or every problem with its line and path.
 
 YAML here is the 1.2 core: `yes`, `1:30`, `0777` and dates are text, not a boolean, 90, 511 and a date. Environment
-variables are not expanded, and there are no merge keys: what the file says is what counts. Values are read straight
-from YAML's nodes, led by the type hints, so that each problem has a line, and nothing is walked that no hint asks for
-(aliases can't explode).
+variables are not expanded and merge keys are not supported, so the file alone decides. The reader follows the type
+hints straight through YAML's nodes: each problem has a line, and a node that no hint asks for is never walked, so
+aliases cannot explode.
 """
 
 import re
@@ -32,7 +32,7 @@ from headgate.model.tier import TIERS, Tier
 
 MOST_PROBLEMS = 20
 WAIT_SHARE = 0.8
-"""Of a new lane's TTFT target, what may be spent waiting: the rest is left for prefill."""
+"""Share of a new lane's TTFT target that may be spent waiting; the rest is left for prefill."""
 
 
 def load(path: Path) -> GatewayConfig:
@@ -46,7 +46,7 @@ def load(path: Path) -> GatewayConfig:
 
 
 def parse(text: str, name: str) -> GatewayConfig:
-    """`name` is what problems call the file."""
+    """Reads a config from text. `name`: what problems call the file."""
     reader = _Reader()
     config: GatewayConfig = reader.gateway(_compose(text, name))
     if config is not _BAD:
@@ -60,7 +60,7 @@ def parse(text: str, name: str) -> GatewayConfig:
 
 
 def replica_at(url: str) -> Replica:
-    """For --replica: nothing is known but where it is."""
+    """Makes a replica from a --replica argument, of which only the address is known."""
     if not get_args(ReplicaUrl)[1].allows(url):
         raise StartupError(f"--replica: expected {_expected(ReplicaUrl)}, got {_short(url)}")
     return _called(Replica(id="", url=url))
@@ -77,7 +77,8 @@ def check_exposure(config: GatewayConfig, insecure: bool) -> None:
 
 
 def describe(config: GatewayConfig) -> str:
-    """For `serve --check`: one line, and one for each thing that is allowed but may not be meant."""
+    """Describes a config for `serve --check`: one line, and a note on each setting that is allowed but may be a
+    mistake."""
     listen = config.listen
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     served = _count(len(config.replicas), "replica") if config.replicas else "the embedded engine"
@@ -97,7 +98,7 @@ def describe(config: GatewayConfig) -> str:
 
 
 def hash_key(key: str) -> str:
-    """What to write in the file for this key."""
+    """Returns the hash to write into the config file for this key."""
     if not key or key != key.strip():
         raise StartupError("a key must not be empty, nor begin or end with a space or a line end")
     return sha256(key.encode(errors="surrogateescape")).hexdigest()
@@ -111,8 +112,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(listen: GatewayListenConfig) -> bool:
-    """Whether only this machine can connect or, where it is a Unix socket, only this user: a proxy, which speaks for
-    others, usually runs as another user."""
+    """Whether only this machine can connect or, for a Unix socket, only this user: a proxy, which speaks for others,
+    usually runs as another user."""
     return is_loopback(listen.host) if listen.uds is None else listen.uds_for == "owner"
 
 
@@ -121,9 +122,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def _called(replica: Replica) -> Replica:
-    """With an id, and its address in one spelling."""
+    """Returns the replica with an id and its address in one spelling."""
     url = replica.url
-    if not url.startswith("unix:"):  # what clients call a base URL ends in /v1
+    if not url.startswith("unix:"):  # a client's base URL ends in /v1
         url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     return replace(replica, url=url, id=replica.id or replica_id(url))
 
@@ -133,7 +134,7 @@ def _called(replica: Replica) -> Replica:
 _TAG = "tag:yaml.org,2002:"
 _LIST, _MAPPING = f"{_TAG}seq", f"{_TAG}map"
 _BAD: Any = object()
-"""What could not be read; the problem is noted."""
+"""Stands for a value that could not be read; the problem is noted."""
 _PLAIN: dict[str, Callable[[str], Any]] = {
     f"{_TAG}null": lambda _: None,
     f"{_TAG}bool": lambda text: {"true": True, "false": False}[text.lower()],
@@ -172,7 +173,7 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 def _plain(node: yaml.Node) -> Any:
-    """The value of a scalar."""
+    """The value of a scalar node, or _BAD."""
     if not isinstance(node, yaml.ScalarNode) or node.tag not in _PLAIN:
         return _BAD
     try:
@@ -183,7 +184,7 @@ def _plain(node: yaml.Node) -> Any:
 
 
 def _scalar(hint: Any, node: yaml.Node) -> Any:
-    """The value if it is what the hint wants."""
+    """The value of a node if it fits the hint, else _BAD."""
     if get_origin(hint) is Annotated:
         base, check = get_args(hint)
         value = _scalar(base, node)
@@ -215,7 +216,7 @@ def _expected(hint: Any) -> str:
 
 
 def _got(hint: Any, node: yaml.Node) -> str:
-    """What is there instead. Text is not shown where it may be a key."""
+    """What the file has instead of the expected value. Text that may be a key is not shown."""
     if node.tag not in (*_PLAIN, _LIST, _MAPPING):
         return f"the tag {_short(node.tag)}"
     if isinstance(node, yaml.CollectionNode):
@@ -251,12 +252,12 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 class _Reader:
-    """One reading of one file. A method returns _BAD after it has noted a problem, and goes on to find more."""
+    """One reading of one file. A method returns _BAD after it has noted a problem, and continues to find more."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[int, str]] = []
         self.lines: dict[str, int] = {"": 1}
-        """Every path the file gives a value for."""
+        """The line of every path for which the file gives a value."""
 
     def problem(self, path: str, text: str, line: int | None = None) -> Any:
         known = path
@@ -361,7 +362,7 @@ class _Reader:
         defaults: Mapping[str, Any] = {},
         readers: Mapping[str, Callable[[yaml.Node, str], Any]] = {},
     ) -> Any:
-        """A dataclass. `fixed` fields are not the file's to set."""
+        """Reads a dataclass. The file may not set `fixed` fields."""
         given = self.entries(cls, node, path)
         if given is _BAD:
             return _BAD
@@ -382,7 +383,7 @@ class _Reader:
         return _BAD if any(value is _BAD for value in values.values()) else cls(**values)
 
     def named(self, node: yaml.Node, path: str, read: Callable[[str, yaml.Node, str], Any]) -> Any:
-        """A mapping whose keys are names."""
+        """Reads a mapping whose keys are names."""
         given = self.entries(dict[str, str], node, path)
         if given is _BAD:
             return _BAD
@@ -408,7 +409,7 @@ class _Reader:
         return get_origin(hint)(values)
 
     def entries(self, hint: Any, node: yaml.Node, path: str) -> Any:
-        """A mapping's keys and nodes: each key text, and there once."""
+        """The keys and nodes of a mapping: each key is text and occurs once."""
         if not isinstance(node, yaml.MappingNode) or node.tag != _MAPPING:
             return self.unexpected(hint, node, path)
         given: dict[str, yaml.Node] = {}

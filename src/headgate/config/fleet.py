@@ -1,6 +1,6 @@
-"""Which replicas does the gateway start and stop itself, and on what?
+"""Configures the replicas that the gateway starts and stops itself, and where they run.
 
-`fixed`: none; they are listed under `replicas`, or there is the embedded engine. Bounds are in gateway_config.py.
+`fixed`: none; replicas are listed under `replicas`, or the embedded engine serves. The bounds are in config/bounds.py.
 """
 
 from collections.abc import Iterator
@@ -17,44 +17,45 @@ FleetKind = Literal["fixed", "processes", "ray", "kubernetes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulateConfig:
-    """Engines that take a GPU's time and compute nothing: for trying out fleets on a small machine."""
+    """Engines that take a GPU's time and compute nothing, for trying out fleets on a small machine."""
 
     profile: str
-    """a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    """Machine profile: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
     dilate: float = 1.0
-    """Seconds that pass for one of the emulated GPU's."""
+    """Seconds that pass for one second of the emulated GPU."""
     cold_start_s: float = 0.0
-    """What loading its weights is to take."""
+    """Seconds that loading the emulated weights takes."""
     slots: int | None = None
-    """Sequences in its KV memory at once; None: the profile's."""
+    """Sequences in the emulated KV memory at once; None: the profile's number."""
     context: int | None = None
-    """Tokens a slot holds; None: the profile's."""
+    """Tokens that a slot holds; None: the profile's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     kind: FleetKind = "fixed"
-    """On what replicas are started: processes on this machine, a Ray cluster, Kubernetes; fixed: they are not."""
+    """Where replicas are started: processes on this machine, a Ray cluster or Kubernetes; fixed: the gateway starts
+    none."""
     scale: ScaleConfig = field(default_factory=ScaleConfig)
-    """How many, and when."""
+    """How many replicas run, and when that changes."""
     drain_s: float = 30.0
-    """How long one that goes may finish what it has; then that is cut off."""
+    """Maximum time for a leaving replica to finish its requests; then they are cut off."""
     start_s: float = 20.0
-    """What a start is thought to take until one has been measured."""
+    """Assumed duration of a start, until one has been measured."""
     start_limit_s: float = 900.0
-    """One that is not ready by then is stopped, and another is started."""
+    """Maximum duration of a start. A replica that takes longer is stopped and another is started."""
     history: Path | None = None
-    """File for what the forecast has learned, kept over restarts; None: it begins anew."""
+    """File in which the forecast survives a restart; None: the forecast begins anew."""
     emulate: EmulateConfig | None = None
-    """With processes: no model runs, only its time passes."""
+    """Only with processes: emulated engines instead of real ones; None: real ones."""
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
-    """Which workload the replicas are."""
+    """The Kubernetes workload of the replicas."""
     ray: RayConfig = field(default_factory=RayConfig)
-    """Which cluster, and what a replica takes of it."""
+    """The Ray cluster, and what a replica reserves there."""
 
 
 def contradictions(config: FleetConfig) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) for values that are fine alone."""
+    """Yields (path, problem) for values that are valid alone."""
     if config.kind == "fixed":
         if config != FleetConfig():
             yield "fleet.kind", "expected processes, ray or kubernetes: with fixed the other settings have no effect"

@@ -1,4 +1,7 @@
-"""When is a second replica asked because the first has not answered? See policy/dispatch/hedge.py, which reads it."""
+"""Configures hedging: sending a request to a second replica because the first has not answered.
+
+policy/dispatch/hedge.py reads these settings.
+"""
 
 from dataclasses import dataclass
 
@@ -6,18 +9,19 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeConfig:
     enabled: bool = False
-    """True: a request whose replica takes longer than most of its lane is sent to another as well."""
+    """True: a request whose replica is slower than most of its lane is sent to a second replica as well."""
     share: float = 0.02
-    """Of a lane's requests, those that may be sent twice."""
+    """Share of a lane's requests that may be sent twice."""
     percentile: float = 0.95
-    """Of the lane's times from dispatch to first token, the one that has to pass first."""
+    """Percentile of the lane's time from dispatch to first token after which a request is hedged. For an unstreamed
+    answer, 1.5 times that percentile of the time to the whole answer."""
     least_s: float = 0.05
-    """Never sooner than this: a few milliseconds are not worth a second prefill."""
+    """Minimum delay of a hedge: a few milliseconds are not worth a second prefill."""
     least_samples: int = 200
-    """First tokens of a lane that have to be seen before its percentile is believed."""
+    """First tokens of a lane that must have been seen before its percentile is believed."""
     longest_prompt_tokens: int = 2048
-    """A longer prompt is prefilled once: twice would cost others more than it could save."""
+    """Prompt tokens above which a request is not hedged: a second prefill would cost others more than it could save."""
     most_use: float = 0.65
-    """Share of the replicas' room in use from which on nothing is sent twice. Nor is it while anybody waits."""
+    """Share of the replicas' room in use from which on no request is hedged. Nor is one while any request waits."""
     lanes: frozenset[str] = frozenset(("fast", "slow"))
-    """Lanes it is done for: those in which somebody waits for the first token."""
+    """Lanes that are hedged: those in which a client waits for the first token."""

@@ -1,4 +1,4 @@
-"""What may a value be? Hints that carry their bounds, for `config/file.py` to read."""
+"""Defines type hints that carry bounds, for `config/file.py` to check."""
 
 import re
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 @dataclass(frozen=True, slots=True)
 class Check:
     expected: str
-    """Ends the sentence "expected a number …"."""
+    """The end of the message "expected a number …"."""
     allows: Callable[[Any], bool]
     secret: bool = False
-    """The value is never shown: somebody may have written a key where its hash belongs."""
+    """The value is never shown: an operator may have written a key where its hash belongs."""
 
 
 def between(least: float, most: float) -> Check:

@@ -1,6 +1,6 @@
-"""What do the names that clients ask for stand for? Versions with weights, or rules that choose a model.
+"""Configures what clients' model names stand for: versions with weights, or rules that choose a model.
 
-See policy/rollout/rollout.py and policy/rollout/capability.py, which read it.
+policy/rollout/rollout.py and policy/rollout/capability.py read these settings.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,92 +16,92 @@ WhenUnsure = Literal["rollback", "hold"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionConfig:
     name: str
-    """What it is called in records, figures and commands."""
+    """The version's name in records, figures and commands."""
     model: str
-    """The model whose replicas serve it: their `model`, or one of their `models`."""
+    """The model whose replicas serve the version: their `model`, or one of their `models`."""
     weight: float = 0.0
-    """Its share of the requests, relative to the others'; 0: none, but it is kept warm."""
+    """Relative share of the requests; 0: none, but the version is kept warm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryConfig:
-    """How a new version is tried out. The verdict compares it with what the old one does at the same time."""
+    """How a new version is tried out. The verdict compares it with the old version over the same time."""
 
     steps: tuple[float, ...] = (0.05, 0.2, 0.5)
-    """Shares it gets one after the other, before all."""
+    """Shares of the requests that the new version gets, in this order, before all of them."""
     step_requests: int = 1000
-    """Requests, of both versions, that each step takes at least."""
+    """Minimum requests of both versions together in each step."""
     min_samples: int = 50
-    """Of them, those of the new version at least."""
+    """Minimum requests of the new version among them."""
     limit_requests: int = 20_000
-    """Of both versions: if it is not known by then whether the new one is fine, that is the answer."""
+    """Requests of both versions after which a rollout without proof counts as unsure."""
     when_unsure: WhenUnsure = "rollback"
-    """What is done then: back to the old one, or hold until somebody decides."""
+    """What an unsure rollout does: return to the old version, or hold until an operator decides."""
     acceptable: float = 1.05
-    """Up to this many times the old version's latency is fine: more than this, proven, and it is rolled back."""
+    """Acceptable latency of the new version, as a multiple of the old one's. Proven to be above it: rolled back."""
     unacceptable: float = 1.2
-    """From this many times on it must not go on: less than this, proven, and it is promoted."""
+    """Unacceptable latency of the new version, as a multiple of the old one's. Proven to be below it: promoted."""
     longer: float = 1.25
-    """Answers this many times as long, or as short, are another behaviour: proven, and it is rolled back."""
+    """Answers this many times as long, or as short, are a different behaviour. Proven: rolled back."""
     error_margin: float = 0.01
-    """It is promoted only if so much more of its requests fail at most, proven."""
+    """Share by which the new version's failures may exceed the old one's: promoted only if proven to be below it."""
     soak_s: float = 86_400.0
-    """At the last step at least so long, with everything proven, before it gets all requests."""
+    """Minimum time at the last step, with everything proven, before the new version gets all requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowConfig:
-    """Copies of requests for a version that nobody waits for: its answers are measured and thrown away."""
+    """Copies of requests to a version whose answers no client sees: they are measured and discarded."""
 
     share: float = 0.05
-    """Of the requests, those copied."""
+    """Share of the requests that are copied."""
     concurrency: int = 8
-    """Copies under way at once; further ones are not made."""
+    """Maximum copies at once; further ones are not made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """All that it says must fit."""
+    """A rule that chooses a model. All of its conditions must fit."""
 
     name: str
-    """For the reason on records."""
+    """The rule's name, for the reason on records."""
     use: str
-    """The model it chooses: another name of this section, or one that replicas serve."""
+    """The model that the rule chooses: another name of this section, or one that replicas serve."""
     when_full: str | None = None
-    """Instead, while the replicas of `use` have no room and these have; None: requests wait."""
+    """The model chosen instead while `use` has no room and this one has; None: requests wait."""
     tasks: frozenset[str] = frozenset()
-    """One of these tasks."""
+    """The request has one of these tasks; empty: any."""
     prompt_tokens_above: int | None = None
-    """A prompt of more tokens."""
+    """The prompt has more tokens than this; None: any."""
     prompt_tokens_below: int | None = None
-    """A prompt of fewer tokens."""
+    """The prompt has fewer tokens than this; None: any."""
     tools: bool | None = None
-    """It brings tools, or brings none."""
+    """The request has tools, or has none; None: either."""
     images: bool | None = None
-    """It shows images, or shows none."""
+    """The request has images, or has none; None: either."""
     response_format: frozenset[Format] = frozenset()
-    """It asks for one of these formats; text: for none."""
+    """The request asks for one of these formats (text: for none); empty: any."""
     headers: dict[str, str] = field(default_factory=dict)
-    """It has these headers, with these values."""
+    """The request has these headers with these values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Either versions, or rules with `use`."""
+    """A model name that clients use, with either versions, or rules and `use`."""
 
     name: str
-    """What clients ask for."""
+    """The name that clients ask for."""
     versions: tuple[VersionConfig, ...] = ()
     sticky: Sticky = "session"
-    """What stays with one version: a session (a request without one is by itself), a tenant, or nothing."""
+    """What stays with one version: a session (a request without one stands alone), a tenant, or nothing."""
     canary: CanaryConfig = field(default_factory=CanaryConfig)
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     rules: tuple[RuleConfig, ...] = ()
-    """The first that fits counts."""
+    """Rules, of which the first that fits counts."""
     use: str | None = None
-    """Where no rule fits."""
+    """The model for requests that fit no rule; None: the model has versions."""
     when_full: str | None = None
-    """Instead of `use`, while its replicas have no room and these have."""
+    """The model used instead of `use` while that has no room and this one has; None: requests wait."""
     full_above: float = 1.0
     """Share of the replicas' room in use from which they count as full."""
 
@@ -109,14 +109,14 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     state: Path | None = None
-    """Where it is written which version gets what, so that a restart changes nothing; None: only in memory."""
+    """File with each version's share, so that a restart changes nothing; None: memory only."""
 
 
 def contradictions(
     models: Sequence[ModelConfig], served: frozenset[str] | None, path: str = "models"
 ) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) for values that are fine alone. `served`: the models that replicas name; None: that is not
-    known before they have been asked."""
+    """Yields (path, problem) for values that are valid alone. `served`: the models that replicas name; None: not known
+    before the replicas have been asked."""
     named: dict[str, int] = {}
     for index, model in enumerate(models):
         at = f"{path}[{index}]"

@@ -1,4 +1,4 @@
-"""How many replicas may a pool have, and what makes it grow or shrink? See policy/scaling/scale.py, which reads it."""
+"""Configures how many replicas a pool may have, and what makes it grow or shrink. policy/scaling/scale.py reads it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,48 +6,49 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleConfig:
-    """Of one pool: replicas that can stand in for each other."""
+    """Settings of one pool: replicas that can stand in for each other."""
 
     min: int = 1
-    """Fewest that serve. 0 only together with to_zero."""
+    """Minimum replicas that serve. 0 only together with to_zero."""
     max: int = 8
-    """Most at once, parked ones included: what there are machines for."""
+    """Maximum replicas at once, parked ones included: the number of machines there are."""
     warm: int = 0
-    """Parked: loaded, warmed and idle, so that taking one into use takes milliseconds. They cost as much as others."""
+    """Parked replicas: loaded, warmed and idle, so that taking one into use takes milliseconds. They cost as much as
+    others."""
     utilisation_target: float = 0.65
-    """Share of the replicas' room that should be taken. Past it latency begins to bend. Five points less where requests
-    come in bursts, five more where they come evenly."""
+    """Share of the replicas' room that should be in use. Above it latency begins to bend. Up to five points less where
+    requests come in bursts, up to five more where they come evenly."""
     queue_per_replica: float = 1.0
-    """Requests waiting for each replica that serves above which more are needed at once."""
+    """Requests waiting per serving replica above which more replicas are needed at once."""
     tokens_per_replica: int | None = None
-    """Outstanding tokens, prompt and output, that fill a replica; None: only requests do."""
+    """Outstanding tokens, prompt and output, that fill a replica; None: only requests count."""
     tokens_per_s: float | None = None
-    """Tokens, prompt and output, of the requests a second that keep a replica at the target; None: learned."""
+    """Tokens per second, prompt and output, that keep a replica at the target; None: learned."""
     up_cooldown_s: float = 60.0
-    """After growing: how long what was added is given to show, before more is started."""
+    """Time after growing before more replicas are started, so that those added can take effect."""
     down_cooldown_s: float = 300.0
-    """Fewer only after so long without need of more, and so long after any change."""
+    """Minimum time without need of more replicas, and since any change, before replicas are stopped."""
     down_share: float = 0.25
-    """Most that may go at a time; always at least one."""
+    """Maximum share of the replicas stopped at a time; always at least one replica."""
     forecast: bool = True
-    """Learn how much comes at which hour of which day, and be up before it does."""
+    """True: learn the demand by hour and weekday, and have replicas ready before it comes."""
     forecast_quantile: float = 0.5
-    """Of the days that are remembered, the share that the forecast's floor would have been enough for."""
+    """Quantile of the remembered days' demand that the forecast's floor must cover."""
     ahead_s: float = 120.0
-    """The forecast looks ahead by what a start takes and this much more."""
+    """Time by which the forecast looks further ahead than a start takes."""
     to_zero: bool = False
-    """On purpose: with nobody here for idle_s even the last replica goes, and the next request waits for a start."""
+    """True: after idle_s without any request even the last replica stops, and the next request waits for a start."""
     idle_s: float = 600.0
-    """See to_zero."""
+    """Idle time after which a pool with to_zero stops its last replica."""
 
     @property
     def least(self) -> int:
-        """Fewest that serve while anybody comes."""
+        """Minimum replicas that serve while requests come."""
         return max(1, self.min)
 
 
 def contradictions(config: ScaleConfig, path: str) -> Iterator[tuple[str, str]]:
-    """(path, what is wrong) for values that are fine alone."""
+    """Yields (path, problem) for values that are valid alone."""
     if config.min < 1 and not config.to_zero:
         yield f"{path}.min", "expected at least 1, or to_zero: true if the first request may wait for a start"
     if config.to_zero and config.min > 0:

@@ -1,4 +1,4 @@
-"""What do several gateways in front of the same replicas share, and where is it kept?"""
+"""Configures the store that several gateways in front of the same replicas share."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,6 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedConfig:
     redis: str = "redis://127.0.0.1:6379/0"
-    """Where tenants' buckets are kept, and gateways tell each other of themselves."""
+    """Redis server with the tenants' buckets, where gateways also announce themselves."""
     prefix: str = "headgate"
-    """Of all names there. Gateways with another prefix share nothing with these."""
+    """Prefix of all keys there. Gateways with another prefix share nothing with these."""
