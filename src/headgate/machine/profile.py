@@ -1,13 +1,14 @@
-"""How long would a step take on that machine? A step-time model with a name, and how much memory goes with it.
+"""Models a machine: the duration of a step, and the memory that goes with it.
 
     step = fixed + per_token_beyond · max(0, n − knee) + per_prefill · prompt tokens + per_decode · sequences decoding
            + per_context · Σ context of those + per_pair · Σ(2pc + c²) over chunks of c prompt tokens after p cached
 
-n is all tokens of the step. Up to the knee reading the weights hides the arithmetic, so that a step costs the same for
-1 token as for 200; a CPU has no knee, but blocks (`by_batch`). Times the ratio real/predicted of steps that were seen,
-if any were: that is the noise. Loads from host memory come on top.
+n is the number of all tokens in the step. Up to the knee, reading the weights hides the arithmetic, so that a step
+costs the same for 1 token as for 200; a CPU has no knee, but blocks (`by_batch`). The result is multiplied by the ratio
+real/predicted of steps that were seen, if any were: that is the noise. Loads from host memory and copies come on top,
+and so do saves that do not overlap.
 
-The emulated engine waits as long as this says, the simulator jumps as far.
+The emulated engine waits for this duration; the simulator advances its clock by it.
 """
 
 import random
@@ -25,7 +26,7 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
 
 def batch_size(decodes: int) -> int:
-    """Which of the sizes that are told apart: none, 1, 2, 3, 4, 5, 6 and 7, 8 and 9, …"""
+    """Index of a batch's size class: none, 1, 2, 3, 4, 5, 6 and 7, 8 and 9, …"""
     return bisect(SIZES, decodes)
 
 
@@ -41,8 +42,8 @@ class StepCost:
     per_context: float = 0.0
     per_pair: float = 0.0
     by_batch: tuple[float, ...] = ()
-    """What steps that only decode really take, as shares of this formula, by `batch_size`: a CPU's arithmetic goes in
-    blocks, so that five sequences may cost hardly more than four. None: it is straight."""
+    """Real duration of decode-only steps as a ratio to this formula, by `batch_size`: a CPU computes in blocks, so that
+    five sequences may cost hardly more than four. Empty: the formula holds as it is."""
 
     def seconds(self, shape: StepFeatures) -> float:
         tokens = shape.prefill + shape.decodes
@@ -70,8 +71,8 @@ class Residuals:
 
     median: float = 1.0
     runs: tuple[tuple[float, ...], ...] = ()
-    """Of consecutive steps: a machine that is slow for one step is slow for the next, and it is such stretches that
-    make the tail of a whole answer. None: there is no noise."""
+    """Ratios of consecutive steps: a machine that is slow for one step is slow for the next, and such stretches make
+    the tail of a whole answer. Empty: there is no noise."""
 
 
 class Noise:
@@ -80,7 +81,7 @@ class Noise:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._left: dict[int, list[float]] = {}
-        """What is left of the run that is being drawn from, of each kind of step."""
+        """The rest of the run being drawn from, by kind of step."""
 
     def ratio(self, residuals: Residuals) -> float:
         left = self._left.get(id(residuals))
@@ -93,37 +94,38 @@ class Noise:
 
 
 Chance = random.Random | Noise
-"""A plain `random.Random` draws every step for itself."""
+"""The source of noise. A plain `random.Random` draws each step independently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     name: str
     model: str
-    """What it is a model of, for people."""
+    """The model and precision that the profile describes, for people."""
     cost: StepCost
     with_prefill: Residuals = Residuals()
-    """Of steps that prefill or verify drafts."""
+    """Residuals of steps that prefill or verify drafts."""
     long_prefill: Residuals = Residuals()
-    """Of those that should take `long_s` or longer: what doubles a short step's time hardly matters to a long one."""
+    """Residuals of prefill steps predicted to take `long_s` or longer: a disturbance that doubles a short step hardly
+    matters to a long one."""
     long_s: float | None = None
-    """None: all are alike."""
+    """Predicted seconds from which on a prefill step is long; None: `with_prefill` applies to all."""
     decode_only: Residuals = Residuals()
     slots: int = 256
     context: int = 8192
     """Tokens of the longest sequence, prompt and output."""
     kv_tokens: int = 400_000
-    """KV memory on the device."""
+    """KV memory on the device, in tokens."""
     host_tokens: int = 0
-    """Host memory for swapped and cached KV."""
+    """Host memory for swapped and cached KV, in tokens."""
     block_tokens: int = 16
     bytes_per_token: int = 131_072
     load_bytes_per_s: float | None = None
-    """From host memory; the step waits for it. None: takes no time."""
+    """Speed of loads from host memory, for which the step waits; None: loads take no time."""
     save_bytes_per_s: float | None = None
     copy_bytes_per_s: float | None = None
     saves_overlap: bool = False
-    """Saving goes on while the step computes; only what takes longer than the step is waited for."""
+    """Saving overlaps with computing; the step waits only for the part of a save that takes longer than the step."""
     step_tokens: int = 512
     chunk_limit: int = 512
 
@@ -146,12 +148,12 @@ class Profile:
             raise ValueError("shares by batch must be greater than 0")
 
     def step_s(self, shape: StepFeatures, chance: Chance | None = None) -> float:
-        """Seconds that a step takes. Without `chance`: in the median."""
+        """Seconds that a step takes. Without `chance`: the median."""
         return self.steps_s(shape, 1, chance)
 
     def steps_s(self, shape: StepFeatures, count: int, chance: Chance | None = None) -> float:
         """Seconds of `count` steps in a row, the first of this shape, in which the same sequences decode."""
-        # The formula is linear in the context, the only thing that grows: the step in the middle is the mean step.
+        # The formula is linear in the context, the only term that grows, so the middle step is the mean step.
         middle = shape.later((count - 1) / 2) if count > 1 else shape
         seconds = self.cost.seconds(middle)
         seconds *= self._ratios(self.residuals(shape.prefill, seconds), count, chance)
@@ -162,7 +164,7 @@ class Profile:
         return before + (max(seconds, saving) if self.saves_overlap else seconds + saving)
 
     def residuals(self, prefill: int, seconds: float) -> Residuals:
-        """Of a step that should take so long."""
+        """The residuals that apply to a step with this predicted duration."""
         if not prefill:
             return self.decode_only
         return self.with_prefill if self.long_s is None or seconds < self.long_s else self.long_prefill
@@ -184,8 +186,8 @@ class Profile:
     # -- the engine that goes with it ---------------------------------------------------------------------
 
     def batch_config(self, dilation: float = 1.0) -> BatchConfig:
-        """`dilation`: how many seconds pass for one of the profile's. Everything in seconds is stretched alike, so that
-        the same is chosen at any speed."""
+        """The batch settings for this machine. `dilation`: seconds that pass for one second of the profile. All
+        settings in seconds are stretched alike, so that the choices are the same at any speed."""
         usual = BatchConfig()
         return BatchConfig(
             step_tokens=self.step_tokens,
@@ -213,8 +215,8 @@ class Profile:
         return Batcher(config, ledger, StepTime(self._prior(dilation), moves))
 
     def _prior(self, dilation: float) -> tuple[float, float, float, float]:
-        """Where the Batcher's own estimate starts. It has one context term for prefill and decode; that of prefill is
-        what a chunk's size hangs on."""
+        """The starting point of the Batcher's own estimate, which has one context term for prefill and decode. The
+        prefill term is used, because the size of a chunk depends on it."""
         cost = self.cost
         tokens = cost.per_token_beyond + cost.per_prefill
         terms = (cost.fixed, tokens, cost.per_decode, 2000.0 * cost.per_pair)
@@ -235,11 +237,12 @@ def gpu(
     copy_bytes_per_s: float,
     factor: float = 1.2,
 ) -> Profile:
-    """Llama 3 8B in bf16 on one GPU, from sums of measured kernels, in ms:
+    """Llama 3 8B in bf16 on one GPU, from sums of measured kernels, in ms.
 
         step = factor · (t0 + fixed + max(weights, a·n) + e·n + k·Σctx + g·Σ(2pc + c²))
 
-    t0 is what the host spends on a step; the factor, what end-to-end measurements are above sums of kernels."""
+    t0: the host's time per step. factor: the ratio of end-to-end measurements to sums of kernels.
+    """
     ms = factor / 1e3
     return Profile(
         name=name,
@@ -267,9 +270,9 @@ def gpu(
     )
 
 
-# KV memory: 90 % of the card less 16 GB of weights and 3 GB to compute in, at 128 KiB a token. Host memory: 64 GiB,
-# over PCIe at 25 GB/s. A copy reads and writes device memory at its bandwidth. A chunk of 512 leaves the knee well
-# behind: twice as many would prefill about 15 % faster, and nearly double the gap of every running stream.
+# KV memory: 90 % of the card less 16 GB of weights and 3 GB of working memory, at 128 KiB a token. Host memory: 64 GiB,
+# over PCIe at 25 GB/s. A copy reads and writes device memory at its bandwidth. A chunk of 512 is well past the knee: 1
+# 024 would prefill about 15 % faster, and nearly double the gap of every running stream.
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (

@@ -1,8 +1,8 @@
-"""Which profile explains these steps? Least squares over a step log, and what it leaves unexplained is kept as noise.
+"""Fits a machine profile to a step log by least squares, and keeps the residuals as noise.
 
-Like the Batcher's own estimate (`estimate.py`) it never gives negative coefficients and goes by relative error, so that
-a 10 ms decode step counts as much as a 2 s prefill. Unlike it, it sees all steps at once: nothing has to be forgotten,
-decode and prefill have their own context terms, and a knee can be looked for.
+Like the Batcher's own estimate (`estimate.py`) the fit never gives negative coefficients and minimises relative error,
+so that a 10 ms decode step counts as much as a 2 s prefill. Unlike that estimate it sees all steps at once: it need not
+forget any, decode and prefill have their own context terms, and it can look for a knee.
 """
 
 import random
@@ -17,21 +17,22 @@ from headgate.machine.profile import Profile, Residuals, StepCost, batch_size
 from headgate.machine.step_features import StepFeatures
 
 FEWEST = 50
-"""Steps below which a fit would be a guess."""
+"""Minimum steps in the log; with fewer a fit would be a guess."""
 MOST = 200_000
-"""Steps looked at, the latest: half an hour of a busy GPU."""
+"""Maximum steps fitted, the latest: half an hour of a busy GPU."""
 RUN = 16
 RUNS = 512
-"""Kept of each kind: enough for a p99.9, and a file of about 100 KB."""
+"""Residuals kept of each kind of step: RUNS runs of RUN consecutive steps, enough for a p99.9 in a file of about 100
+KB."""
 KNEES = tuple(round(24 * 1.12**power) for power in range(36))
-"""Looked at. The next is never further than 6 % away, which moves a step by less than that."""
+"""Knees that are tried, in tokens. The nearest is never further than 6 % away, which moves a step by less than that."""
 ENOUGH = 3_000
-"""Steps of each kind, evenly taken from all, that the formula is fitted on. Residuals are of all."""
+"""Maximum steps of each kind that the formula is fitted on, taken evenly. Residuals are computed from all steps."""
 ROUNDS = 6
 FEW = 8
-"""Steps of a batch size that weigh as much as the straight line."""
+"""Weight of the straight line against a batch size's own steps, in steps."""
 BELIEVED = 0.2
-"""A step this far off counts in full."""
+"""Relative error up to which a step counts in full."""
 
 Row = tuple[float, ...]
 
@@ -41,20 +42,20 @@ class StepLine:
     """One step of a step log."""
 
     at: float
-    """When it began, in seconds since the log did."""
+    """When the step began, in seconds since the log did."""
     took_s: float
-    """Choosing, computing, sampling, handing over: until the next step could begin."""
+    """Seconds for choosing, computing, sampling and handing over, until the next step could begin."""
     run_s: float
-    """Of that, in the runner."""
+    """Part of `took_s` spent in the runner."""
     shape: StepFeatures
 
 
 class TooFewSteps(ValueError):
-    """Nothing can be said yet; the message says what to do."""
+    """The log has too few steps for a fit; the message says what to do."""
 
 
 def fit(lines: Iterable[StepLine], of: Profile) -> Profile:
-    """`of` with its times taken from the log; its sizes and name stay."""
+    """Returns `of` with its times fitted to the log; its sizes and name stay."""
     kept = [line for line in deque(lines, MOST) if line.took_s > 0]
     plain = [line for line in kept if line.shape.tokens and not _moves(line.shape)]
     if len(plain) < FEWEST:
@@ -79,7 +80,8 @@ def fit(lines: Iterable[StepLine], of: Profile) -> Profile:
 
 
 def _long_s(seconds: Items[float]) -> float | None:
-    """Those that take it or longer are half of all the time; None where there are too few to tell of either."""
+    """The duration that splits the total time in half: steps of this duration or longer take half of it. None: too few
+    steps on either side."""
     left = sum(seconds) / 2
     for one in seconds:
         left -= one
@@ -94,13 +96,14 @@ def _moves(shape: StepFeatures) -> int:
 
 
 def _cost(lines: Items[StepLine]) -> StepCost:
-    """Fitted again and again, each time by what the last one leaves: a step that took several times more or less than
-    it should is somebody else's doing, and counts the less the further off it is."""
+    """Fits the formula in several rounds, each weighted by the residuals of the last: a step that took several times
+    more or less than predicted was disturbed from outside, and counts the less the further off it is."""
     used = [
         *_thinned([line for line in lines if line.shape.prefill]),
         *_thinned([line for line in lines if not line.shape.prefill]),
     ]
-    # To begin with by their length, but none as much shorter than the short ones: a few of no time would decide all.
+    # The first weights come from the durations, with a floor at half of the shortest tenth: otherwise a few steps of
+    # almost no time would decide the fit.
     shortest = sorted(line.took_s for line in used)[len(used) // 10] / 2
     weights = [max(line.took_s, shortest) ** -2 for line in used]
     cost = _solved(used, weights, knee=0)
@@ -115,8 +118,8 @@ def _cost(lines: Items[StepLine]) -> StepCost:
 
 
 def _by_batch(lines: Items[StepLine], cost: StepCost) -> tuple[float, ...]:
-    """How steps of each batch size are beside the straight line, in the middle half of them; less believed the fewer
-    there were."""
+    """The ratio of decode steps to the straight line by batch size, from the middle half of each size's steps; the
+    fewer steps there are, the closer the ratio is to 1."""
     ratios: list[list[float]] = []
     for line in lines:
         size = batch_size(line.shape.decodes)
@@ -152,7 +155,7 @@ def _solved(lines: Items[StepLine], weights: Items[float], knee: int) -> StepCos
 
 
 def _knee(lines: Items[StepLine], weights: Items[float]) -> int:
-    """The one that leaves least unexplained; 0 where none explains more than a straight line does."""
+    """The knee with the smallest squared error; 0 where none improves on a straight line by 2 %."""
     base = _Sums(5)
     for line, weight in zip(lines, weights, strict=True):
         base.add(_terms(line.shape), line.took_s, weight)
@@ -173,7 +176,7 @@ def _terms(shape: StepFeatures) -> Row:
 
 
 def _with_moves(profile: Profile, lines: Items[StepLine]) -> Profile:
-    """How fast does KV move? From what steps with moves took beyond computing."""
+    """Fits how fast KV moves, from the time that steps with moves took beyond computing."""
     sums = _Sums(3)
     for line in lines:
         shape = line.shape
@@ -185,7 +188,7 @@ def _with_moves(profile: Profile, lines: Items[StepLine]) -> Profile:
 
 
 def _residuals(ratios: Iterable[float]) -> Residuals:
-    """The runs of a bounded, even draw from all there were; the same for the same log."""
+    """Draws a bounded, even sample of runs from all ratios; the same log gives the same sample."""
     rng = random.Random(0)
     kept: list[tuple[float, ...]] = []
     run: list[float] = []
@@ -208,7 +211,7 @@ def _residuals(ratios: Iterable[float]) -> Residuals:
 
 
 class _Sums:
-    """What a least-squares fit is solved from: Σ weight·(seconds − x·terms)²."""
+    """The sums from which a least-squares fit is solved: Σ weight·(seconds − x·terms)²."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -233,7 +236,7 @@ class _Sums:
         return wide
 
     def add_last(self, terms: Row, last: float, seconds: float, weight: float) -> None:
-        """What a row's last term adds, where `add` has seen the others already."""
+        """Adds a row's last term, where `add` has already seen the others."""
         weighted, row = last * weight, self.moments[-1]
         self.targets[-1] += weighted * seconds
         for j, term in enumerate(terms):
@@ -242,9 +245,10 @@ class _Sums:
         row[-1] += weighted * last
 
     def solved(self) -> tuple[float, list[float]]:
-        """The squared error left, and the coefficients, none of them negative.
+        """Returns the remaining squared error and the coefficients, none of them negative.
 
-        With so few terms every subset can be tried: the answer is the best one whose plain solution is not negative."""
+        With this few terms every subset can be tried: the answer is the best one whose plain solution is not negative.
+        """
         scale = [self.moments[i][i] ** -0.5 if self.moments[i][i] > 0 else 0.0 for i in range(self.size)]
         used = [i for i in range(self.size) if scale[i]]
         best, coefficients = self.square, [0.0] * self.size
@@ -252,7 +256,7 @@ class _Sums:
             for chosen in combinations(used, count):
                 a = [[self.moments[i][j] * scale[i] * scale[j] for j in chosen] for i in chosen]
                 for i in range(count):
-                    a[i][i] += 1e-10  # terms that always go together can't be told apart: any split will do
+                    a[i][i] += 1e-10  # terms that always occur together cannot be told apart: any split will do
                 b = [self.targets[i] * scale[i] for i in chosen]
                 x = _solve(a, list(b))
                 if min(x) < 0:
@@ -266,7 +270,7 @@ class _Sums:
 
 
 def _solve(a: list[list[float]], b: list[float]) -> list[float]:
-    """Gaussian elimination with pivoting; `a` and `b` are used up."""
+    """Gaussian elimination with pivoting; it overwrites `a` and `b`."""
     size = len(b)
     for i in range(size):
         pivot = max(range(i, size), key=lambda row: abs(a[row][i]))

@@ -1,10 +1,10 @@
-"""What does the duration of a step depend on? Counted from the step; a profile makes seconds of it."""
+"""Counts what the duration of a step depends on. A profile turns these features into seconds."""
 
 from headgate.model.step import Copy, Restore, Row, Save, Step
 
 
 class StepFeatures:
-    """Nobody changes it."""
+    """Features of one step. Never changed once made."""
 
     __slots__ = ("context", "copied", "decodes", "loaded", "pairs", "prefill", "saved")
 
@@ -20,24 +20,24 @@ class StepFeatures:
         copied: int = 0,
     ) -> None:
         self.prefill = prefill
-        """Prompt tokens, and drafted ones."""
+        """Prompt tokens and drafted tokens."""
         self.decodes = decodes
         self.context = context
-        """KV tokens that the decoding sequences read, together."""
+        """KV tokens that all decoding sequences read together."""
         self.pairs = pairs
-        """Σ(2pc + c²): twice the token pairs that prefill attends to."""
+        """Σ(2pc + c²) over chunks of c prompt tokens after p cached: twice the token pairs that prefill attends to."""
         self.saved = saved
-        """Tokens whose KV goes to host memory first."""
+        """Tokens whose KV is saved to host memory first."""
         self.loaded = loaded
         self.copied = copied
-        """Within device memory."""
+        """Tokens whose KV is copied within device memory."""
 
     @property
     def tokens(self) -> int:
         return self.prefill + self.decodes
 
     def later(self, steps: float) -> "StepFeatures":
-        """The same sequences, that many decode steps on."""
+        """The features of the same sequences `steps` decode steps later."""
         return StepFeatures(
             prefill=self.prefill,
             decodes=self.decodes,
@@ -64,8 +64,8 @@ class StepFeatures:
 
 
 def is_decode(row: Row) -> bool:
-    """Otherwise it prefills. Made of what can't change any more, so it may be asked before a step or after it, unlike
-    `Sequence.decoding`."""
+    """Whether a row decodes; otherwise it prefills. The answer depends only on facts that no longer change, so unlike
+    `Sequence.decoding` it is the same before and after a step."""
     return row.samples and row.count == 1 and row.start >= row.sequence.prompt_len
 
 
@@ -73,7 +73,7 @@ def shape(step: Step) -> StepFeatures:
     prefill = decodes = context = pairs = saved = loaded = copied = 0
     for row in step.rows:
         start, count = row.start, row.count
-        if row.samples and count == 1 and start >= row.sequence.prompt_len:  # `is_decode`, asked very often
+        if row.samples and count == 1 and start >= row.sequence.prompt_len:  # `is_decode`, inlined for speed
             drafted = len(row.draft)
             decodes += 1
             prefill += drafted
