@@ -1,7 +1,7 @@
-"""Whose doing was it? What can be said against others for a stretch of one request's time.
+"""Names the cause of a delay: what can be blamed on others for a stretch of one request's time.
 
-A cause is named only if it can have been one: it must cover a good part of that time. Each answer is what to say and
-the structured reason; None: nothing speaks for it.
+A cause is named only if it is possible: it must cover a good part of that time. Each answer is a sentence and the
+structured reason; None: nothing supports this cause.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,33 @@ from headgate.explain.neighbours import Neighbour
 from headgate.model.record import Ahead, Attempt, Record
 
 FLOOD = 3
-"""Fewer requests ahead are no flood, whoever sent them."""
+"""Minimum requests of one tenant ahead that count as a flood."""
 LONG_LEAST = 64
-"""Prompt tokens up to which a prefill holds nobody up."""
+"""Prompt tokens up to which a prefill delays no other request."""
 LONG_CONTEXT = 8192
-"""Tokens of context beyond which a neighbour makes everybody's steps longer."""
+"""Context tokens from which on a neighbour makes the steps of all longer."""
 BLAME = 0.25
-"""Of a first token's time, the share that others' prefills must cover to be its cause."""
+"""Share of a first token's time that other prefills must cover to be its cause."""
 GAP_BLAME = 0.5
-"""The same of a gap, and of whatever a pause of this process is to explain."""
+"""Share of a gap that other prefills must cover to be its cause; also of any time that a pause of the gateway
+explains."""
 PLAUSIBLE = 3.0
-"""Times what its tokens usually take, and a prefill was itself held up for the rest."""
+"""Multiple of the usual time for its tokens up to which a prefill counts as work. For the rest it was itself
+delayed."""
 
 Blame = tuple[str, Because]
 
 
 class GatewayPause(Protocol):
-    """A pause of the gateway itself, in which nobody was served."""
+    """A pause of the gateway itself, in which no request was served."""
 
     @property
     def kind(self) -> str:
-        """gc or loop."""
+        """`gc` or `loop`."""
 
     @property
     def at(self) -> float:
-        """When it began, on the records' clock."""
+        """When the pause began, on the records' clock."""
 
     @property
     def took_s(self) -> float: ...
@@ -48,7 +50,7 @@ class Suspects:
     def __init__(
         self, record: Record, neighbours: Sequence[Neighbour], pauses: Sequence[GatewayPause], token_s: float = inf
     ) -> None:
-        """`pauses` in the order in which they ended; `token_s` is what a token's prefill usually takes."""
+        """`pauses`: in the order in which they ended. `token_s`: usual prefill seconds per token."""
         self._record = record
         self._replica = record.replica or ""
         self._neighbours = neighbours
@@ -62,13 +64,13 @@ class Suspects:
         return sum(neighbour.there_in(since, until) for neighbour in self._neighbours)
 
     def decoding(self, since: float, until: float) -> tuple[int, int]:
-        """How many others decoded then, and the longest context among them."""
+        """Number of others that decoded in this interval, and the longest context among them, in tokens."""
         found = [n for n in self._neighbours if n.first_at < until and n.ended_at > since]
         return len(found), max((neighbour.context for neighbour in found), default=0)
 
     def pause(self, since: float, until: float) -> Blame | None:
-        """This process itself stood still for at least half of it. Collecting garbage holds the loop up as well, and is
-        then the better answer."""
+        """Blames a pause of the gateway that covers at least half of the interval. Garbage collection holds up the
+        event loop as well, and is then the better answer."""
         found = [(p.kind == "gc", min(until, p.at + p.took_s) - max(since, p.at), p.took_s) for p in self._pauses]
         collected, overlap_s, took_s = max(
             (item for item in found if item[1] > 0 and item[1] >= GAP_BLAME * (until - since)),
@@ -88,7 +90,7 @@ class Suspects:
         return cause, Because("cold_replica", self._replica)
 
     def eviction(self, rank: int = 0) -> Blame | None:
-        """Each preemption makes one long gap; `rank` is the gap's by length."""
+        """Blames a preemption. Each one makes one long gap; `rank` is the gap's rank by length."""
         engine = self._record.engine
         if engine is None or rank >= engine.preemptions:
             return None
@@ -99,8 +101,9 @@ class Suspects:
         return cause, Because("eviction", self._replica, {"preemptions": engine.preemptions})
 
     def long_prefills(self, since: float, until: float, share: float, above: int = LONG_LEAST) -> Blame | None:
-        """Prefills of more than `above` tokens at its replica that cover at least `share` of it, and are long enough to
-        have taken that: whoever was held up by the same thing as this request was prefilled all the while, too."""
+        """Blames prefills of more than `above` tokens at the same replica that cover at least `share` of the interval
+        and are long enough to have taken that: a request delayed by the same cause as this one was in prefill all the
+        while, too."""
         worst, worst_s, worked_s = None, 0.0, 0.0
         spans: list[tuple[float, float]] = []
         for neighbour in self._neighbours:
@@ -123,7 +126,7 @@ class Suspects:
         return f"{cause} for {seconds(worst_s)}", Because("long_prefill", worst.id, figures)
 
     def crowd(self, since: float, until: float) -> Blame | None:
-        """Nobody's prefill was longer than its own, but there were many."""
+        """Blames many small prefills at once, where none was longer than the request's own."""
         beside = [n for n in self._neighbours if n.prefilled_in(since, until) > BLAME * (until - since)]
         tokens = sum(neighbour.tokens for neighbour in beside)
         if len(beside) < FLOOD or tokens <= 2 * self._tokens:
@@ -132,7 +135,7 @@ class Suspects:
         return cause, Because("queue", self._replica, {"prompts": len(beside), "tokens": tokens})
 
     def ahead(self, ahead: Ahead) -> Blame:
-        """Who stood before it in its lane. Of several tenants, whoever had most of it."""
+        """Blames the requests ahead in its lane; among several tenants, the one with most of them."""
         figures: Figures = {
             "requests": ahead.requests, "tokens": ahead.tokens, "tenant": ahead.tenant,
             "tenant_requests": ahead.tenant_requests, "tenant_tokens": ahead.tenant_tokens,
@@ -147,7 +150,7 @@ class Suspects:
         return cause, Because("queue", ahead.tenant, figures)
 
     def no_room(self, since: float, until: float) -> Blame:
-        """Nobody was ahead of it, so those at the replicas had all the room."""
+        """Blames the requests at the replicas, which had all the room, where no request was ahead in the queue."""
         tenants: dict[str, int] = {}
         for neighbour in self._neighbours:
             if neighbour.there_in(since, until):
@@ -164,7 +167,7 @@ class Suspects:
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """The length of all of them together, what they share counted once."""
+    """The total length of the spans; overlaps count once."""
     total, reached = 0.0, -inf
     for since, until in sorted(spans):
         total += max(0.0, until - max(since, reached))

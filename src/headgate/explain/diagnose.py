@@ -1,19 +1,19 @@
-"""Why is it slow right now? The tree an operator would walk, over live figures.
+"""Diagnoses why requests are slow right now, along the tree that an operator would walk over live figures.
 
-    TTFT high   ─ waiting? ── one tenant floods? limit it
-    │                      ├─ the lane's own cap, and room beside it? raise the cap
-    │                      └─ add replicas
-    │           ├ long prefills beside it? smaller chunks, or a pool of their own
-    │           └ cold or failing replicas, this process itself, slow uploads, or its own long prompts
-    TPOT high   ─ long context in the batch? cap it, or a pool of its own
-    │           ├ evictions? KV headroom
-    │           └ prefills, slow readers, this process itself, or a batch that is too large
-    e2e high    ─ ballooning generation? caps, stops, a time limit
-                ├ evicted requests? KV headroom
+    TTFT high   ─ waiting ─── one tenant floods: limit it
+    │                      ├─ the lane's own cap, and room beside it: raise the cap
+    │                      └─ else: add replicas
+    │           ├ long prefills beside it: smaller chunks, or a pool of their own
+    │           └ cold or failing replicas, the gateway itself, slow uploads, or its own long prompts
+    TPOT high   ─ long context in the batch: cap it, or a pool of its own
+    │           ├ evictions: KV headroom
+    │           └ prefills, slow readers, the gateway itself, or a batch that is too large
+    e2e high    ─ ballooning generation: caps, stops, a time limit
+                ├ evicted requests: KV headroom
                 └ else whatever is found above
 
-What the branches ask is answered by the slowest requests themselves: `why.py` says where each lost its time, and a View
-holds those seconds by cause. Nothing wrong is an empty list.
+The slowest requests themselves decide between the branches: `why.py` says where each lost its time, and a View holds
+those seconds by cause. An empty list means that nothing is wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,62 +29,62 @@ from headgate.policy.replicas.utilisation import words
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 
 LEAST_REQUESTS = 20
-"""A lane that has ended fewer has no tail to speak of."""
+"""Minimum requests of a lane before its tail is judged."""
 WARN_AT = 0.8
-"""Of a promise."""
+"""Share of a promise above which a figure becomes a warning."""
 LONG_BESIDE = 0.3
-"""Share of slow decoding next to a long context from which that is the cause."""
+"""Share of slow decoding beside a long context from which on that context is the cause."""
 BALLOONING = 4.0
-"""Times the median answer, and the longest one percent are out of hand."""
+"""Multiple of the median answer's length from which on the p99 length counts as ballooning."""
 HEAVY = 0.7
-"""Share of all who waited from which one tenant is too much for the others."""
+"""Share of the waiting requests from which on one tenant is too heavy for the others."""
 PREEMPTED = 0.001
-"""Of requests. Healthy is less."""
+"""Share of requests that are preempted above which preemption becomes a finding. Healthy lanes stay below."""
 UNUSUAL = 0.01
-"""Of requests: from there on cold starts, slow readers and refusals are worth a word."""
+"""Share of requests above which cold starts, slow readers or refusals become a finding."""
 LAG_S = (0.02, 0.1)
-"""Loop lag at p99 that is worth a warning, and that makes everything else here doubtful."""
+"""Seconds of p99 loop lag that cause a warning, and that make all other figures here doubtful."""
 BENDS = 0.95
 """Utilisation near which waiting has no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneView:
-    """One lane over the window. None: not enough was seen."""
+    """One lane's figures over the window. None: too few requests were seen."""
 
     lane: Lane
     requests: int = 0
     asked: int = 0
-    """Of those, for an answer: without clients' own errors and tenants over their own limits."""
+    """Requests that asked for an answer: without clients' own errors and tenants over their own limits."""
     turned_away: int = 0
-    """Of those that asked, told to come back later."""
+    """Requests among them that were refused for now, to be retried later."""
     ttft_p95_s: float | None = None
     ttft_p99_s: float | None = None
     gap_p99_s: float | None = None
-    """Of all gaps between two tokens."""
+    """p99 of all gaps between two tokens."""
     answer_p95_s: float | None = None
-    """For each token of answers in one piece whose first token's time is unknown."""
+    """p95 time per token of unstreamed answers whose first token's time is unknown."""
     e2e_p99_s: float | None = None
-    """Of answers that are no longer than it is promised for."""
+    """p99 of answers short enough for the e2e promise to cover them."""
     e2e_p999_s: float | None = None
     queue_p99_s: float | None = None
     first_lost: Mapping[Kind, float] = field(default_factory=dict)
-    """Seconds that the slowest lost before their first token, by cause."""
+    """Seconds that the slowest requests lost before their first token, by cause."""
     token_lost: Mapping[Kind, float] = field(default_factory=dict)
-    """The same after it."""
+    """Seconds that the slowest requests lost after their first token, by cause."""
     long_beside: float = 0.0
-    """Of the time they lost on slow tokens, the share with a long context in the same batch."""
+    """Share of the time lost on slow tokens that had a long context in the same batch."""
     prompt_p99: int = 0
     output_p50: int = 0
     output_p99: int = 0
     waited: int = 0
     heaviest: str = ""
-    """The tenant with most of those who waited or were refused for it."""
+    """The tenant with most of the requests that waited, or were refused because of the wait."""
     heaviest_share: float = 0.0
     preempted: int = 0
     cold: int = 0
     stalled: int = 0
-    """Whose clients were behind for long, or given up."""
+    """Requests whose clients were behind for long, or were given up."""
     refused: Mapping[Outcome, int] = field(default_factory=dict)
     failed: int = 0
 
@@ -94,27 +94,27 @@ class View:
     lanes: tuple[LaneView, ...] = ()
     replicas_up: int = 1
     replicas_out: tuple[str, ...] = ()
-    """Down: those that are parked, or on their way, are not."""
+    """Replicas that are down; parked and starting ones are not among them."""
     replicas_starting: int = 0
     replicas_parked: int = 0
     outage: bool = False
-    """None is up, and nobody wanted that."""
+    """No replica is up, and that is not intended."""
     asleep: bool = False
-    """None is up, and that is wanted."""
+    """No replica is up, and that is intended."""
     unserved: tuple[str, ...] = ()
     """Lanes and models whose replicas are all down."""
     why_out: str = ""
-    """What is known of the first of them."""
+    """What is known of the first replica in `replicas_out`."""
     utilisation: float = 0.0
-    """Of the resource that is fullest."""
+    """Share of the fullest resource in use."""
     use: Mapping[str, float] = field(default_factory=dict)
-    """By resource, how much of it is taken; see policy/replicas/utilisation.py."""
+    """Share in use by resource; see policy/replicas/utilisation.py."""
     binding: str = ""
     """The resource that is fullest."""
     utilisation_target: float = 0.65
     waiting_per_replica: float = 0.0
     queue_per_replica: float = 8.0
-    """What is too much of it."""
+    """Waiting requests per replica above which the queue becomes a finding."""
     loop_lag_p99_s: float = 0.0
     availability: float = 0.999
 
@@ -123,17 +123,17 @@ class View:
 class Finding:
     severity: Severity
     figure: str
-    """What is off: `ttft_p99`, `replicas`, …"""
+    """The figure that is off: `ttft_p99`, `replicas`, …"""
     evidence: dict[str, float | str]
     cause: str
     knob: str
-    """What to turn: a config key, an engine's flag, or something a person can do."""
+    """What to change: a config key, an engine's flag, or an action of the operator."""
     lane: str = ""
-    """Empty: all of them."""
+    """The lane; empty: all lanes."""
 
 
 def findings(view: View) -> list[Finding]:
-    """Worst first."""
+    """Returns all findings, worst first."""
     found = [*_fleet(view), *(finding for lane in view.lanes for finding in _lane(lane, view))]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -269,11 +269,11 @@ def _latency(view: LaneView, whole: View) -> Iterator[Finding]:
 
 
 Off = tuple[str, float, float]
-"""A figure, what it is, and what was promised."""
+"""A figure's name, its value, and the promised value."""
 
 
 def _worst(*figures: tuple[str, float | None, float | None]) -> Off | None:
-    """The one furthest beyond its promise, if any is near it."""
+    """The figure furthest beyond its promise; None: none is near its promise."""
     off = [(name, value, promised) for name, value, promised in figures if value is not None and promised is not None]
     near = [item for item in off if item[1] > WARN_AT * item[2]]
     return max(near, key=lambda item: item[1] / item[2], default=None)
@@ -299,7 +299,7 @@ def _largest(lost: Mapping[Kind, float]) -> str:
 
 
 def _flooded(view: LaneView) -> bool:
-    """Of what was lost in the queue, most was behind one tenant."""
+    """Whether most of the time lost in the queue was spent behind one tenant."""
     return view.first_lost.get("flood", 0.0) > view.first_lost.get("queue", 0.0) and bool(view.heaviest)
 
 

@@ -1,4 +1,4 @@
-"""One request's time, part by part, each with its cause; and which of them was the one that made it slow."""
+"""Defines an Explanation: one request's time, part by part, each with its cause. Picks the part that made it slow."""
 
 from typing import Literal
 
@@ -10,35 +10,36 @@ Stage = Literal[
     "accept", "queue", "retry", "route", "engine_queue", "prefill", "answer", "decode", "gap", "stalled", "end",
     "unknown",
 ]  # fmt: skip
-"""answer: prefill and decode of what was not streamed, where nobody says which was which."""
+"""answer: prefill and decode of an unstreamed answer, where no figure separates the two."""
 Kind = Literal[
     "own_prompt", "flood", "queue", "long_prefill", "killed_replica", "refused_replica", "cold_replica", "eviction",
     "gave_way",
     "gc_pause", "loop_lag", "slow_client", "retry", "generation", "ordinary", "unknown",
 ]  # fmt: skip
-"""ordinary: nothing held it up, and it is not the model's own work either."""
+"""ordinary: no delay, and not the model's own work either."""
 Figures = dict[str, float | str]
 
 MATERIAL = 0.05
-"""Share of a request's time below which nothing is called the reason for its slowness."""
+"""Share of a request's time below which no part is called the reason for its slowness."""
 
 
 class Because(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     who: str = ""
-    """The request, tenant or replica whose doing it was; empty: nobody's."""
+    """The request, tenant or replica that caused it; empty: none."""
     figures: Figures = {}
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
     stage: Stage
     at_s: float
-    """When it began, from the request's arrival. Gaps lie within the time of decode; all else follows each other."""
+    """When the part began, in seconds from the request's arrival. Gaps lie within decode; all other parts follow each
+    other."""
     took_s: float
     cause: str
     because: Because
     excess_s: float
-    """How much of it was beyond what is usual. All of it, where it is waiting."""
+    """Seconds beyond the usual. For waiting, all of `took_s`."""
 
 
 class Explanation(msgspec.Struct, frozen=True, gc=False):
@@ -51,12 +52,12 @@ class Explanation(msgspec.Struct, frozen=True, gc=False):
     e2e_s: float
     ttft_s: float | None
     parts: tuple[Part, ...]
-    """They add up to `e2e_s`."""
+    """The parts of the request's time; they add up to `e2e_s`."""
 
 
 def main_part(explanation: Explanation) -> Part:
-    """What made it slower than its lane usually is; if nothing did, what took longest. What failed, was refused or was
-    given up is explained by that."""
+    """The part that made the request slower than its lane usually is; without one, the longest part. For a request that
+    failed, was refused or was given up, the part that shows that."""
     parts, outcome = explanation.parts, explanation.outcome
     telling: tuple[Kind, ...] = ()
     if outcome.kind == "failed":
@@ -93,7 +94,7 @@ _WHERE: dict[Stage, str] = {
 
 
 def headline(explanation: Explanation) -> str:
-    """One line for a list: so much of it, where, because of what."""
+    """Returns one line for a list: how much time, where, and why."""
     part = main_part(explanation)
     if explanation.outcome.kind == "refused" and explanation.message:
         return f"{explanation.outcome.value}: {explanation.message}"
@@ -102,7 +103,7 @@ def headline(explanation: Explanation) -> str:
 
 
 def seconds(value: float) -> str:
-    """As people say it."""
+    """Formats a duration for people."""
     return f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
 
 

@@ -1,4 +1,5 @@
-"""Who was at the same replica at the same time? Requests share its steps, so one's prefill is another's wait."""
+"""Finds the requests that were at the same replica at the same time. They share its steps, so one request's prefill is
+another's wait."""
 
 from collections.abc import Iterable
 from heapq import nlargest
@@ -9,10 +10,10 @@ import msgspec
 from headgate.model.record import Record
 
 MOST = 64
-"""Neighbours that are looked at: those with most to prefill. Beyond them nobody would read on."""
+"""Maximum neighbours considered: those with most to prefill. A reader would not read further."""
 DECODE_WEIGHT = 30.0
-"""An output token costs about as much as this many of the prompt. Used only to guess when the prefill of an answer that
-was not streamed ended, and its engine did not say."""
+"""Cost of an output token, in prompt tokens. It serves only to guess when the prefill of an unstreamed answer ended
+whose engine did not say."""
 
 
 class Neighbour(msgspec.Struct, frozen=True, gc=False):
@@ -23,16 +24,16 @@ class Neighbour(msgspec.Struct, frozen=True, gc=False):
     lane: str
     replica: str
     tokens: int
-    """Of its prompt, those that had to be prefilled."""
+    """Prompt tokens that had to be prefilled."""
     context: int
-    """Prompt and answer: what each of its steps reads of the KV memory at the end."""
+    """Tokens of prompt and answer: what each step of the request reads from KV memory at its end."""
     sent_at: float
     first_at: float
-    """Its prefill, the replica's own queue included, lasted from `sent_at` to here."""
+    """End of the prefill, which began at `sent_at` and includes the replica's own queue."""
     ended_at: float
 
     def prefilled_in(self, since: float, until: float) -> float:
-        """How long its prefill overlaps that, in seconds."""
+        """Seconds for which the request's prefill overlaps this interval."""
         return max(0.0, min(self.first_at, until) - max(self.sent_at, since))
 
     def there_in(self, since: float, until: float) -> bool:
@@ -55,8 +56,8 @@ def as_neighbour(record: Record) -> Neighbour:
 
 
 def neighbours(record: Record, others: Iterable[Record], most: int = MOST) -> list[Neighbour]:
-    """Those of `others` who were at its replica while it was on its way, most to prefill first. Looks at each once, and
-    at most of them only at whose replica they had."""
+    """The requests among `others` that were at the record's replica during its time, most to prefill first. One pass;
+    most requests are rejected by their replica alone."""
     replica, record_id = record.replica, record.id
     if replica is None:
         return []
@@ -69,18 +70,19 @@ def neighbours(record: Record, others: Iterable[Record], most: int = MOST) -> li
         and other.at + other.e2e_s > since
         and (other.id != record_id or other.at != since)
     ]
-    if len(found) > 4 * most:  # only those are made neighbours that may be kept
+    if len(found) > 4 * most:  # only possible winners become neighbours
         found = nlargest(4 * most, found, key=lambda other: other.prompt_tokens - other.cached_tokens)
     near = [as_neighbour(other) for other in found]
     return keep([neighbour for neighbour in near if neighbour.there_in(since, until)], most)
 
 
 def keep(found: list[Neighbour], most: int = MOST) -> list[Neighbour]:
-    """For whoever looks through many records a few at a time."""
+    """Keeps the neighbours with most to prefill, for callers that look through many records a few at a time."""
     return nlargest(most, found, key=attrgetter("tokens"))
 
 
 def prefill_share(prompt_tokens: int, output_tokens: int) -> float:
-    """Of the time of an answer in one piece that nobody tells more of: in proportion to its tokens."""
+    """Assumed share of prefill in the time of an unstreamed answer without engine timings: in proportion to its
+    tokens."""
     prompt = max(1, prompt_tokens)
     return prompt / (prompt + DECODE_WEIGHT * output_tokens)

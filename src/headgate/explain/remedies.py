@@ -1,6 +1,6 @@
-"""What can be done about it? For each branch of the diagnosis, what to say and which knob to turn.
+"""Says for each branch of the diagnosis what is wrong and which setting to change.
 
-Knobs are keys of the config file, flags of an engine, or something a person can do. `{lane}` is the lane's name.
+A setting is a key of the config file, a flag of an engine, or an action of the operator. `{lane}` is the lane's name.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ GROUPS: dict[Kind, str] = {
     "gc_pause": "gateway", "loop_lag": "gateway", "slow_client": "slow_client", "own_prompt": "own_prompt",
     "generation": "batch", "unknown": "unknown",
 }  # fmt: skip
-"""Which branch a cause belongs to. `ordinary` is none."""
+"""The branch that each cause belongs to. `ordinary` has none."""
 
 KV_HEADROOM = (
     "more KV memory or fewer sequences at once: replicas[].slots; our engine: --kv-tokens, --host-tokens, --slots; "

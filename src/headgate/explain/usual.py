@@ -1,4 +1,4 @@
-"""What does a request of this lane usually take? Slow is what is clearly more than that."""
+"""Computes the usual times of a lane's requests. A request is slow if it took clearly more."""
 
 from collections.abc import Iterable
 
@@ -8,41 +8,43 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 
 LEAST = 8
-"""Of fewer requests nothing is usual."""
+"""Minimum requests from which usual times are computed."""
 CLEARLY = 1.5
-"""Times the usual, and slow begins to need a cause other than the request's own size."""
+"""Multiple of the usual time above which slowness needs a cause other than the request's own size."""
 IMMATERIAL_S = 0.02
-"""On top of it: a few milliseconds are nobody's doing."""
+"""Seconds added to that bound: a few milliseconds need no cause."""
 
 
 class UsualTimes(msgspec.Struct, frozen=True, gc=False):
-    """Medians over what was answered in full. Waiting, retries and stalls are not here: they are never usual, however
-    often they happen."""
+    """Medians over completed requests. Waiting, retries and stalls are left out: they are never usual, however often
+    they happen."""
 
     accept_s: float
     first_s: float
     tokens: int
-    """Prompt tokens prefilled, cached ones not counted."""
+    """Prompt tokens prefilled, without cached ones."""
     decode_s: float
-    """First token to last, as far as the client kept up."""
+    """Seconds from the first token to the last, without those in which the client was behind."""
     tpot_s: float
     gap_s: float
-    """Longest gap."""
+    """Longest gap of a request."""
     output_tokens: int
 
     @property
     def token_s(self) -> float:
-        """Of its first-token time, what comes to each token: an upper bound, since not all of it is prefill."""
+        """Seconds of first-token time per prefilled token: an upper bound, since not all of that time is prefill."""
         return self.first_s / max(1, self.tokens)
 
     def first_for(self, tokens: int) -> float:
-        """First-token time of a prompt of this length: a longer one takes longer, a shorter one is not much quicker."""
+        """Usual first-token time of a prompt of this length: a longer one takes longer, a shorter one is not much
+        quicker."""
         return self.first_s * max(1.0, tokens / max(1, self.tokens))
 
 
 def usual(records: Iterable[Record], *, stream: bool, whole: bool = False) -> UsualTimes | None:
-    """None: there are too few. Give it one lane's; those streamed and those not are different things, and so are those
-    whose first token's time is unknown (`whole`), which count all of their time until then."""
+    """The usual times of one lane's records; None: too few records. Streamed and unstreamed requests are judged apart,
+    and so are those whose first token's time is unknown (`whole`), whose `first_s` is all of their time at the
+    replica."""
     answered = [r for r in records if r.outcome is Outcome.COMPLETED and r.stream is stream and r.whole is whole]
     if len(answered) < LEAST:
         return None

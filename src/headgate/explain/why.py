@@ -1,11 +1,11 @@
-"""Where did one request's milliseconds go, and because of what?
+"""Explains where one request's time went, and what caused it.
 
-A request's stages follow each other, so its parts add up to all of its time. What happened in a part is read from its
-own record; whose doing it was, from those who were at the same replica then, and from the pauses of this process.
+A request's stages follow each other, so its parts add up to its whole time. What happened in a part comes from the
+request's own record; what caused it, from the requests at the same replica then and from the gateway's own pauses.
 
     accept → queue → failed attempts → route → engine queue → prefill → decode, its longest gaps, client stalled → end
 
-Others are blamed only where a part took clearly longer than is usual in its lane, as far as that is known.
+Other requests are blamed only where a part took clearly longer than is usual in its lane, as far as that is known.
 """
 
 from collections.abc import Sequence
@@ -54,17 +54,18 @@ HEDGED = {
     "failed": "failed",
     "cancelled": "was cancelled with it",
 }
-"""What became of the second replica that was asked."""
+"""What became of the hedge's second replica."""
 MATERIAL_S = 0.001
-"""Less is not called waiting."""
+"""Seconds below which a delay is not called waiting."""
 SLOW_UPLOAD_S = 0.1
-"""A request that took longer to arrive was sent slowly."""
+"""Seconds above which the client counts as a slow sender."""
 COLD_S = 0.2
-"""What a first token at a cold replica may take without being blamed on that, where the usual is not known."""
+"""Seconds that a first token at a cold replica may take without being blamed on the cold, where the usual time is
+unknown."""
 GAP_LEAST_S = 0.05
-"""A shorter gap does not stand out, unless it is known to be unusual."""
+"""Seconds below which a gap does not stand out, where the usual gap is unknown."""
 STANDS_OUT = 3.0
-"""Times the ordinary, and a gap is told by itself."""
+"""Multiple of the ordinary gap from which on a gap is a part of its own."""
 
 
 def explain(
@@ -79,7 +80,7 @@ def explain(
 
 
 class _Story:
-    """One telling: what is known, and where in the request's time we are."""
+    """One explanation in the making: the known facts, and the current position in the request's time."""
 
     def __init__(self, record: Record, suspects: Suspects, usual: UsualTimes | None) -> None:
         self.record = record
@@ -114,7 +115,7 @@ class _Story:
         self.at_s += took_s
 
     def _when(self, took_s: float) -> tuple[float, float]:
-        """From here on for so long, on the records' clock."""
+        """The interval of `took_s` from the current position, on the records' clock."""
         since = self.record.at + self.at_s
         return since, since + took_s
 
@@ -132,7 +133,8 @@ class _Story:
             self._add("accept", took_s, "read and understood", Because("ordinary"))
 
     def _wait_and_retry(self) -> None:
-        """It may wait, fail at a replica, and wait again: what comes after a failure is that replica's doing."""
+        """Adds the waits and failed attempts. A request may wait, fail at a replica, and wait again: the second wait is
+        that replica's doing."""
         record, failed = self.record, self.record.failed
         waited_s = record.queue_s
         if failed:
@@ -207,13 +209,13 @@ class _Story:
         blamed: Blame | None = None
         if clearly_more(took_s, expected_s):
             when = self._when(took_s)
-            # That it was cold is only a guess beside somebody who was seen in the way most of the time.
+            # The cold is only a guess beside a neighbour that was seen in the way most of the time.
             blamed = self.suspects.pause(*when) or self.suspects.long_prefills(*when, GAP_BLAME, self.tokens)
             if blamed is None and took_s > 2 * (expected_s or COLD_S / 2):
                 blamed = self.suspects.cold()
             if blamed is None:
                 blamed = self.suspects.long_prefills(*when, BLAME, self.tokens)
-            if blamed is None and stage == "prefill":  # an answer in one piece is mostly decoding, whoever is beside it
+            if blamed is None and stage == "prefill":  # an unstreamed answer is mostly decoding
                 blamed = self.suspects.crowd(*when)
             if blamed is None and usual is not None and clearly_more(took_s, 2 * expected_s):
                 cause = f"replica {replica} was slow: such a prompt usually takes {seconds(expected_s)}"
@@ -254,7 +256,8 @@ class _Story:
             self._add("stalled", took_s, cause, Because("slow_client", record.tenant, {"stalled_s": record.stalled_s}))
 
     def _stalled(self) -> tuple[float, float]:
-        """How much of the stream and of the end the client was behind. One that was given up was behind at the end."""
+        """Seconds in which the client was behind, during the stream and at the end. A client that was given up was
+        behind at the end."""
         record = self.record
         if record.outcome is Outcome.COMPLETED:
             in_stream_s = min(record.stalled_s, record.stream_s)
@@ -263,7 +266,8 @@ class _Story:
         return min(record.stalled_s - at_end_s, record.stream_s), at_end_s
 
     def _gaps(self, left_s: float) -> tuple[list[tuple[int, Gap]], float]:
-        """Those that stand out, in the order of time and with their rank by length; and what is left without them."""
+        """The gaps that stand out, in order of time and with their rank by length; and the remaining seconds without
+        them."""
         gaps, usual = self.record.gaps, self.usual
         others = self.record.output_tokens - 1 - len(gaps)
         ordinary_s = (left_s - sum(gap.took_s for gap in gaps)) / others if others > 0 else 0.0
@@ -289,7 +293,7 @@ class _Story:
         }  # fmt: skip
         blamed: Blame | None = None
         slow = usual is not None and usual.tpot_s > 0 and clearly_more(took_s, usual.tpot_s * tokens)
-        if slow:  # not because it said so much: each token took longer
+        if slow:  # per token, so a long answer alone is not slow
             blamed = self.suspects.eviction() or self.suspects.long_prefills(*when, BLAME) or self.suspects.cold()
         if blamed is None:
             company = f", beside {many(beside, 'other')}" if beside else ""
