@@ -1,6 +1,6 @@
-"""Which model is this request for? Rules over what it asks, the first that fits; another model while that one is full.
+"""Chooses the model for a request: the first rule that fits, or another model while that one is full.
 
-Every choice says why: somebody will ask why the small model answered this one.
+Every choice carries its reason, for the operator who asks why the small model answered this request.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ import msgspec
 from headgate.config.models import ModelConfig, RuleConfig
 
 IMAGE_PARTS = frozenset(("image_url", "image", "input_image"))
-"""What the parts of a message are called that show a picture, in the dialects there are."""
+"""Types of message parts that contain an image, in the dialects there are."""
 
 
 class RequestTraits(msgspec.Struct, frozen=True, gc=False):
-    """What of a request rules can be about."""
+    """The properties of a request that rules can test."""
 
     task: str = ""
     prompt_tokens: int = 1
@@ -26,10 +26,10 @@ class RequestTraits(msgspec.Struct, frozen=True, gc=False):
 
 
 class Room(msgspec.Struct, frozen=True, gc=False):
-    """Of the replicas of a model."""
+    """The room at the replicas of a model."""
 
     limit: int
-    """Requests they may have at once; 0: none is usable."""
+    """Maximum requests at once; 0: no replica is usable."""
     used: int
     waiting: int = 0
 
@@ -43,7 +43,7 @@ class ModelChoice(msgspec.Struct, frozen=True, gc=False):
 
 
 def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, prompt_tokens: int) -> RequestTraits:
-    """What a body asks for, as far as rules can be about it."""
+    """The properties of a body that rules can test."""
     wanted = body.get("response_format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     return RequestTraits(
@@ -57,7 +57,7 @@ def ask_of(body: Mapping[str, Any], headers: Mapping[str, str], task: str, promp
 
 
 def choose(model: ModelConfig, ask: RequestTraits, room: Callable[[str], Room]) -> ModelChoice:
-    """`model` has rules. `room` is asked only where something could be used instead."""
+    """Chooses by the rules of `model`. `room` is called only where another model could be used instead."""
     rule = next((rule for rule in model.rules if fits(rule, ask)), None)
     if rule is None:
         use, instead, because = model.use or "", model.when_full, "no rule fits" if model.rules else "the only choice"
@@ -90,7 +90,7 @@ def fits(rule: RuleConfig, ask: RequestTraits) -> bool:
 
 
 def _about(rule: RuleConfig, ask: RequestTraits) -> str:
-    """What it was about this request, in a few words. Headers are not repeated: they may say who somebody is."""
+    """What made the rule fit, in a few words. Header values are left out: they may identify a person."""
     parts = []
     if rule.tasks:
         parts.append(f"task {ask.task}")

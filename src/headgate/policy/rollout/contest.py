@@ -1,22 +1,22 @@
-"""Which of two has more of the slow ones? Evidence that grows with every block of requests, looked at any time.
+"""Compares the slow requests of two versions. The evidence grows with every block of requests and may be read at any
+time.
 
-Requests of both versions are taken in blocks, in the order in which they ended, so that what happened to both at once
-(a burst, an hour of the day) is the same for both. In each block those are counted that took longer than, say, 99 % did
-before: if the versions are alike, as many of them are the canary's as its share of the block says, whatever the
-distribution is (Mood's quantile test, block by block). To ask "more than r times as slow?" the canary's times are
-divided by r first.
+Requests of both versions are taken in blocks, in the order in which they ended, so that an event that hits both at once
+(a burst, an hour of the day) hits both alike. Each block counts the requests that took longer than, say, 99 % did
+before: if the versions are alike, the canary's part of them equals its share of the block, whatever the distribution
+(Mood's quantile test, block by block). To test "more than r times as slow" the canary's times are divided by r first.
 
-Two kinds of evidence are kept of the same counts:
+Two kinds of evidence come from the same counts:
 
-    Harm   that there are too many: a likelihood ratio against "no more than its share", which grows only if that is
-           wrong. However often one looks, it passes 1/α by chance in at most α of the cases (Ville 1939): a canary may
-           be watched for days, and rolled back the moment it is sure.
-    Fine   that there are too few, so it is not r times as slow: a sum that must pass a line which a sum without drift
-           passes in at most α of the cases before a given end (the reflection principle). Less patient, but it needs
-           half the requests: for promotion, which has a limit.
+    Harm   that the canary has too many: a likelihood ratio against "no more than its share", which grows only if that
+           is wrong. However often it is read, it passes 1/α by chance in at most α of the cases (Ville 1939): a canary
+           may be watched for days, and rolled back as soon as the evidence suffices.
+    Fine   that the canary has too few to be r times as slow: a sum that must pass a line which a sum without drift
+           passes in at most α of the cases before a given end (the reflection principle). It needs that end, but half
+           the requests: right for promotion, which has a limit.
 
-Slow requests come in clumps: one stall delays all that a replica has. So the variance is measured from block to block,
-and where it is larger than chance alone makes it, both count for less.
+Slow requests come in clumps: one stall delays everything at a replica. So the variance is measured from block to block,
+and where it exceeds chance, both kinds of evidence count for less.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,20 +27,20 @@ from typing import Final
 from headgate.model.quantile import GRID, Sketch
 
 BLOCK: Final = 400
-"""Requests in a block: long enough for most clumps to be within one."""
+"""Requests in a block: enough for most clumps to lie within one."""
 MOST: Final = 1.5
-"""How many times the usual number of slow ones count in one block."""
+"""Multiple of the usual number of slow requests that counts in one block, at most."""
 TILTS: Final = (1.3, 1.8, 3.0, 8.0)
-"""How many times its share the canary may have of the slow ones: each is bet on equally."""
+"""Multiples of its share that the canary may have of the slow requests: the evidence bets on each equally."""
 _LOGS: Final = tuple(log(tilt) for tilt in TILTS)
 AROUND: Final = (0.5, 1.0, 2.0)
-"""Parts of requests, relative to the one asked for, that are looked at beside it."""
+"""Tail sizes considered beside the one asked for, relative to it."""
 SETTLED: Final = 5.0
-"""Variance that must have been seen before its measured excess is believed by half."""
+"""Variance that must have been seen before a measured excess counts by half."""
 
 
 class BlockVariance:
-    """How much larger is the variance from block to block than that of independent draws? At least as large."""
+    """The ratio of the variance from block to block to that of independent draws, at least 1."""
 
     __slots__ = ("products", "scores", "squares", "variance", "variances")
 
@@ -68,7 +68,7 @@ class BlockVariance:
 
 
 class Harm:
-    """That the canary has more than its share."""
+    """Evidence that the canary has more than its share of the slow requests."""
 
     __slots__ = ("_bets", "_spread")
 
@@ -77,20 +77,20 @@ class Harm:
         self._spread = BlockVariance()
 
     def take(self, hers: float, of: float, share: float, variance: float) -> None:
-        """`of` requests were conspicuous, `hers` of them the canary's, which had `share` of all."""
-        weight = 1.0 / self._spread.factor  # of the blocks before: a bet is placed before the draw
+        """Adds a block: `of` requests were slow, `hers` of them the canary's, which had `share` of all requests."""
+        weight = 1.0 / self._spread.factor  # from the blocks before: a bet is placed before the draw
         for index, tilt in enumerate(TILTS):
             self._bets[index] += weight * (hers * _LOGS[index] - of * log(1.0 + share * (tilt - 1.0)))
         self._spread.take(hers - of * share, variance)
 
     @property
     def log_evidence(self) -> float:
-        """The logarithm of how many times likelier this is if the canary is worse."""
+        """The logarithm of the likelihood ratio between "the canary is worse" and "it is not"."""
         return log_mean(self._bets)
 
 
 class Fine:
-    """That it has less than its share."""
+    """Evidence that the canary has less than its share of the slow requests."""
 
     __slots__ = ("_spread",)
 
@@ -101,14 +101,14 @@ class Fine:
         self._spread.take(score, variance)
 
     def z(self, part: float) -> float:
-        """How far the sum has come, in standard deviations of what it will have at the end, of which so much is over:
-        without drift it is ever beyond z in as many cases as it ends beyond it, twice."""
+        """The sum in standard deviations of its value at the end, where `part` of all requests have been seen. Without
+        drift the sum passes z at some time in twice as many cases as it ends beyond z."""
         spread = self._spread
         return -spread.scores * sqrt(min(1.0, part) / (spread.variance * spread.factor)) if spread.variance else 0.0
 
 
 class Contest:
-    """One figure of both versions, at several percentiles."""
+    """One figure of both versions, compared at several percentiles."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class Contest:
         floor: float = 0.0,
         block: int = BLOCK,
     ) -> None:
-        """`unacceptable` None: only harm is looked for. `floor`: less than this makes no difference to anybody."""
+        """`unacceptable`: None: only harm is looked for. `floor`: durations below it make no difference to a client."""
         self.harms = {percentile: Harm() for percentile in percentiles}
         self.fines = {percentile: Fine() for percentile in percentiles} if unacceptable is not None else {}
         self.exposure = 0.0
-        """Requests compared, as good as so many pairs of one each."""
+        """Requests compared, as the equivalent number of pairs of one each."""
         parts = [_part(percentile) for percentile in percentiles]
         around = [part * factor for part in parts for factor in AROUND]
         self._for_harm = Lines(parts, acceptable, floor)
@@ -136,17 +136,17 @@ class Contest:
         self._buckets: dict[bool, dict[int, int]] = {True: {}, False: {}}
 
     def sketch(self, canary: bool) -> Sketch:
-        """All blocks there were, for people to look at."""
+        """The version's durations in all closed blocks, for people."""
         return Sketch.of(dict(self._buckets[canary]))
 
     def take(self, canary: bool, value: float) -> bool:
-        """Whether a block is complete, so that there is something new to see."""
+        """Adds a duration. Returns whether a block was completed and compared, so that the evidence changed."""
         (self._canary if canary else self._baseline).append(value)
         self._count += 1
         return self._count >= self._block and self.close()
 
     def close(self) -> bool:
-        """The share of the canary changes, or the block is full."""
+        """Ends the block, because it is full or the canary's share changes. Returns whether it was compared."""
         canary, baseline = sorted(self._canary), sorted(self._baseline)
         self._canary, self._baseline, self._count = [], [], 0
         compared = bool(self._for_harm.known and canary and baseline)
@@ -178,14 +178,16 @@ class Contest:
                 if lines.known[part].above > self._floor:
                     fine.take(*_smoothed([lines.at(part * factor, merged) for factor in AROUND], scaled, merged))
                 else:
-                    # All of it is faster than anybody notices: enough that the canary is hardly ever slower than that.
+                    # The whole tail is below what a client notices: it suffices that the canary is hardly ever slower
+                    # than the floor.
                     n = len(scaled)
                     fine.take(lines.known[part].beyond(scaled) - n * part, n * part * (1.0 - part))
         lines.learn(merged)
 
 
 class SlowThreshold:
-    """Where the slowest begin. Those between are as good as equal: a part of them counts."""
+    """The threshold above which a request is slow. Values between `below` and `above` are practically equal: `part` of
+    them counts."""
 
     __slots__ = ("above", "below", "part")
 
@@ -195,31 +197,32 @@ class SlowThreshold:
         self.part = part
 
     def beyond(self, values: list[float]) -> float:
-        """How many of these, which are sorted, lie beyond it."""
+        """The number of these sorted values that lie beyond the threshold."""
         above = bisect_right(values, self.above)
         return len(values) - above + self.part * (above - bisect_right(values, self.below))
 
 
 class Lines:
-    """The percentiles of both versions together, the canary `ratio` times as fast as it was: if it is that much slower,
-    they are each one's own."""
+    """The percentiles of both versions together, with the canary's times divided by `ratio`: if the canary is exactly
+    that much slower, they are also each version's own percentiles."""
 
     def __init__(self, parts: Sequence[float], ratio: float, floor: float) -> None:
-        """`parts` of all requests are beyond them."""
+        """`parts`: shares of all requests that lie beyond the thresholds."""
         self.known: dict[float, SlowThreshold] = {}
-        """From all blocks before."""
+        """The thresholds by tail share, from all blocks before."""
         self._parts = parts
         self._ratio = ratio
         self._floor = floor
         self._buckets: dict[int, int] = {}
 
     def side_by_side(self, canary: list[float], baseline: list[float]) -> tuple[list[float], list[float]]:
-        """The canary's, divided, and all, sorted."""
+        """The canary's times, divided by the ratio, and all times; both sorted."""
         scaled = [value / self._ratio for value in canary]
-        return scaled, sorted(scaled + baseline)  # two runs: merged, not sorted
+        return scaled, sorted(scaled + baseline)  # two sorted runs, which sorted() merges
 
     def at(self, part: float, merged: list[float]) -> SlowThreshold:
-        """In a block with more slow ones than that, only the slowest of them count: a burst is one event, not many."""
+        """The threshold for this block. Where the block has too many slow requests, only the slowest count: a burst is
+        one event."""
         line, most = self.known[part], max(1.0, MOST * len(merged) * part)
         if line.beyond(merged) <= most:
             return line
@@ -251,16 +254,16 @@ def _part(percentile: int) -> float:
 
 
 def _smoothed(lines: list[SlowThreshold], scaled: list[float], merged: list[float]) -> tuple[float, float]:
-    """How many more of those beyond a percentile are the canary's than its share, and the variance of that by chance.
-    Lines a little further in and out are asked too, each counting by how few it leaves: where the tail of one version
-    is as that of the other, all three say the same, and together with less noise."""
+    """The number by which the canary's slow requests exceed its share, and the variance of that number by chance. The
+    thresholds a little further in and out count too, each weighted by how few requests it leaves: where both versions
+    have the same tail, all three agree, and together have less noise."""
     total, share = len(merged), len(scaled) / len(merged)
     weights = [1 / (len(AROUND) * factor) for factor in AROUND]
     of = [line.beyond(merged) for line in lines]
     score = sum([w * (line.beyond(scaled) - n * share) for w, line, n in zip(weights, lines, of, strict=True)])
     whole = sum([w * n for w, n in zip(weights, of, strict=True)])
     both = zip(weights, of, strict=True)
-    squares = sum([w * v * min(n, m) for w, n in both for v, m in zip(weights, of, strict=True)])  # one is in the other
+    squares = sum([w * v * min(n, m) for w, n in both for v, m in zip(weights, of, strict=True)])  # tails are nested
     return score, share * (1.0 - share) * (squares - whole * whole / total) * total / (total - 1)
 
 
@@ -270,18 +273,18 @@ def count(buckets: dict[int, int], values: list[float]) -> None:
 
 
 def _variance(of: float, total: int, share: float) -> float:
-    """Of how many are the canary's, if `of` are drawn from all without looking."""
+    """Variance of the canary's count, if `of` requests are drawn at random from all."""
     return of * share * (1.0 - share) * (total - of) / (total - 1)
 
 
 class Failures:
-    """The same for what went wrong: every failure is conspicuous."""
+    """Evidence about failures: every failure counts."""
 
     def __init__(self, acceptable: float, block: int) -> None:
         self.harm = Harm()
         self.spread = BlockVariance()
         self.counts = {True: [0, 0], False: [0, 0]}
-        """Of canary and baseline: requests, and those that failed."""
+        """Requests and failed requests, by canary (True) and baseline (False)."""
         self._acceptable = acceptable
         self._block = block
         self._now = {True: [0, 0], False: [0, 0]}
@@ -300,7 +303,8 @@ class Failures:
             self.counts[canary][1] += seen[1]
         if not requests or not others:
             return False
-        # Each of its requests may fail so many times as often as the others': that is a larger share of failures.
+        # The canary's requests may fail `acceptable` times as often as the others, which is a larger share of the
+        # failures.
         share = self._acceptable * requests / (self._acceptable * requests + others)
         of, total = failed + others_failed, requests + others
         plain = requests / total
@@ -310,8 +314,8 @@ class Failures:
         return True
 
     def worst_difference(self, z: float) -> float:
-        """How many more of its requests may fail, at most (Agresti and Caffo's interval: one failure and one success
-        are added to each, so that none in a few is no proof)."""
+        """Upper bound on the canary's extra failure rate (Agresti and Caffo's interval: one failure and one success are
+        added to each version, so that no failure in a few requests is no proof)."""
         (n, failed), (m, others) = self.counts[True], self.counts[False]
         p, q = (failed + 1) / (n + 2), (others + 1) / (m + 2)
         error = sqrt(self.spread.factor * (p * (1 - p) / (n + 2) + q * (1 - q) / (m + 2)))

@@ -1,13 +1,13 @@
-"""Which version of a model does this request get, and is it time for the next step?
+"""Chooses the version of a model for each request, and decides when a rollout takes its next step.
 
-A request's version follows from a hash of its session (or tenant, or itself), so it stays the same without anybody
-remembering it. A new version takes its share from the front of that hash: whoever has it keeps it while the share
-grows, and everybody else stays where they are.
+A request's version follows from a hash of its session (or tenant, or itself), so it stays the same without being
+stored. A new version takes its share from the front of that hash: a session that has the new version keeps it while the
+share grows, and all others stay where they are.
 
-    canary       a share in steps; the verdict (verdict.py) decides about the next, by itself
+    canary       a share in steps; the verdict (verdict.py) decides about the next one automatically
     split        a fixed share, A/B: compared, but nothing is decided
-    blue_green   everything at once; the old version is kept warm
-    shadow       copies only: clients never see it
+    blue_green   all requests at once; the old version is kept warm
+    shadow       copies only: clients never see its answers
 
 Times are wall-clock seconds: a soak outlives the process.
 """
@@ -30,12 +30,12 @@ HISTORY: Final = 50
 
 class Stage(Enum):
     STABLE = "stable"
-    """As configured."""
+    """The configured weights hold."""
     CANARY = "canary"
     SOAKING = "soaking"
-    """Proven fine, and watched for some time at the last step."""
+    """Proven fine, and watched at the last step until the soak time is over."""
     HELD = "held"
-    """Not enough evidence: somebody must decide."""
+    """Not enough evidence: an operator must decide."""
     SPLIT = "split"
     SHADOW = "shadow"
     PROMOTED = "promoted"
@@ -46,18 +46,18 @@ class RolloutEvent(Enum):
     WORSE = auto()
     FINE = auto()
     UNSURE = auto()
-    """The limit is reached, and the config says to roll back."""
+    """The request limit is reached, and the config says to roll back."""
     UNDECIDED = auto()
-    """The same, and it says to hold."""
+    """The request limit is reached, and the config says to hold."""
     SOAKED = auto()
     PROMOTE = auto()
-    """Somebody said so."""
+    """An operator promoted the version."""
     ROLLBACK = auto()
 
 
 _HOME, _GO, _SOAK, _HELD, _SPLIT, _COPY, _ALL, _BACK = Stage
 NEXT: Final[dict[Stage, tuple[Stage, ...]]] = {
-    # What comes of   WORSE   FINE    UNSURE  UNDECIDED  SOAKED  PROMOTE ROLLBACK
+    # Next stage on     WORSE   FINE    UNSURE  UNDECIDED  SOAKED  PROMOTE ROLLBACK
     Stage.STABLE:      (_HOME,  _HOME,  _HOME,  _HOME,     _HOME,  _HOME,  _HOME),
     Stage.CANARY:      (_BACK,  _SOAK,  _BACK,  _HELD,     _GO,    _ALL,   _BACK),
     Stage.SOAKING:     (_BACK,  _SOAK,  _SOAK,  _SOAK,     _ALL,   _ALL,   _BACK),
@@ -67,8 +67,8 @@ NEXT: Final[dict[Stage, tuple[Stage, ...]]] = {
     Stage.PROMOTED:    (_ALL,   _ALL,   _ALL,   _ALL,      _ALL,   _ALL,   _BACK),
     Stage.ROLLED_BACK: (_BACK,  _BACK,  _BACK,  _BACK,     _BACK,  _BACK,  _BACK),
 }  # fmt: skip
-"""By stage, in the order of RolloutEvent. Only a person ends a split or a shadow, or undoes a promotion: after it there
-is no baseline beside it to be compared with."""
+"""The next stage, by stage and in the order of RolloutEvent. Only an operator ends a split or a shadow, or undoes a
+promotion: after a promotion no baseline runs beside the version for comparison."""
 UNDER_WAY: Final = frozenset((Stage.CANARY, Stage.SOAKING, Stage.HELD, Stage.SPLIT, Stage.SHADOW))
 FIRST: Final[dict[Mode, Stage]] = {
     "canary": Stage.CANARY,
@@ -86,18 +86,18 @@ _COLUMN: Final = {happened: index for index, happened in enumerate(RolloutEvent)
 
 
 class TrafficSplit(msgspec.Struct, frozen=True):
-    """Who gets which version. A value: swapping it for another is one assignment."""
+    """The versions' shares of the requests. A value: swapping it for another is one assignment."""
 
     weights: tuple[tuple[str, float], ...]
-    """Of the versions that are not being tried out; they add up to 1."""
+    """Weights of the versions that are not being tried out; they add up to 1."""
     candidate: str | None = None
     share: float = 0.0
 
     def pick(self, digest: bytes) -> tuple[str, float]:
-        """The version and its share of all requests, from 16 bytes of hash."""
+        """The version and its share of all requests, drawn with 16 bytes of hash."""
         if self.candidate is not None and int.from_bytes(digest[:8]) < self.share * 2**64:
             return self.candidate, self.share
-        # By other bytes: among the old versions everybody stays where they were, however large the share becomes.
+        # With other bytes: among the old versions every session stays where it was, however large the share becomes.
         left = int.from_bytes(digest[8:16]) / 2**64
         rest = 1.0 - self.share
         for version, weight in self.weights:
@@ -108,8 +108,8 @@ class TrafficSplit(msgspec.Struct, frozen=True):
         return version, weight * rest
 
     def others(self, drawn: str, digest: bytes) -> tuple[str, ...]:
-        """Versions that may answer where no replica of the drawn one is usable: the stable one that this request would
-        have without the candidate, then the other stable ones, then the candidate."""
+        """Versions that may answer while no replica of the drawn one is usable: first the stable one that this request
+        would have without the candidate, then the other stable ones, then the candidate."""
         stable = TrafficSplit(self.weights).pick(digest)[0]
         order = [stable, *[version for version, _ in self.weights if version != stable]]
         if self.candidate is not None and self.share > 0:
@@ -118,12 +118,13 @@ class TrafficSplit(msgspec.Struct, frozen=True):
 
 
 def digest_of(name: str, key: str) -> bytes:
-    """Independent for each public name, so that the same sessions are not always the first to be tried on."""
+    """The hash of a session or tenant, independent for each public name, so that new versions are not always tried on
+    the same sessions first."""
     return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, key=name.encode()[:64]).digest()
 
 
 class RolloutStep(msgspec.Struct, frozen=True):
-    """What was done, when and why."""
+    """One step of a rollout: what was done, when and why."""
 
     at: float
     stage: str
@@ -132,13 +133,13 @@ class RolloutStep(msgspec.Struct, frozen=True):
 
 
 class No(msgspec.Struct, frozen=True):
-    """It can't be done."""
+    """A command that cannot be carried out."""
 
     why: str
 
 
 class Rollout:
-    """Of one public name with versions."""
+    """The rollout of one public name with versions."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -150,12 +151,12 @@ class Rollout:
         """When the stage or step began."""
         self.history: deque[RolloutStep] = deque(maxlen=HISTORY)
         self.judge: Judge | None = None
-        """None: there is nothing to compare."""
+        """The comparison of both versions; None: there is nothing to compare."""
         self.verdict: Verdict | None = None
         self._weights = _shares({version.name: version.weight for version in config.versions})
         self._step = 0
         self._step_from = (0, 0)
-        """Requests of both, and of the canary, when the step began."""
+        """Requests of both versions, and of the canary, when the step began."""
 
     # -- who gets what -------------------------------------------------------------------------------------
 
@@ -172,20 +173,20 @@ class Rollout:
 
     @property
     def shadow(self) -> tuple[str, float] | None:
-        """The version that gets copies, and of how many."""
+        """The version that gets copies, and the share of requests that are copied; None: no shadow runs."""
         return (self.candidate, self.share) if self.stage is Stage.SHADOW and self.candidate is not None else None
 
     # -- what people say -----------------------------------------------------------------------------------
 
     def start(self, version: str, mode: Mode, share: float | None, now: float) -> RolloutStep | No:
-        """`share`: of a split or a shadow; None: the config's."""
+        """Starts to try out a version. `share`: the share of a split or a shadow; None: the config's."""
         config, names = self.config, [one.name for one in self.config.versions]
         if version not in names:
             return No(f"{config.name} has no version {version}; there is {', '.join(names)}")
         if self.stage in UNDER_WAY:
             return No(f"{self.candidate} of {config.name} is being tried out: promote it or roll it back first")
         if self.stage is Stage.PROMOTED and self.candidate is not None:
-            self._weights = {self.candidate: 1.0}  # what was promoted before is what one comes back to now
+            self._weights = {self.candidate: 1.0}  # a promoted version is what a later rollback returns to
         if self._weights.get(version, 0.0) >= 1.0:
             return No(f"{version} has all requests already")
         if mode == "shadow" and self._weights.get(version, 0.0) > 0:
@@ -221,7 +222,7 @@ class Rollout:
             self.judge.take(sample)
 
     def look(self, now: float) -> RolloutStep | None:
-        """What follows from what was seen, if anything."""
+        """The step that follows from the samples so far; None: no change."""
         judge, canary = self.judge, self.config.canary
         if judge is None:
             return None
@@ -235,7 +236,7 @@ class Rollout:
             return None
         last = self._step == len(canary.steps) - 1
         if last and self.verdict is not None and self.verdict.state == "fine":
-            # The soak counts from the last step: proving and soaking go on at the same time.
+            # The soak counts from the start of the last step: proving and soaking overlap.
             return self._go(RolloutEvent.FINE, self.verdict.reason, now, since=self.since)
         if judge.requests >= canary.limit_requests:
             why = "no request of it has ended" if self.verdict is None else self.verdict.reason
@@ -266,7 +267,8 @@ class Rollout:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> str | None:
-        """Go on from there; what was seen is seen anew, so a step may take longer. Why not, if that can't be."""
+        """Continues a rollout after a restart. Samples are not kept, so a step may take longer. Returns why it cannot
+        be continued; None: it was."""
         try:
             known = {version.name for version in self.config.versions}
             weights = {str(name): float(weight) for name, weight in kept["weights"].items()}

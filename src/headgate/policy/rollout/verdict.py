@@ -1,14 +1,14 @@
-"""Is the new version worse than the old one beside it, or surely fine, or is that not known yet?
+"""Judges a new version against the old one beside it: worse, fine, or undecided.
 
-    worse       proven to be slower than `acceptable` times the old one at p90, p95 or p99 of TTFT, TPOT, end to end or
-                the time in the queue, to fail more often, or to answer at another length
-    fine        proven to be faster than `unacceptable` times the old one at all of them, and to fail no more than
-                `error_margin` more often
+    worse       proven to be slower than `acceptable` times the old one at p90, p95 or p99 of TTFT, TPOT or end to end,
+                or at p95 of the queue wait; to fail more often; or to answer at another length
+    fine        proven to be faster than `unacceptable` times the old one at every percentile of TTFT, TPOT and end to
+                end, and to fail at most `error_margin` more often
     undecided   neither, so far
 
-How it is proven is contest.py's matter. For "worse" all tests together are wrong in at most FALSE_ALARM of rollouts,
-however long they last: the mean of their likelihood ratios is one too. For "fine" each test is wrong in at most
-FALSE_PROMISE, and since all must agree, so is the verdict.
+The proofs are in contest.py. For "worse" all tests together are wrong in at most FALSE_ALARM of rollouts, however long
+they last: the mean of their likelihood ratios is a likelihood ratio too. For "fine" each test is wrong in at most
+FALSE_PROMISE of rollouts, and since all must agree, so is the verdict.
 """
 
 from math import erf, exp, log, sqrt
@@ -24,32 +24,33 @@ from headgate.model.record import Record
 from headgate.policy.rollout.contest import Contest, Failures, Harm, log_mean
 
 FALSE_ALARM: Final = 0.02
-"""Rollouts of an equal version that are rolled back by mistake, at most."""
+"""Maximum share of rollouts of an equal version that are rolled back by mistake."""
 FALSE_PROMISE: Final = 0.04
-"""Rollouts of an unacceptable version that are promoted, at most."""
+"""Maximum share of rollouts of an unacceptable version that are promoted."""
 LINE: Final = NormalDist().inv_cdf(1 - FALSE_PROMISE / 2)
-"""A sum without drift is beyond it at the end in half the cases in which it ever was."""
+"""Standard deviations that prove a figure fine. A sum without drift ends beyond it in half the cases in which it ever
+passes it."""
 ERROR_Z: Final = 2.58
 SELDOM: Final = 0.2
-"""A figure that fewer requests have than this share is not waited for."""
+"""Share of the requests below which a figure is not waited for."""
 PERCENTILES: Final = (90, 95, 99)
 FLOORS: Final = {"ttft": 0.01, "tpot": 0.001, "e2e": 0.02, "queue": 0.05}
-"""Seconds that nobody notices: below, versions are alike."""
+"""Durations in seconds that no client notices: below them versions are alike."""
 MORE_FAILURES: Final = 1.5
-"""Failing up to this many times as often may be chance of the mix; more, proven, is harm."""
+"""Multiple of the old version's failure rate that may be chance of the mix; more, proven, is harm."""
 FAILURE_BLOCK: Final = 40
-"""Small: a version that only fails must be noticed at once."""
+"""Requests in a block of failures. Few, because a version that only fails must be noticed at once."""
 
 State = Literal["worse", "fine", "undecided"]
 
 NOT_ITS_DOING: Final = frozenset(
     (Outcome.OVER_LIMIT, Outcome.UNAUTHORIZED, Outcome.SLOW_CLIENT, Outcome.CANCELLED)
 )  # fmt: skip
-"""What a version has no part in. An invalid request counts: whether it is one, the engine decides."""
+"""Outcomes in which a version has no part. An invalid request counts, because the engine decides whether it is one."""
 
 
 class VersionSample(msgspec.Struct, frozen=True, gc=False):
-    """What one request says about the version that served it."""
+    """What one request says about the version that served it. None: nothing about that figure."""
 
     canary: bool
     ttft_s: float | None = None
@@ -58,18 +59,19 @@ class VersionSample(msgspec.Struct, frozen=True, gc=False):
     queue_s: float | None = None
     output_tokens: int | None = None
     failed: bool | None = None
-    """None: that is not for it to say, since the client left."""
+    """Whether the request failed; None: unknown, since the client left."""
 
 
 def sample_of(record: Record, canary: bool) -> VersionSample | None:
-    """None: it says nothing about any version."""
+    """The sample of a finished request; None: it says nothing about any version."""
     outcome = record.outcome
     if outcome is Outcome.COMPLETED:
         return VersionSample(
             canary, record.ttft_s, record.tpot_s, record.e2e_s, record.queue_s, record.output_tokens or None, False
         )
     if outcome is Outcome.CANCELLED:
-        # Those who lost patience waited at least so long: without them, the slower version would look better.
+        # A client that lost patience waited at least this long: without such samples, the slower version would look
+        # better.
         if not record.stream:
             return VersionSample(canary, e2e_s=record.e2e_s, queue_s=record.queue_s)
         return None if record.ttft_s is not None else VersionSample(canary, ttft_s=record.e2e_s, queue_s=record.queue_s)
@@ -84,20 +86,20 @@ class VerdictRow(msgspec.Struct, frozen=True):
     baseline: float | None
     canary: float | None
     worse: float
-    """How sure it is that the canary is worse than acceptable, 0 to 1; looking often does not make it surer."""
+    """Confidence that the canary is worse than acceptable, 0 to 1. Reading it often does not raise it."""
     fine: float | None
-    """How sure it is that it is better than unacceptable; None: not asked."""
+    """Confidence that the canary is better than unacceptable, 0 to 1; None: not tested."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     state: State
     reason: str
     confidence: float
-    """In the state; for undecided, in the better of the other two."""
+    """Confidence in the state, 0 to 1; for undecided, in how far "fine" is proven."""
 
 
 class Judge:
-    """Of one rollout. Bounded: it keeps one block of each figure, and sums."""
+    """The judge of one rollout. Its memory is bounded: one block of each figure, and sums."""
 
     def __init__(self, config: CanaryConfig) -> None:
         self._config = config
@@ -108,7 +110,7 @@ class Judge:
             "output": Contest((50, 90), config.longer, None),
         }
         self._shorter = Contest((50,), config.longer, None)
-        """The other way round: the baseline's answers are longer."""
+        """The reverse test: the baseline's answers are longer."""
         self._failures = Failures(MORE_FAILURES, FAILURE_BLOCK)
         self.requests = 0
         self.canary_requests = 0
@@ -116,7 +118,7 @@ class Judge:
         self._share = 0.0
         self._exposure = 0.0
         self._in_all: float | None = None
-        """What there will be of it at the limit; None: it is not the last step yet."""
+        """Value of `_exposure` at the request limit; None: the last step has not begun."""
 
     def take(self, sample: VersionSample) -> None:
         canary = sample.canary
@@ -142,12 +144,13 @@ class Judge:
 
     @property
     def news(self) -> bool:
-        """Whether there is anything new to see since this was last asked."""
+        """Whether the evidence changed since the last call."""
         news, self._news = self._news, False
         return news
 
     def step(self, share: float, requests_left: int | None) -> None:
-        """From now on the canary has another share. At the last step, with so many requests left to prove it fine."""
+        """Gives the canary another share from now on. `requests_left`: requests left to prove it fine; None: not the
+        last step."""
         for contest in (*self._contests.values(), self._shorter):
             contest.close()
         self._failures.close()
@@ -176,7 +179,7 @@ class Judge:
         return Verdict("fine", f"less than {plain(bound, 6)} times as slow at every percentile", _sure(slowest[2]))
 
     def rows(self) -> list[VerdictRow]:
-        """For people: what is compared, and how sure it is."""
+        """The comparisons and their confidence, for people."""
         proven = {(figure, percentile): _sure(z) for figure, percentile, z in self._fines()}
         rows = []
         for figure, percentile, harm in self._harms():
@@ -197,7 +200,7 @@ class Judge:
         return found
 
     def _fines(self) -> list[tuple[str, int, float]]:
-        """How far each figure has come on the way to being proven fine. Nowhere, before the last step."""
+        """How far each figure has come towards being proven fine, in standard deviations; 0 before the last step."""
         part = self._exposure / self._in_all if self._in_all else 0.0
         return [
             (name, percentile, fine.z(part))
