@@ -1,8 +1,8 @@
-"""What do replicas cost, and what for? Replica-hours that were held, over the tokens of the same time.
+"""Computes what replicas cost per token: replica-hours held, over the tokens of the same time.
 
-A replica is held, and paid for, from the moment its start is asked for until it is gone: while it starts, is parked,
-drains or is out, too. Their number over time is added up as it changes, so that the answer does not depend on how many
-there happen to be when somebody asks.
+A replica is held, and paid for, from the moment its start is asked for until it is gone: also while it starts, is
+parked, drains or is out. The number of replicas is integrated over time as it changes, so that the answer does not
+depend on how many there happen to be at the moment of the question.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from typing import Final
 
 HOUR_S: Final = 3600
 MARK_S: Final = 60.0
-"""How often it is noted where the sums stand: an hour that ends now begins at most so much earlier."""
+"""Seconds between two notes of the sums: the last hour begins at most this much too early."""
 MARKS: Final = 62
 KEEP_HOURS: Final = 31 * 24 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From some moment until now."""
+    """The time from some moment until now."""
 
     held_s: float
     """Replica-seconds."""
@@ -26,7 +26,7 @@ class Stretch:
     took_s: float
 
     def per_1000_tokens(self, price_per_hour: float) -> float | None:
-        """None: there were no tokens to pay for."""
+        """Cost per 1 000 tokens; None: there were no tokens."""
         return price_per_hour * self.held_s / HOUR_S / self.tokens * 1000 if self.tokens > 0 else None
 
 
@@ -35,16 +35,16 @@ class ReplicaHours:
         self.total_s = 0.0
         """Replica-seconds since the beginning."""
         self.by_hour: dict[int, float] = {}
-        """The same by hour of the wall clock (its first second), the oldest first; of the last month."""
+        """Replica-seconds by hour of the wall clock (its first second), the oldest first; the last month."""
         self._replicas = 0.0
         self._tokens = 0
         self._at = now
         self._marks: deque[tuple[float, float, int]] = deque([(now, 0.0, 0)], maxlen=MARKS)
-        """When, replica-seconds by then, tokens by then."""
+        """(time, replica-seconds by then, tokens by then)."""
 
     def see(self, replicas: float, tokens: int, now: float, wall: float) -> None:
-        """So many are held from now on, and so many tokens were made since the beginning. Part of a replica: it is
-        shared with other gateways, which pay for the rest."""
+        """Records that `replicas` are held from now on and `tokens` were produced since the beginning. A fraction of a
+        replica: other gateways share it and pay for the rest."""
         passed_s = max(0.0, now - self._at)
         held_s = self._replicas * passed_s
         self.total_s += held_s
@@ -55,7 +55,7 @@ class ReplicaHours:
             self._marks.append((self._at, self.total_s, tokens))
 
     def last_hour(self) -> Stretch:
-        """The last hour, as of the last look; since the beginning, if that was later."""
+        """The last hour up to the last look; since the beginning, if that is shorter."""
         since = self._at - HOUR_S
         begin = next((mark for mark in reversed(self._marks) if mark[0] <= since), self._marks[0])
         return Stretch(self.total_s - begin[1], self._tokens - begin[2], self._at - begin[0])

@@ -1,13 +1,13 @@
-"""How much will come? Demand by time of day and week, learned as it goes by.
+"""Forecasts demand by time of day and week, learned from past demand.
 
-A week has 1 008 slots of ten minutes. Of each the mean demand is kept on the days it was last seen, with the day's
-number. What is expected of a slot is a quantile over those: the same slot of the week counts most, the same time on
-other days less, working days and weekends least for each other, and what is older less than what is newer. So one day
-of history says something, a week says more, and an odd day, busy or dead, moves the quantile little. If the last hours
-were above or below what was expected of them, what is expected next is moved by as much.
+A week has 1 008 slots of ten minutes. For each slot the forecast keeps the mean demand on the days it was last seen,
+with the day's number. The expected demand of a slot is a quantile over those: the same slot of the week counts most,
+the same time on other days less, working days and weekends least for each other, and older values less than newer ones.
+So one day of history says something, a week says more, and an odd day, busy or dead, moves the quantile little. If the
+last hours were above or below the forecast, the next hours are moved in proportion, by a factor of e^0.4 at most.
 
-Hours are UTC. Where clocks are put forward, peaks move by one hour, and the forecast follows within days; until then
-the queue decides, as it always may.
+Hours are UTC. Where clocks change for summer time, peaks move by one hour, and the forecast follows within days; until
+then the queue signal decides, as it always may.
 """
 
 from bisect import bisect_left
@@ -23,15 +23,16 @@ SLOT_S = 600
 DAY_SLOTS = 144
 WEEK_SLOTS = 7 * DAY_SLOTS
 WEEKS = 6
-"""Most values kept of a slot: one a week. 6 048 numbers in all."""
+"""Maximum values kept of a slot: one a week. 6 048 numbers in all."""
 HALF_LIFE_DAYS = 14.0
 OTHER_DAY, OTHER_KIND = 0.5, 0.25
-"""What another day's value counts, and one from the weekend for a working day or the other way round."""
+"""Weight of another day's value, and of a weekend's value for a working day or the reverse."""
 LEAST_SHARE = 0.5
-"""Of a slot, what must have been watched for it to count."""
+"""Share of a slot that must have been watched for it to count."""
 LEVEL_SLOTS = 6.0
 LEVEL_MOST = 0.4
-"""The last hours' surprise is forgotten over so many slots, and never moves the forecast by more than e to this."""
+"""The last hours' deviation is forgotten over LEVEL_SLOTS slots, and moves the forecast by at most a factor of
+e^LEVEL_MOST."""
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -39,9 +40,9 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 class ExpectedDemand:
     demand: float
     wall: float
-    """When: the beginning of the slot in which most is expected, or now if that is the one under way."""
+    """The beginning of the slot with the highest expected demand, or now if that slot has begun."""
     days: int
-    """Days behind it."""
+    """Days of history behind the value."""
 
     def __str__(self) -> str:
         known = "1 day is" if self.days == 1 else f"{self.days} days are"
@@ -54,27 +55,27 @@ class Forecast:
             raise ValueError(f"expected a quantile above 0, at most 1, got {quantile!r}")
         self.quantile = quantile
         self.pace = Pace()
-        """What a replica carries: without it demand could not be told in replicas."""
+        """What a replica carries, needed to express demand in replicas."""
         self.level = 0.0
-        """Logarithm of how the last hours compare to what was expected of them."""
+        """Logarithm of the ratio of the last hours' demand to the forecast for them."""
         self._seen: dict[int, list[tuple[int, float]]] = {}
         """By slot of the week: (day, demand), the latest last."""
         self._slot = -1
-        """The one under way, counted from 1970."""
+        """The current slot, counted from 1970."""
         self._first = self._last = 0.0
         self._sum = 0.0
         self._known: dict[int, ExpectedDemand] = {}
-        """Answers, until something is learned."""
+        """Computed forecasts by slot, until a slot is learned."""
 
     @property
     def slots(self) -> int:
-        """Of the week, those something is known of."""
+        """Number of slots of the week with history."""
         return len(self._seen)
 
     # -- learning ---------------------------------------------------------------------------------------------
 
     def observe(self, wall: float, demand: float) -> None:
-        """Demand has been this much since it was last told. A pause longer than half a slot is not filled in."""
+        """Records the demand since the last call. A pause longer than half a slot is not filled in."""
         if not (isfinite(wall) and isfinite(demand)) or wall < 0 or demand < 0:
             return
         slot = int(wall // SLOT_S)
@@ -84,7 +85,7 @@ class Forecast:
             self._finish()
             self._slot, self._first, self._last, self._sum = slot, wall, wall, 0.0
         elif wall < self._last:
-            self._first, self._last, self._sum = wall, wall, 0.0  # somebody set the clock
+            self._first, self._last, self._sum = wall, wall, 0.0  # the clock was set back
         else:
             self._add(wall, demand)
 
@@ -119,7 +120,7 @@ class Forecast:
         return 0.0 if expected is None else expected.demand
 
     def expect(self, wall_from: float, wall_to: float) -> ExpectedDemand | None:
-        """The most between the two; None: nothing is known of that time. At most a week ahead."""
+        """The highest expected demand between the two, at most a week ahead; None: nothing is known of that time."""
         first = int(wall_from // SLOT_S)
         last = min(int(wall_to // SLOT_S), first + WEEK_SLOTS)
         most: ExpectedDemand | None = None
@@ -143,7 +144,7 @@ class Forecast:
 
     def _quantile(self, slot: int, level: float) -> ExpectedDemand | None:
         day, time = divmod(slot, DAY_SLOTS)
-        # Day 0 was a Thursday; what the week's days are called does not matter here, only which are the weekend.
+        # Day 0 was a Thursday; only which days are the weekend matters here.
         values: list[tuple[float, float]] = []
         days = set()
         for other in range(7):
@@ -161,7 +162,7 @@ class Forecast:
     # -- keeping ----------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a file; about 100 kB at most."""
+        """The forecast as plain data for a file; about 100 kB at most."""
         seen = {str(slot): [[day, _round(demand)] for day, demand in kept] for slot, kept in self._seen.items()}
         under_way = [self._slot, self._first, self._last, self._sum]
         return {
@@ -175,7 +176,7 @@ class Forecast:
 
     @classmethod
     def from_dict(cls, data: Any, quantile: float = 0.5) -> "Forecast":
-        """Raises ValueError for what this version can't read: then it is learned anew."""
+        """Reads a forecast from plain data. Raises ValueError for data that this version cannot read."""
         made = cls(quantile)
         if not isinstance(data, dict) or data.get("version") != VERSION or data.get("slot_s") != SLOT_S:
             raise ValueError(f"not a forecast of version {VERSION}")
@@ -194,7 +195,7 @@ class Forecast:
 
 
 def clock(wall: float) -> str:
-    """Such as Tue 09:10 UTC."""
+    """Formats a time such as Tue 09:10 UTC."""
     minutes = int(wall // 60)
     return f"{DAYS[(minutes // 1440 + 3) % 7]} {minutes // 60 % 24:02d}:{minutes % 60:02d} UTC"
 
@@ -204,7 +205,7 @@ def _weekend(day: int) -> bool:
 
 
 def _weighted(values: list[tuple[float, float]], level: float) -> float:
-    """The least value that so much of all weight is not above."""
+    """The smallest value at which the summed weights reach `level` of all weight."""
     values.sort()
     sums = list(accumulate(weight for _, weight in values))
     return values[bisect_left(sums, level * sums[-1] - 1e-12)][0]

@@ -1,21 +1,21 @@
-"""How long is a number of replicas kept after it was last needed?
+"""Decides how long a number of replicas is kept after it was last needed.
 
-For the cooldown, at first. A number that is given up and soon needed again was given up too early: from then on it is
-kept four times as long, then eight times. So bursts that come back every few minutes do not start and stop the same
-replica each time. Once it is not missed for long, the time goes back. This is for small pools: one replica of thirty
-that comes and goes follows the load, and to keep it cost a tenth more replica-hours over a day.
+At first for one cooldown. A number that is given up and soon needed again was given up too early: from then on it is
+kept four times as long, then eight times. So bursts that return every few minutes do not start and stop the same
+replica each time. Once the number is not missed for long, the time shrinks again. This is for small pools: one replica
+of thirty that comes and goes follows the load, and keeping it cost a tenth more replica-hours over a day.
 """
 
 from dataclasses import dataclass
 from math import inf
 
 LONGER, MOST = 4.0, 8.0
-"""How much longer a number is kept that was missed, and for how long at most, in cooldowns."""
+"""Factor by which a missed number is kept longer, and the maximum time in cooldowns."""
 LARGE = 12
-"""Replicas of a pool in which no number is kept for longer than a cooldown; in one of half as many, four times as
-long at most."""
+"""Replicas from which on no number is kept for longer than a cooldown; a number of half as many is kept for four
+cooldowns at most."""
 SOON = 3.0
-"""A number is missed if it is needed again within so many times what it was kept for."""
+"""A number is missed if it is needed again within this multiple of the time that it was kept."""
 
 
 @dataclass(slots=True)
@@ -23,25 +23,24 @@ class _Level:
     needed_at: float = -inf
     given_up_at: float = -inf
     times: float = 1.0
-    """Cooldowns that it is kept for."""
+    """Cooldowns that the number is kept for."""
 
 
 class Levels:
-    """Of one pool. As many are remembered as it ever had replicas."""
+    """The levels of one pool. It remembers as many as the pool ever had replicas."""
 
     def __init__(self) -> None:
         self._levels: list[_Level] = []
-        """Of one replica, of two, …"""
+        """The level of one replica, of two, …"""
 
     def need(self, count: int, now: float) -> None:
-        """So many would do at this moment."""
+        """Records that `count` replicas are needed at this moment."""
         self._grow(count)
         for level in self._levels[:count]:
             level.needed_at = now
 
     def kept(self, now: float, cooldown_s: float, *, patient: bool = True) -> int:
-        """The most that were needed not long enough ago to do with fewer. Not patient: what was missed before does not
-        count."""
+        """The largest number that was needed too recently to be given up. Not patient: earlier misses do not count."""
         for count in range(len(self._levels), 0, -1):
             level = self._levels[count - 1]
             if now - level.needed_at <= cooldown_s * (level.times if patient else 1.0):
@@ -49,7 +48,7 @@ class Levels:
         return 0
 
     def changed(self, before: int, after: int, now: float, cooldown_s: float) -> None:
-        """So many serve from now on."""
+        """Records that `after` replicas serve from now on, instead of `before`."""
         self._grow(max(before, after))
         for level in self._levels[after:before]:
             level.given_up_at = now
@@ -60,7 +59,7 @@ class Levels:
                 level.times = max(1.0, level.times / LONGER)
 
     def patience(self, count: int) -> float:
-        """How many cooldowns this number is kept for."""
+        """Cooldowns that this number is kept for."""
         return self._levels[count - 1].times if 0 < count <= len(self._levels) else 1.0
 
     def _grow(self, count: int) -> None:

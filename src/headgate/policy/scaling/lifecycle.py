@@ -1,8 +1,8 @@
-"""Where is a replica between being wanted and being gone?
+"""Defines a replica's lifecycle, from its start to its end, as a total table.
 
-Whether a replica that serves is well is another question, and health.py's: a replica that is ejected for a moment is
-still SERVING here. This table says what the fleet may do with it. Nothing is routed to, drained or parked before it has
-been READY, and what is PARKED has been warmed, so that taking it into use costs no more than routing to it.
+Whether a serving replica is healthy is decided in health.py: a replica that is ejected for a moment is still SERVING
+here. This table says what the fleet may do with a replica. No replica is routed to, drained or parked before it has
+been READY, and a PARKED replica has been warmed, so that taking it into use costs no more than routing to it.
 """
 
 from enum import Enum, IntEnum
@@ -10,22 +10,22 @@ from enum import Enum, IntEnum
 
 class Lifecycle(IntEnum):
     STARTING = 0
-    """Asked for; nothing answers yet."""
+    """Asked for; the replica does not answer yet."""
     WARMING = 1
-    """It answers, loads its model and runs its first prompts."""
+    """The replica answers, loads its model and runs its first prompts."""
     READY = 2
-    """Warm. It has not been decided yet whether it serves or is parked."""
+    """Warm. Whether the replica serves or is parked has not been decided yet."""
     RAMPING = 3
-    """Gets a share of requests that grows."""
+    """Gets a growing share of requests."""
     SERVING = 4
     DRAINING = 5
-    """Gets nothing new; what it has may finish."""
+    """Gets no new requests; those it has may finish."""
     PARKED = 6
-    """The warm pool: loaded, warmed, watched and kept warm, and gets no requests."""
+    """The warm pool: loaded, warmed, watched and kept warm, without requests."""
     STOPPED = 7
-    """Ended, or about to, because it was told to."""
+    """Ended, or about to, on command."""
     FAILED = 8
-    """Ended, or out of reach, and nobody had asked for that."""
+    """Ended or out of reach, without a command."""
 
 
 class LifecycleEvent(Enum):
@@ -50,21 +50,21 @@ NEXT: dict[
     LifecycleEvent.STARTED: (STARTING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STARTING, STARTING),
     LifecycleEvent.ANSWERED: (WARMING, WARMING, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
     LifecycleEvent.WARMED: (READY, READY, READY, RAMPING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
-    # What was parked or draining is warm and was watched all along: a ramp would only make the burst wait for it.
+    # A parked or draining replica is warm and was watched all along: a ramp would only make the burst wait for it.
     LifecycleEvent.ACTIVATED: (STARTING, WARMING, RAMPING, RAMPING, SERVING, SERVING, SERVING, STOPPED, FAILED),
     LifecycleEvent.RAMPED: (STARTING, WARMING, READY, SERVING, SERVING, DRAINING, PARKED, STOPPED, FAILED),
-    # Before it is warm there is nothing to drain: it is stopped, or waited for.
+    # Before a replica is warm there is nothing to drain: it is stopped, or waited for.
     LifecycleEvent.DRAIN: (STARTING, WARMING, DRAINING, DRAINING, DRAINING, DRAINING, DRAINING, STOPPED, FAILED),
-    # One that serves is drained first: parked ones are empty.
+    # A serving replica is drained first: parked replicas are empty.
     LifecycleEvent.PARK: (STARTING, WARMING, PARKED, RAMPING, SERVING, PARKED, PARKED, STOPPED, FAILED),
     LifecycleEvent.STOPPED: (STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED, STOPPED),
     LifecycleEvent.LOST: (FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, FAILED, STOPPED, FAILED),
 }
 
 ROUTED = frozenset((RAMPING, SERVING))
-"""Those that get requests."""
+"""Replicas that get requests."""
 COMING = frozenset((STARTING, WARMING))
-"""Those that will be of use, and are not yet."""
+"""Replicas that are on their way and cannot be used yet."""
 OVER = frozenset((STOPPED, FAILED))
 
 

@@ -1,8 +1,8 @@
-"""What does one replica carry? Tokens a second of the requests that keep it at its target.
+"""Learns what one replica carries: the tokens per second of the requests that keep it at its target.
 
-Learned from how full replicas are at what comes. They are not full in proportion: a fuller batch is slower, and so
-holds more requests for the same rate. So only what is seen in the middle counts, half the target and more, and counts
-more the nearer it is. While requests wait, more comes than is carried, and nothing is learned.
+The pace is learned from how full replicas are at a given demand. Fullness is not proportional to demand: a fuller batch
+is slower, and so holds more requests for the same rate. So only observations at half the target and above count, and
+count more the nearer they are to it. While requests wait, demand exceeds what is carried, and nothing is learned.
 """
 
 from collections.abc import Sequence
@@ -10,24 +10,25 @@ from math import isfinite
 from typing import Any
 
 NEAR = 0.5
-"""Share of the target from which on anything can be told."""
+"""Share of the target below which an observation says nothing."""
 MEMORY_S = 3600.0
 ENOUGH_S = 300.0
-"""Seconds near the target before it is believed."""
+"""Seconds near the target before the pace is believed."""
 
 
 class Pace:
     def __init__(self, tokens_per_s: float = 0.0, learned_s: float = 0.0) -> None:
         self.tokens_per_s = tokens_per_s
         self.learned_s = learned_s
-        """Seconds it was learned from, those near the target counted in full."""
+        """Seconds that the pace was learned from, those near the target counted in full."""
 
     @property
     def known(self) -> bool:
         return self.learned_s >= ENOUGH_S and self.tokens_per_s > 0
 
     def observe(self, tokens_per_s: float, replicas: float, use: float, passed_s: float) -> None:
-        """For `passed_s`, so much came for so many replicas, and filled them to this share of the target."""
+        """Records that for `passed_s` this demand came to `replicas` replicas and filled them to `use`, a share of the
+        target."""
         if use < NEAR or replicas <= 0 or passed_s <= 0 or tokens_per_s <= 0:
             return
         near = min(use, 1 / use) ** 2

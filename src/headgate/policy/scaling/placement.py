@@ -1,8 +1,8 @@
-"""Who serves, who is parked, who goes? From how many there should be to what is done with each.
+"""Decides which replicas serve, which are parked and which stop, given how many of each there should be.
 
-What is warm is taken into use before anything is started: those just ready, those about to be stopped, then the parked.
-Whoever goes is whoever has least to lose: what it is doing has to be waited for, what it remembers is computed again
-elsewhere. If the warm pool is short, one that goes is parked instead of stopped.
+Warm replicas are taken into use before any is started: first those just ready, then those about to be stopped, then the
+parked. The replica with least to lose stops: its running requests have to be waited for, its cached prefixes are
+computed again elsewhere. If the warm pool is short, a leaving replica is parked instead of stopped.
 """
 
 from collections.abc import Iterable
@@ -19,69 +19,70 @@ class PoolMember:
     id: ReplicaId
     state: Lifecycle
     since: float
-    """When it came into this state, on the clock that `now` is of."""
+    """When the replica entered this state, on the clock of `now`."""
     requests: int = 0
-    """That it has."""
+    """Requests at the replica."""
     outstanding_tokens: int = 0
-    """Of those: prompt tokens without a first token yet, and output tokens still to come."""
+    """Tokens of those requests: prompt tokens without a first token yet, and output tokens still to come."""
     cached_tokens: int = 0
-    """Prompt tokens that only it knows: what would have to be computed again without it."""
+    """Prompt tokens that only this replica has cached, and that would have to be computed again without it."""
     slots: int = 1
-    """Requests that it may have at once."""
+    """Maximum requests at once."""
     use: float = 0.0
-    """Share of its scarcest resource beside slots that is taken, 0 to 1: prefill, KV memory, tokens."""
+    """Share in use of the scarcest resource beside slots, 0 to 1: prefill, KV memory, tokens."""
     binding: str = ""
-    """Which that is; see policy/replicas/utilisation.py."""
+    """The name of that resource; see policy/replicas/utilisation.py."""
 
     @property
     def to_lose(self) -> int:
-        """Tokens that are waited for, or computed again, if it goes."""
+        """Tokens that are waited for, or computed again, if the replica stops."""
         return self.outstanding_tokens + self.cached_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """A pool at one moment. It must show what was asked for before: a replica that was to be started is a member from
-    the moment it is asked for, or it would be asked for again."""
+    """A pool at one moment. It must show earlier commands: a replica is a member from the moment its start is asked
+    for, or it would be asked for again."""
 
     members: tuple[PoolMember, ...]
     waiting: int = 0
-    """Requests without a replica."""
+    """Requests that wait for a replica."""
     waiting_tokens: int = 0
-    """Theirs: prompt and expected output."""
+    """Tokens of the waiting requests, prompt and expected output."""
     tokens_per_s: float = 0.0
-    """Token velocity: prompt and expected output of the requests that arrived over the last 10 to 60 s, a second.
-    What comes, not what is served, and so with those that were refused: it is what would be needed."""
+    """Token velocity: prompt and expected output tokens per second of the requests that arrived over the last 10 to
+    60 s. It counts arrivals, not answers, and so includes refused requests: it is the demand."""
     p95_ratio: float | None = None
-    """TTFT's 95th percentile over the last minute or so, as a share of what is promised; None: unknown."""
+    """p95 of TTFT over the last minute or so, as a share of the promise; None: unknown."""
     start_s: float = 90.0
-    """How long one takes from its start until it can serve, as measured or guessed."""
+    """Seconds from a replica's start until it can serve, measured or guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """So many more. Each becomes READY when it is warm, and a later decision then says Activate or Park."""
+    """Start `count` more replicas. Each becomes READY when it is warm, and a later decision then says Activate or
+    Park."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Route to it: it is READY, PARKED or DRAINING, and so warm."""
+    """Route to the replica: it is READY, PARKED or DRAINING, and so warm."""
 
     id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Into the warm pool: it is READY, or it serves and is drained first."""
+    """Move the replica into the warm pool: it is READY, or it serves and is drained first."""
 
     id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let it finish what it has, then stop it. One that is parked has nothing."""
+    """Let the replica finish its requests, then stop it. A parked replica has none."""
 
     id: ReplicaId
 
@@ -99,7 +100,7 @@ class Sorted:
     draining: list[PoolMember]
     coming: int
     total: int
-    """All but those that are over."""
+    """All members but those that are over."""
 
     @classmethod
     def of(cls, members: Iterable[PoolMember]) -> "Sorted":
@@ -121,15 +122,15 @@ class Sorted:
 
 @dataclass(slots=True)
 class Placement:
-    """Remembers only which of those that drain are on their way to be parked."""
+    """Chooses the actions. It remembers only which draining replicas are to be parked."""
 
     parking: set[ReplicaId] = field(default_factory=set)
 
     def settle(
         self, there: Sorted, *, serving: int, parked: int, most: int, keep_s: float, now: float
     ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
-        """What to do so that so many serve and so many are parked, and why. A replica parked beyond what is asked for
-        is kept for `keep_s`: whoever has just been let go may be wanted again."""
+        """The actions after which `serving` replicas serve and `parked` are parked, and the reasons. A replica parked
+        beyond that is kept for `keep_s`: one that has just been let go may be needed again."""
         self.parking &= {member.id for member in there.draining}
         actions: list[Action] = []
         reasons: list[str] = []
@@ -158,7 +159,7 @@ class Placement:
         return member.state is not Lifecycle.DRAINING or member.id in self.parking
 
     def _spare(self, there: Sorted) -> list[PoolMember]:
-        """Those that are warm and get nothing, whom to take first."""
+        """Replicas that are warm and get no requests, in the order in which they are taken into use."""
         stopping = [member for member in there.draining if member.id not in self.parking]
         parking = [member for member in there.draining if member.id in self.parking]
         order = (there.ready, stopping, there.parked, parking)
@@ -167,7 +168,8 @@ class Placement:
     def _let_go(
         self, routed: list[PoolMember], count: int, short: int, actions: list[Action], reasons: list[str]
     ) -> int:
-        """Of so many, as many are parked as the warm pool is short of. Gives how many."""
+        """Lets `count` replicas go, and parks as many of them as the warm pool is short of. Returns how many are
+        parked."""
         going = sorted(routed, key=_loses_least)[:count]
         kept = going[max(0, len(going) - max(0, short)) :]
         for member in going:
@@ -198,7 +200,7 @@ def _known_most(member: PoolMember) -> tuple[int, str]:
 
 
 def _loses_least(member: PoolMember) -> tuple[int, int, float, str]:
-    """Of those that are alike the youngest goes: the oldest have been proven longest."""
+    """Sort key for the replica to let go. Among equals the youngest goes: the oldest have been proven longest."""
     return member.to_lose, member.requests, -member.since, member.id
 
 

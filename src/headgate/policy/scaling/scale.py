@@ -1,24 +1,26 @@
-"""How many replicas?
+"""Decides how many replicas a pool should have.
 
-A pool is shown here every second or so, and the answer is how many should serve, how many should be parked, what to do
-about it now, and why. What a pool needs is told in replicas at their target, 65 % full; a little more where requests
-come evenly, a little less where they come in bursts, since the room that is left is for those:
+The scaler sees a pool every second or so, and answers how many replicas should serve, how many should be parked, what
+to do about it now, and why. The need is expressed in replicas at their target, 65 % full; the target is a little higher
+where requests come evenly and a little lower where they come in bursts, since the remaining room is for bursts:
 
-    queue       more than so many wait for each, for five seconds: as many as all who are here would fill
-    occupancy   requests and outstanding tokens that replicas have, and that wait, over a minute or so; or whichever
-                of prefill, KV memory and tokens is scarcer (utilisation.py)
-    velocity    tokens of what arrives: ahead of occupancy, and the only one to see what was refused
-    p95         one more, if first tokens are late and replicas are not idle
-    forecast    what is expected by the time that a start would be over: a floor
+    queue       more than `queue_per_replica` requests wait per serving replica for five seconds, or at once where a
+                replica is parked or none serves: as many replicas as all present requests would fill
+    occupancy   requests and outstanding tokens at the replicas and waiting, over a minute or so; or whichever of
+                prefill, KV memory and tokens is scarcer (utilisation.py)
+    velocity    tokens of the arriving requests: it leads occupancy, and is the only signal that sees refused requests
+    p95         one more replica, if first tokens are late and the replicas are not idle
+    forecast    the demand expected by the time that a start would be over: a floor
 
-Growing and shrinking are not alike. More are started as soon as the need is there, then not again for a minute: what
-was asked for counts as if it were there, or every look during a cold start would ask again. Fewer only if fewer would
-have done for five minutes, the forecast says that it stays so, and nothing has changed for as long. In between is a
-band in which nothing happens, so that noise moves nothing.
+Growing and shrinking differ. More replicas are started as soon as they are needed, then none for a minute: a replica
+counts from the moment it is asked for, or every look during a cold start would ask again. Replicas are stopped only if
+fewer would have sufficed for five minutes, the forecast agrees, and nothing has changed for as long. Between the two is
+a band in which nothing happens, so that noise moves nothing.
 
-The warm pool is not held back by the minute: routing to a parked replica is done and undone in milliseconds, and so is
-done when those that serve are nearly full, before anybody waits. So parked ones count as room, as far as those that
-serve stay below 80 %. A burst borrows of it: only what lasts is made good by starting others.
+The minute does not hold back the warm pool: routing to a parked replica takes milliseconds, and so does the reverse. It
+happens when the serving replicas are nearly full, before any request waits. So parked replicas count as room, as long
+as the serving ones stay below 80 %. A burst borrows from the warm pool: only lasting demand makes the scaler start
+replacements.
 """
 
 from dataclasses import dataclass
@@ -58,31 +60,34 @@ __all__ = [
 
 STARTS = 2.0
 SMOOTH_S = (30.0, 300.0)
-"""Occupancy and velocity are averaged over about as long as two starts take, within these bounds: what is over sooner
-would be over before anything that is started could help."""
+"""Occupancy and velocity are averaged over STARTS starts, within these bounds in seconds: a shorter peak would be over
+before a started replica could help."""
 SPREAD, SPREAD_S = 2.4, 900.0
-"""Room is wanted for so many standard deviations of the requests that are here, as seen over about so long."""
+"""Standard deviations of the present requests for which room is kept, and the seconds over which the deviation is
+measured."""
 MOVES = 0.05
-"""How far that may move the target."""
+"""Maximum by which burstiness moves the target, up or down."""
 BAND = 0.1
-"""More are needed past the target by this share of it; fewer do below it."""
+"""Share of the target by which the need must exceed it before the pool grows. Fewer replicas suffice only below the
+target."""
 HOT = 0.8
-"""Share of their room beyond which those that serve are too full, whatever is parked."""
+"""Share of their room above which the serving replicas are too full, whatever is parked."""
 HARDLY = 0.05
-"""Of a replica: what is not worth having one for, where there may be none."""
+"""Need, in replicas, below which a scale-to-zero pool stays at zero."""
 QUEUE_S = 5.0
-"""A queue that is gone sooner needs nothing started."""
+"""Seconds that a queue must last before a replica is started for it."""
 LAST = 1
-"""Parked ones that are made good at once."""
+"""Parked replicas that are replaced at once when a burst borrows them."""
 FULL = 0.9
-"""Share of their room at which a parked one is taken into use."""
+"""Share of the serving replicas' room from which on a parked one is taken into use."""
 NOT_IDLE = 0.8
-"""Share of the target below which late first tokens are not for want of replicas: so p95 never asks for many."""
+"""Share of the target below which late first tokens are not for want of replicas, so that p95 never asks for many."""
 SUPPORT = 0.9
-"""What velocity counts for while nobody waits: occupancy is first, and the larger of two noisy figures is noisier."""
+"""Weight of velocity while no queue is reported: occupancy comes first, and the larger of two noisy figures is
+noisier."""
 LEAD = 0.25
-"""How far velocity may be ahead of occupancy, as a share of it and one replica: if it was learned from other requests
-than these, it is wrong."""
+"""Share, plus one replica, by which velocity may exceed occupancy: if it was learned from other requests than these, it
+is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,14 @@ class Decision:
     parked: int
     """Replicas that should be parked."""
     actions: tuple[Action, ...] = ()
-    """What to do for it now; none: all is as it should be, or under way."""
+    """What to do now; empty: everything is as it should be, or under way."""
     reasons: tuple[str, ...] = ()
-    """Sentences, the most important first."""
+    """Sentences that say why, the most important first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """In replicas at their target, and the sentence that says so."""
+    """A need in replicas at their target, and the sentence that explains it."""
 
     replicas: float
     why: str
@@ -111,27 +116,27 @@ class Scaler:
         self.config = config
         self.forecast = forecast
         self.serving = -1
-        """As last decided; -1: not yet."""
+        """Replicas that should serve, as last decided; -1: not decided yet."""
         self._pace = forecast.pace if forecast is not None else Pace()
         self._roster = Placement()
         self._signals = Signals()
         self._target = config.utilisation_target
-        """As burstiness has moved it."""
+        """The utilisation target as moved by burstiness."""
         self._levels = Levels()
-        """How many would have done, and when."""
+        """How many replicas would have sufficed, and when."""
         self._grown_at = self._changed_at = -inf
         self._borrowed = 0
-        """Of the warm pool: by those who came in a burst, and may not stay."""
+        """Replicas of the warm pool that serve a burst, which may not last."""
         self._here_at = -inf
-        """When anybody was last here."""
+        """When a request was last present."""
         self._queued_at = inf
-        """Since when too many wait; inf: they do not."""
+        """Since when too many requests wait; inf: they do not."""
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         config, there = self.config, Sorted.of(view.members)
         if self.serving < 0:
             self.serving = self._clamp(len(there.routed) + len(there.ready) + there.coming)
-            self._changed_at = self._here_at = now  # nothing is stopped by somebody who has only just looked
+            self._changed_at = self._here_at = now  # the first look at a pool stops nothing
         seen = self._signals.see(view, there, now)
         if view.waiting or any(member.requests for member in view.members):
             self._here_at = now
@@ -153,7 +158,8 @@ class Scaler:
     # -- what is needed ---------------------------------------------------------------------------------------
 
     def _queue(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float) -> Need | None:
-        """None: nobody waits who is worth mentioning, or not for long; and with some parked, nobody is about to."""
+        """The need of the queue; None: too few requests wait, or not for long enough, and those parked are not needed
+        yet."""
         serve = len(there.routed)
         here = view.waiting + sum(member.requests for member in there.routed)
         if not view.waiting or (serve and view.waiting <= self.config.queue_per_replica * serve):
@@ -197,8 +203,9 @@ class Scaler:
         return sorted(needs, key=lambda need: -need.replicas)
 
     def _near(self, view: PoolView, there: Sorted, seen: "PoolDemand") -> int:
-        """With fewer than this, a parked one would be taken into use at this moment: to give one up would be to take it
-        back with the next burst. At most those that serve; 0: none is parked, or the pool is large."""
+        """Serving replicas below which a parked one would be taken into use at this moment: giving one up would mean
+        taking it back with the next burst. At most those that serve; 0: there is no warm pool, the pool is large, or no
+        request is present."""
         if not self.config.warm or self.serving >= LARGE:
             return 0
         here = view.waiting + sum(member.requests for member in there.routed)
@@ -216,7 +223,7 @@ class Scaler:
         return self._beside_parked(Need(expected.demand / carried, _foreseen(expected, carried)))
 
     def _beside_parked(self, need: Need) -> Need:
-        """Those that are kept parked are part of the room."""
+        """Reduces a need by the warm pool, which is part of the room."""
         hot = need.replicas * self._target / max(HOT, self._target)
         serve = max(need.replicas - self.config.warm, hot)
         if self.config.to_zero and serve < HARDLY:
@@ -224,12 +231,13 @@ class Scaler:
         return need if serve >= need.replicas else Need(serve, f"{need.why[:-1]}, {serve:.1f} beside the parked.")
 
     def _later(self, view: PoolView, soon: Need, wall: float) -> Need:
-        """As far as matters for stopping one: it should not have to be started again right after."""
+        """The forecast floor as far ahead as matters for stopping a replica, which should not have to be started again
+        right after."""
         later = self._floor(wall, view.start_s + self.config.ahead_s + self.config.down_cooldown_s)
         return later if later.replicas > soon.replicas else soon
 
     def _carried(self) -> float | None:
-        """Tokens a second that a replica carries at its target; None: not known yet."""
+        """Tokens per second that a replica carries at its target; None: not known yet."""
         moved = self._target / self.config.utilisation_target
         if self.config.tokens_per_s is not None:
             return self.config.tokens_per_s * moved
@@ -253,7 +261,7 @@ class Scaler:
     def _level(
         self, there: Sorted, needs: list[Need], soon: Need, later: Need, near: int, queue: bool, now: float
     ) -> list[str]:
-        """Sets `serving`, and says why it is as it is."""
+        """Sets `serving` and returns the reasons."""
         before, most = self.serving, needs[0]
         first = soon if soon.replicas > most.replicas else most
         up = self._clamp(_past(first.replicas))
@@ -271,8 +279,9 @@ class Scaler:
         return [*reasons, held] if held else reasons
 
     def _to_park(self, lasting: list[Need], soon: Need, queue: bool) -> int:
-        """The warm pool, less what a burst has borrowed of it. That is made good once averages say that what came
-        stays; all but the last, which the next burst may need sooner than it could be started."""
+        """Replicas that should be parked: the warm pool less what a burst has borrowed. The borrowed replicas are
+        replaced once the averages show that the demand lasts; all but the last one, which the next burst may need
+        sooner than it could be started."""
         config = self.config
         stays = self._clamp(_past(max(soon.replicas, *(need.replicas for need in lasting))))
         beyond = max(0, self.serving - stays)
@@ -281,7 +290,7 @@ class Scaler:
 
     def _grow(self, up: int, there: Sorted, queue: bool, now: float) -> str:
         wait_s = self._grown_at + self.config.up_cooldown_s - now
-        # Those that are just ready may have been asked for already.
+        # Replicas that have just become ready may have been asked for already.
         warm = len(there.parked) + len(there.ready) - max(0, self.serving - len(there.routed))
         if wait_s > 0 and self.serving >= self.config.least:
             if not queue or warm <= 0:
@@ -313,7 +322,7 @@ class Scaler:
         return f"{_replicas(self.serving)} instead of {before}."
 
     def _remember(self, enough: int, now: float) -> int:
-        """The most that was needed over the time that fewer must have done for."""
+        """The maximum need over the time for which fewer replicas must have sufficed."""
         idle = self._idle(now)
         if not idle:
             enough = max(enough, self.config.least)
@@ -330,26 +339,26 @@ class Scaler:
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """What the pool has to do, over the last minutes."""
+    """The pool's demand over the last minutes."""
 
     present: float
     """Requests at replicas and waiting."""
     spread: float | None
-    """Their standard deviation around that; None: not known yet, or nobody is here."""
+    """Standard deviation of the present requests; None: not known yet, or no request is present."""
     tokens: float
     velocity: float
     use: float
-    """Share of the room of those that serve that is taken."""
+    """Share of the serving replicas' room in use."""
     slots: float
-    """Of one replica."""
+    """Mean slots of a serving replica."""
     passed_s: float
     scarce: float
-    """Share of the scarcest resource beside slots that those that serve have taken."""
+    """Share in use of the serving replicas' scarcest resource beside slots."""
     binding: str
 
 
 class Signals:
-    """Averages, each moment weighted by how long it lasted."""
+    """Averages of the pool's signals, each moment weighted by how long it lasted."""
 
     def __init__(self) -> None:
         self._at = -inf
@@ -398,17 +407,17 @@ class Signals:
 
 
 def _one_more(count: int) -> float:
-    """A need that one more is just enough for."""
+    """The need for which one more replica is just enough."""
     return (count + 1) * (1 + BAND)
 
 
 def _past(need: float) -> int:
-    """How many it takes, if the target may be passed by the band."""
+    """Replicas for this need, if the target may be exceeded by the band."""
     return ceil(need / (1 + BAND) - 1e-9)
 
 
 def _within(need: float) -> int:
-    """How many it takes, if it may not."""
+    """Replicas for this need, if the target may not be exceeded."""
     return ceil(need - 1e-9)
 
 
