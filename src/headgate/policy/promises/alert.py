@@ -1,7 +1,7 @@
-"""Has it been bad for long enough to say so, and good for long enough to say that?
+"""Raises and clears alerts with hysteresis.
 
-An alert that comes and goes with every reading is soon ignored. So each severity has two lines, one that a score must
-reach to raise it and a lower one that it must stay below, for a while, to clear it.
+An operator soon ignores an alert that comes and goes with every reading. So each severity has two bounds: a score must
+reach the first to raise the alert, and stay below the second, lower one for a while to clear it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,22 +25,22 @@ _RANKS = {severity: rank for rank, severity in enumerate(Severity)}
 
 @dataclass(slots=True, eq=False)
 class AlertLevel:
-    """One severity, on or off. What it is shown is a score: the value as a share of its bound."""
+    """One severity, on or off. It is shown scores: the value as a share of its bound."""
 
     severity: Severity
     at: float = 1.0
     """Scores from here on raise it."""
     off: float = 0.9
-    """Only scores below clear it."""
+    """Only scores below this clear it."""
     raise_after_s: float = 0.0
     clear_after_s: float = 30.0
     on: bool = False
     began: float | None = None
-    """Since when scores have been such that they will change it, if they stay so."""
+    """Since when scores have been such that they change the level if they continue; None: they are not."""
 
     def see(self, score: float | None, now: float) -> float | None:
-        """When what changed it began; None: nothing changed. A score of None says that there is nothing to judge by:
-        that raises nothing, and clears in time what was raised."""
+        """Shows the level a score. Returns when the change began; None: no change. A score of None means that there is
+        nothing to judge by: it raises nothing, and clears a raised level in time."""
         if self.on:
             changing, after_s = score is None or score < self.off, self.clear_after_s
         else:
@@ -62,43 +62,43 @@ class AlertChange:
 
     alert: str
     lane: str
-    """Empty: it is about all of them."""
+    """The lane; empty: the alert is about all lanes."""
     was: Severity
     severity: Severity
     value: float | None
-    """None: there is nothing to judge by any more."""
+    """The value; None: there is nothing to judge by any more."""
     bound: float
     since: float
-    """When what changed it began."""
+    """When the change began."""
     at: float
     message: str
-    """For people: what is the matter, and where to look."""
+    """For people: the problem, and where to look."""
 
 
 @dataclass(slots=True, eq=False)
 class Alert:
-    """One thing that is watched, and how bad it is."""
+    """One watched figure and its severity."""
 
     name: str
     lane: str
     steps: tuple[AlertLevel, ...]
-    """Each severity once. Those that are on count, the worst of them decides."""
+    """The levels, each severity once. The worst level that is on decides."""
     tell: Callable[["Alert"], str]
-    """What to say about it as it is now."""
+    """Returns the message about the alert's present state."""
     value: float | None = None
     bound: float = 0.0
     count: int = 0
-    """What `value` is made of."""
+    """Number of requests or replicas behind `value`."""
     severity: Severity = Severity.OK
     since: float | None = None
-    """When it last changed; None: it never has."""
+    """When the severity last changed; None: never."""
     easing: bool = False
-    """It is raised, and what it was last shown would not raise it: it is cleared, or eased, if that stays so."""
+    """The alert is raised although its last score would not raise it: it is cleared, or eased, if that continues."""
 
     def see(
         self, value: float | None, bound: float, count: int, scores: Sequence[float | None], now: float
     ) -> AlertChange | None:
-        """One score for each step. Says what has changed, if anything has."""
+        """Shows the alert one score per level. Returns the change; None: no change."""
         self.value, self.bound, self.count = value, bound, count
         began = [step.see(score, now) for step, score in zip(self.steps, scores, strict=True)]
         worst = max((step.severity for step in self.steps if step.on), key=_RANKS.__getitem__, default=Severity.OK)

@@ -1,8 +1,8 @@
-"""Are requests answered at all? The share that is refused or failed, and whether anybody is there to answer.
+"""Watches availability: the share of requests that are refused or fail, and whether any replica is usable.
 
-A percentile of the served says nothing of those that were not: a lane that refuses most requests serves the rest in
-time. So both shares have alerts of their own, which speak within a minute, long before an error budget of a month is
-used up; and that no replica can be used is said at once.
+A percentile of the served requests says nothing of the others: a lane that refuses most requests serves the rest in
+time. So both shares have alerts of their own, which fire within a minute, long before a month's error budget is spent.
+An outage, with no usable replica, is reported at once.
 """
 
 from headgate.policy.promises.alert import Alert, AlertChange, AlertLevel, Severity
@@ -12,20 +12,20 @@ from headgate.policy.promises.words import about_down, about_outage, about_share
 
 OUTAGE = "no_usable_replica"
 WORTH, GRAVE = 0.01, 0.05
-"""Of the requests that ask: from these shares on, refusals are worth a warning, and critical; so are failures."""
+"""Shares of the requests for an answer from which on refusals, or failures, are a warning and critical."""
 MOST, FEW = 0.5, 3
-"""Where this share of them gets no answer, so many are enough to say so, and LEAST_FAILED need not be waited for."""
+"""Where at least MOST of the requests get no answer, FEW of them are enough for an alert, instead of LEAST_FAILED."""
 CLEARED = 0.9
 CLEAR_S = 30.0
 BACK_S = 5.0
-"""How long one must be usable again before it is said that one is: a replica that can't be reached is tried now and
-then."""
+"""Seconds that a replica must be usable again before the outage is over: a replica that cannot be reached is tried now
+and then."""
 DOWN_S = 15.0
-"""A replica that is back by then is what retries are for."""
+"""Seconds that a replica must be down before it is reported: retries cover a shorter failure."""
 
 
 def bounds(budget: float) -> tuple[float, float]:
-    """Shares from which it is worth a warning, and critical: never less than may go without an answer."""
+    """The shares that are a warning and critical; never below the share that may go without an answer."""
     return max(WORTH, budget), min(max(GRAVE, 5 * budget), (1 + budget) / 2)
 
 
@@ -35,7 +35,7 @@ def hardly_any(budget: float) -> float:
 
 
 class ShareWatch:
-    """How much of one lane is refused, and how much fails, in five minutes."""
+    """The shares of one lane's requests that are refused and that fail, over five minutes."""
 
     def __init__(self, lane: str, budget: float) -> None:
         self._budget = budget
@@ -47,7 +47,7 @@ class ShareWatch:
         return [self.refused, self.failed]
 
     def on(self, burn: Burn, now: float) -> list[AlertChange | None]:
-        """After the lane's counts were added to `burn`."""
+        """Judges both shares, after the lane's counts were added to `burn`."""
         found = burn.counts(FIVE_MIN_S, now)
         return [
             self._see(self.refused, found.refused, found.asked, now),
@@ -83,11 +83,11 @@ class TenantWatch:
 
 
 class FleetWatch:
-    """Whether anybody is there to answer."""
+    """Watches for outages and for replicas that are down."""
 
     def __init__(self) -> None:
         self.seen = FleetReading()
-        """As last read."""
+        """The fleet as last read."""
         none = AlertLevel(Severity.CRITICAL, 1.0, 1.0, clear_after_s=BACK_S)
         self.outage = Alert(OUTAGE, "", (none,), self._about_outage)
         down = AlertLevel(Severity.WARNING, 1.0, 1.0, raise_after_s=DOWN_S, clear_after_s=CLEAR_S)

@@ -1,9 +1,9 @@
-"""How fast is the error budget being used up?
+"""Measures how fast the error budget is spent.
 
-Of a hundred thousand requests that ask for an answer, availability of 99.9 % lets a hundred get none, refused or
-failed. Not counted are clients' own errors and tenants over their own limits (model/outcome.py, ASIDE). A burn of 1
-uses the budget up exactly in the time it is meant for; alerts look at two windows each, a long one so that it matters
-and a short one so that it is still going on (Google's SRE workbook, chapter 5).
+With an availability of 99.9 %, a hundred of a hundred thousand requests for an answer may get none, refused or failed.
+Clients' own errors and tenants over their own limits do not count (model/outcome.py, ASIDE). A burn of 1 spends the
+budget exactly in its intended time. Each alert looks at two windows, a long one so that the loss matters and a short
+one so that it still continues (Google's SRE workbook, chapter 5).
 """
 
 from array import array
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 FIVE_MIN_S, HALF_HOUR_S, HOUR_S, SIX_HOURS_S = 300, 1800, 3600, 21_600
 FAST, SLOW = 14.4, 6.0
-"""Burns that use up 2 % of a month's budget in an hour, and 5 % in six."""
+"""Burns that spend 2 % of a month's budget in an hour, and 5 % in six hours."""
 LEAST_FAILED = 5
-"""In the long window. One failure of a quiet night's fifty requests is fifty times the budget, and no reason to wake
-anybody."""
+"""Minimum requests without an answer in the long window. One failure among a quiet night's fifty requests is twenty
+times the budget, and no reason to wake an operator."""
 SLICE_S = 15
 
 
 class Meter:
-    """Sums over the last so many seconds, for any window up to `reach_s`, in a ring of slices.
+    """Sums over any recent window up to `reach_s` seconds, in a ring of slices.
 
-    Each slice holds what the sums were when it began: any window is one subtraction, however long it is. A window is up
-    to a slice longer than asked for, never shorter.
+    Each slice holds the sums at its beginning: any window is one subtraction, however long it is. A window is up to a
+    slice longer than asked for, never shorter.
     """
 
     def __init__(self, columns: int, *, slice_s: int = SLICE_S, reach_s: int = SIX_HOURS_S) -> None:
@@ -56,10 +56,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """How many asked, and what they got."""
+    """The number of requests for an answer, and how they ended."""
 
     asked: int
-    """For an answer: clients' own errors and tenants over their own limits are aside."""
+    """Requests for an answer, without clients' own errors and tenants over their own limits."""
     refused: int
     failed: int
 
@@ -73,7 +73,7 @@ class Availability:
 
     @property
     def share(self) -> float | None:
-        """Of those that asked, the answered; None: nobody asked."""
+        """Share of the requests for an answer that got one; None: there were none."""
         return self.answered / self.asked if self.asked else None
 
 
@@ -89,7 +89,7 @@ class Burn:
         self._meter.add(now, asked, refused, failed)
 
     def rate(self, window_s: int, now: float) -> float:
-        """1: the budget lasts exactly as long as it should."""
+        """The burn over the window; 1: the budget lasts exactly its intended time."""
         asked, refused, failed = self._meter.over(window_s, now)
         return (refused + failed) / asked / max(self.budget, 1e-9) if asked else 0.0
 
@@ -98,13 +98,14 @@ class Burn:
         return Availability(int(asked), int(refused), int(failed))
 
     def score(self, factor: float, long_s: int, short_s: int, now: float) -> float | None:
-        """Both windows' burn as a share of `factor`, the lower one; None: too few went without an answer to tell."""
+        """The lower of the two windows' burns as a share of `factor`; None: too few requests went without an answer to
+        tell."""
         if self.budget >= 1 or self.counts(long_s, now).missed < LEAST_FAILED:
             return None
         return min(self.rate(long_s, now), self.rate(short_s, now)) / reachable(factor, self.budget)
 
 
 def reachable(factor: float, budget: float) -> float:
-    """A burn that can happen: where a tenth may fail, nothing burns 14.4 times as much. Then it is halfway from the
-    budget to everything."""
+    """A burn that can happen: where a tenth of the requests may fail, nothing burns 14.4 times as much. The limit is
+    then halfway from the budget to all requests."""
     return min(factor, (1 + budget) / (2 * max(budget, 1e-9)))

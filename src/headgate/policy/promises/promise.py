@@ -1,4 +1,4 @@
-"""What is promised to a lane, and what is read to see whether it is kept?"""
+"""Defines a lane's promises, and the figures that are read to judge them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,12 @@ from headgate.policy.promises.burn import FIVE_MIN_S, Availability
 
 MINUTE_S = 60
 LEAST, LEAST_IN_TAIL = 20, 1
-"""Requests in a window before it says anything, and how many of them are slower than the percentile: p99 needs 100."""
+"""Minimum requests in a window before it is judged, and minimum number of them slower than the percentile: p99 needs
+100."""
 USUAL_PERCENTILE = 50
-"""Of TTFT, for what is usual. The median, because it moves only if most requests do: of 50 requests that differ as
-prompts do (σ of the logarithm 1), p95 is twice its usual by chance once or twice a day, the median every few months.
-The tail has promises of its own."""
+"""Percentile of TTFT that stands for the usual. The median, because it moves only if most requests do: with 50 requests
+that differ as prompts do (σ of the logarithm 1), p95 is twice its usual value by chance once or twice a day, the median
+every few months. The tail has promises of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,15 @@ class TenantReading:
 @dataclass(frozen=True, slots=True)
 class Promise:
     figure: str
-    """ttft, tpot, gap or e2e; or answer: for each token of an unstreamed answer whose first token's time is unknown"""
+    """ttft, tpot, gap or e2e; or answer: the time per token of an unstreamed answer whose first token's time is
+    unknown."""
     percentile: int
-    """50, 95 or 99"""
+    """50, 95 or 99."""
     within_s: float
 
     @property
     def of(self) -> str:
-        """What is read to judge it: for the p99 of e2e, answers up to the length that it is promised for."""
+        """The figure that is read to judge the promise: for the p99 of e2e, only answers up to the promised length."""
         return "e2e_short" if (self.figure, self.percentile) == ("e2e", 99) else self.figure
 
     @property
@@ -46,12 +48,12 @@ class Promise:
 
     @property
     def least(self) -> int:
-        """Requests without which it can't be judged."""
+        """Minimum requests for a judgement."""
         return max(LEAST, round(LEAST_IN_TAIL / (1 - self.percentile / 100)))
 
 
 def promises(lane: Lane) -> tuple[Promise, ...]:
-    """What this lane is promised, in the order in which people read it."""
+    """The lane's promises, in the order in which people read them."""
     bounds = (
         ("ttft", 50, lane.ttft_p50_s),
         ("ttft", 95, lane.ttft_target_s),
@@ -66,14 +68,14 @@ def promises(lane: Lane) -> tuple[Promise, ...]:
 
 
 def first_counts(lane: Lane) -> float:
-    """How many tokens the first one of an answer counts for: as many as could be said in the time promised for it."""
+    """Tokens that an answer's first token counts for: as many as the lane allows in the time promised for it."""
     return lane.ttft_target_s / lane.gap_target_s
 
 
 def per_token_s(e2e_s: float, output_tokens: int, counts: float) -> float:
-    """Seconds for each token of an answer in one piece of which nobody knows when its first token was there; the first
-    counts for `counts`. It is above the promised time between tokens if, and only if, all of it took longer than first
-    token and tokens together may."""
+    """Seconds per token of an unstreamed answer whose first token's time is unknown; the first token counts as `counts`
+    tokens. The result exceeds the promised gap exactly if the whole answer took longer than first token and tokens
+    together may."""
     return e2e_s / (max(0, output_tokens) + counts)
 
 
@@ -84,7 +86,7 @@ Asked = tuple[str, int, int]
 
 
 def asks(lane: Lane) -> tuple[Asked, ...]:
-    """The percentiles that a LaneReading of this lane should have."""
+    """The percentiles that a LaneReading of this lane needs."""
     wanted = {("ttft", USUAL_PERCENTILE, FIVE_MIN_S): None}
     for promise in promises(lane):
         wanted[promise.of, promise.percentile, FIVE_MIN_S] = None
@@ -95,20 +97,21 @@ def asks(lane: Lane) -> tuple[Asked, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A percentile, and how many requests it is of."""
+    """A percentile, and the number of requests behind it."""
 
     value_s: float | None
-    """Over all arrivals; inf: it is one that was refused or failed. None: nobody had that figure."""
+    """The percentile over all arrivals; inf: it falls on a refused or failed request. None: no request had that
+    figure."""
     count: int
-    """Arrivals."""
+    """All arrivals."""
     missed: int = 0
-    """Of those, refused or failed: they missed whatever was promised."""
+    """Arrivals that were refused or failed, and so missed every promise."""
     of_served_s: float | None = None
-    """The percentile over the others, where any were missed."""
+    """The percentile over the served requests, where any were missed; None: none was missed, or none was served."""
 
     @property
     def served_s(self) -> float | None:
-        """The percentile over those that were served."""
+        """The percentile over the served requests."""
         return self.of_served_s if self.missed else self.value_s
 
 
@@ -116,8 +119,9 @@ NOTHING = Tail(None, 0)
 
 
 def beyond(having: int, answered: int, missed: int) -> float:
-    """Of so many that were refused or failed, those that count as arrivals for a figure. Not every answer has each: one
-    in a single piece has no first token of its own. So as many as of the answered; all where none was answered."""
+    """The refused and failed requests that count as arrivals for a figure. Not every answer has each figure: an
+    unstreamed one has no first token of its own. So the same share counts as among the answered; all count where none
+    was answered."""
     return float(missed) if answered <= 0 else missed * min(1.0, having / answered)
 
 
@@ -125,30 +129,30 @@ def beyond(having: int, answered: int, missed: int) -> float:
 class LaneReading:
     tails: Mapping[Asked, Tail]
     requests: int
-    """Since this lane was last read: all that asked for an answer, without clients' own errors and tenants over their
-    own limits."""
+    """Requests for an answer since the lane was last read, without clients' own errors and tenants over their own
+    limits."""
     failed: int
-    """Of those, the ones that failed through our fault."""
+    """Requests among them that failed through a fault of the gateway or a replica."""
     refused: int = 0
-    """Of those, the ones told to come back later."""
+    """Requests among them that were refused, to be retried later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReading:
-    """The replicas, by what is to be thought of them."""
+    """The replicas, by their condition."""
 
     up: int = 1
     down: tuple[str, ...] = ()
-    """In use before, or expected to be by now, and neither usable nor parked."""
+    """Replicas that were in use before, or should be by now, and are neither usable nor parked."""
     why: str = ""
-    """What is known of the first of them."""
+    """What is known of the first replica in `down`."""
     starting: int = 0
     parked: int = 0
-    """Given nothing because that is wanted: parked, draining."""
+    """Replicas that intentionally get no requests: parked or draining."""
     outage: bool = False
-    """None is up, and nobody wanted that."""
+    """No replica is up, and that is not intended."""
     asleep: bool = False
-    """None is up, and that is wanted: all are parked, or there is nothing to do."""
+    """No replica is up, and that is intended: all are parked, or there is nothing to do."""
     unserved: tuple[str, ...] = ()
     """Lanes and models whose replicas are all down, while others are up: `lane long`, `model x`."""
 
@@ -156,20 +160,21 @@ class FleetReading:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     lanes: Mapping[str, LaneReading]
-    """Any of them: what is not in here is not judged this time."""
+    """Readings by lane; a lane that is missing is not judged this time."""
     waiting_per_replica: float
     utilisation: float | None
-    """Share of the usable replicas' scarcest resource that is taken; None: there is none usable."""
+    """Share in use of the usable replicas' scarcest resource; None: no replica is usable."""
     cold: int
     """Requests of the last five minutes that met a cold replica."""
     cold_of: int
-    """All of the last five minutes."""
+    """All requests of the last five minutes."""
     binding: str = ""
-    """Which resource that is; see policy/replicas/utilisation.py."""
+    """The name of that resource; see policy/replicas/utilisation.py."""
     fleet: FleetReading = FleetReading()
     unknown: Availability | None = None
     """Since the last reading: of requests that were refused before anybody knew their lane; None: not read."""
     tenant: TenantReading | None = None
     """None: no tenant asked in vain."""
     joined: tuple[str, ...] = ()
-    """Replicas that came into use since the last reading, as people know them. Those there at the start are none."""
+    """Replicas that came into use since the last reading, by the names that people know. Those there at the start are
+    left out."""

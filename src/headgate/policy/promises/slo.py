@@ -1,12 +1,12 @@
-"""Are we keeping our promises?
+"""Judges whether each lane's SLOs are kept, and raises the alerts.
 
-A promise is about a percentile of a lane, never about every request. Each is ok, at risk (80 % of its bound) or broken;
-beside them stand the alerts that say why it is likely to be broken next: queues, a shift of what is usual, cold
+A promise is about a percentile of a lane, never about every request. Each promise is ok, at risk (80 % of its bound) or
+broken. Beside the promises stand alerts about what is likely to break them next: queues, a shift from the usual, cold
 replicas after a deployment, the error budget, utilisation.
 
-A request that was refused or failed missed what it was promised: percentiles are judged over all arrivals, and told
-over the served beside that. Only symptoms are critical (a promise broken, requests without an answer, nobody there to
-give one): somebody's night may depend on it. Causes are warnings.
+A refused or failed request missed its promise: percentiles are judged over all arrivals, and reported over the served
+requests beside that. Only symptoms are critical (a broken promise, requests without an answer, no usable replica): an
+alert may wake an operator. Causes are warnings.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,28 +53,28 @@ __all__ = [
 ]  # fmt: skip
 
 AT_RISK, NO_RISK = 0.8, 0.7
-"""Share of its bound from which a promise is at risk, and below which it no longer is."""
+"""Share of its bound from which on a promise is at risk, and below which it no longer is."""
 KEPT = 0.9
-"""Below this share a broken promise is kept again."""
+"""Share of its bound below which a broken promise is kept again."""
 CALM_S = 30.0
-"""How long it must be better before that is said."""
+"""Seconds that a figure must be better before its alert is cleared."""
 SUSTAINED_S = MINUTE_S + 15.0
-"""How long the last minute's p99 must be over its bound. One burst stays in that minute, and in the slice that is cut
-off next, for no longer: what is over for longer goes on."""
+"""Seconds that the last minute's p99 must be over its bound. One burst stays in that minute, and in the slice that is
+cut off next, for no longer: a p99 that is over for longer is no single burst."""
 USUAL_LEAST = 50
-"""Requests in five minutes before their median says anything about what is usual."""
+"""Minimum requests in five minutes before their median counts as usual or unusual."""
 TWICE = 2.0
 IMMATERIAL = 0.02
-"""Of the promised TTFT: less than this above what is usual is nothing, however often it is twice as much."""
+"""Share of the promised TTFT below which an excess over the usual is immaterial, even where it is twice the usual."""
 QUEUE_S = 15.0
-"""A burst that is gone by then is what a queue is for."""
+"""Seconds that a queue must last before it is reported: a queue is there to absorb shorter bursts."""
 USE_S = 60.0
 COLD_WATCH_S = 600.0
-"""How long after a replica came into use cold requests are put down to that."""
+"""Seconds after a replica came into use in which cold requests are attributed to that."""
 COLD_SHARE, COLD_LEAST = 0.01, 3
-"""A smaller share of requests, and fewer of them, meeting a cold replica is nothing."""
+"""Minimum share of requests, and minimum number of them, that meet a cold replica for an alert."""
 OVER = nextafter(1.0, inf)
-"""A score just over 1: for bounds that may be reached, and not passed."""
+"""A score just over 1, for bounds that may be reached but not exceeded."""
 
 
 # -- what is known ----------------------------------------------------------------------------------------
@@ -91,21 +91,21 @@ class Known:
     bound: float
     count: int
     since: float | None
-    """When its severity last changed; None: it never has."""
+    """When the severity last changed; None: never."""
     tell: Callable[[], str]
     tail: Tail = NOTHING
-    """Of a promise: what it was last judged by."""
+    """For a promise: the percentile that it was last judged by."""
 
     @property
     def standing(self) -> str:
-        """Of a promise: its severity, or why it has none. idle: nobody came. unknown: too few to tell."""
+        """For a promise: its severity, or why it has none. idle: no requests came. unknown: too few to tell."""
         if self.severity is not Severity.OK or self.value is not None:
             return self.severity.value
         return "unknown" if self.count else "idle"
 
     @property
     def message(self) -> str:
-        """For people. Made when asked for: a scrape wants the state of hundreds, and no words."""
+        """The message for people. Made on demand: a scrape needs the state of hundreds of alerts, and no words."""
         return self.tell()
 
 
@@ -114,17 +114,17 @@ class SloState:
     worst: Severity
     promises: tuple[tuple[Promise, Known], ...]
     alerts: tuple[Known, ...]
-    """All that are watched but the promises, raised or not."""
+    """All watched alerts but the promises', raised or not."""
     availability: dict[str, dict[int, Availability]]
-    """Lane → window in seconds → how many asked, and what they got."""
+    """Lane → window in seconds → the requests for an answer and how they ended."""
     fleet: FleetReading
     burns: dict[str, dict[int, float]]
-    """Lane → window in seconds → how many times too fast the error budget is used up."""
+    """Lane → window in seconds → burn: how many times too fast the error budget is spent."""
     usual_ttft_s: dict[str, float | None]
 
     @property
     def raised(self) -> list[Known]:
-        """What is the matter, worst first, and before anything else that nobody is there to answer."""
+        """All raised alerts, worst first; an outage comes before all others."""
         all_of_them = (*(known for _, known in self.promises), *self.alerts)
         raised = (known for known in all_of_them if known.severity is not Severity.OK)
         return sorted(raised, key=lambda known: (-known.severity.rank, known.alert != OUTAGE))
@@ -134,12 +134,12 @@ class SloState:
 
 
 class LaneWatch:
-    """All that is promised to one lane."""
+    """All promises and alerts of one lane."""
 
     def __init__(self, lane: Lane, availability: float) -> None:
         self.lane = lane
         self.tails: Mapping[Asked, Tail] = {}
-        """As last read."""
+        """The percentiles as last read."""
         self.kept = [(promise, self._promise_alert(promise)) for promise in promises(lane)]
         self.sustained = [(p, self._sustained_alert(p)) for p in promises(lane) if p.percentile == 99]
         self.usual = Baseline()
@@ -170,7 +170,7 @@ class LaneWatch:
         return changes
 
     def _shifted(self, tail: Tail, now: float) -> AlertChange | None:
-        """By the served alone: what is usual of an answer."""
+        """Compares TTFT with the usual, over the served requests alone."""
         value = tail.served_s if tail.count - tail.missed >= USUAL_LEAST else None
         usual, score, bound = self.usual.value, None, 0.0
         if usual is not None:
@@ -195,7 +195,7 @@ class LaneWatch:
         return Alert(promise.name, self.lane.name, (broken, at_risk), self._about(promise, FIVE_MIN_S))
 
     def _sustained_alert(self, promise: Promise) -> Alert:
-        """Fewer requests will do: that it lasts makes up for it."""
+        """The alert for a p99 that stays over its bound. It needs fewer requests, because it must last."""
         over = AlertLevel(Severity.CRITICAL, OVER, KEPT, raise_after_s=SUSTAINED_S, clear_after_s=CALM_S)
         return Alert(f"{promise.name}_over_60s", self.lane.name, (over,), self._about(promise, MINUTE_S))
 
@@ -241,8 +241,7 @@ class Slo:
         return [change for change in self._fleet.on(fleet, now) if change is not None]
 
     def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[AlertChange]:
-        """Other promises than before, if they are. What was counted of a lane stays; what is no longer promised is no
-        longer the matter."""
+        """Takes over changed promises. The counts of a lane stay; alerts about former promises end."""
         if {name: watch.lane for name, watch in self._lanes.items()} == dict(lanes):
             return []
         before, self._lanes = self._lanes, {}
@@ -260,7 +259,7 @@ class Slo:
         return [_ended(alert, now) for alert in alerts if alert.severity is not Severity.OK]
 
     def _utilised(self, utilisation: float | None, now: float) -> AlertChange | None:
-        """By the mean of five minutes: what happens within is what queues are for."""
+        """Judges the mean utilisation of five minutes: queues absorb what happens within."""
         if utilisation is not None:
             self._used.add(now, utilisation, 1)
         total, count = self._used.over(FIVE_MIN_S, now)
@@ -299,11 +298,11 @@ class Slo:
 
 @dataclass(slots=True)
 class ColdWatch:
-    """Do more requests than usual meet a cold replica, now that others came into use?"""
+    """Watches whether more requests than usual meet a cold replica after replicas came into use."""
 
     alert: Alert = field(init=False)
     usual: Meter = field(default_factory=lambda: Meter(2, slice_s=FIVE_MIN_S, reach_s=86_400))
-    """Cold requests and all, of five minutes at a time in which nobody new was there."""
+    """Cold requests and all requests, in five-minute slices during which no replica was new."""
     joined: tuple[str, ...] = ()
     joined_at: float = -inf
     learn_at: float | None = None
@@ -313,7 +312,7 @@ class ColdWatch:
 
     def on(self, reading: Reading, now: float) -> AlertChange | None:
         if self.learn_at is None:
-            self.learn_at = now + COLD_WATCH_S  # at the start everybody is new to us
+            self.learn_at = now + COLD_WATCH_S  # at the start every replica is new
         if reading.joined:
             self.joined, self.joined_at, self.learn_at = reading.joined, now, now + COLD_WATCH_S
         elif now >= self.learn_at:
@@ -328,7 +327,8 @@ class ColdWatch:
 
 
 def _judge(alert: Alert, promise: Promise, tail: Tail, least: int, now: float) -> AlertChange | None:
-    """By half as many requests once it is raised, so that it does not come and go with their number."""
+    """Judges a promise. Once its alert is raised, half as many requests suffice, so that it does not come and go with
+    their number."""
     enough = tail.value_s is not None and tail.count >= (least if alert.severity is Severity.OK else least / 2)
     value = tail.value_s if enough else None
     score = value / promise.within_s if value is not None else None

@@ -1,4 +1,4 @@
-"""How is an alert put to a person? One sentence for what is the matter, one for where to look."""
+"""Puts an alert into words: one sentence for the problem, one for where to look."""
 
 from collections.abc import Sequence
 from math import inf
@@ -22,7 +22,7 @@ LOOK = {
     "e2e": "Look for answers that grow (caps, stop sequences, time limit) and for requests that were evicted.",
     "answer": "Look at the queue wait, for long prefills and long contexts beside them, and for slow replicas.",
 }
-"""The first branches of the tree that diagnose.py walks."""
+"""Where to look first, by figure: the first branches of the tree that diagnose.py walks."""
 LOOK_REFUSED = (
     "Look at headgate_refusals_total by reason and at headgate_errors_total by type: add replicas, or bring back those "
     "that are out."
@@ -52,8 +52,8 @@ def share(value: float) -> str:
 
 
 def _with_advice(alert: Alert, now: str, advice: str) -> str:
-    """Where to look, for as long as it is as bad as its severity says. One that is still raised only because it has not
-    been better for long enough says that instead."""
+    """Adds the advice while the figure is as bad as the alert's severity. An alert that is still raised only because
+    the figure has not been better for long enough says that instead."""
     if alert.severity is Severity.OK:
         return now
     if alert.easing:
@@ -63,7 +63,7 @@ def _with_advice(alert: Alert, now: str, advice: str) -> str:
 
 
 def about_promise(alert: Alert, figure: str, percentile: int, minutes: int, tail: Tail = NOTHING) -> str:
-    """`tail`: what the alert was last shown. Those who were refused or failed count as late."""
+    """Describes a promise's alert. `tail`: what the alert was last shown; refused and failed requests count as late."""
     what, promised = f"{FIGURES[figure]} p{percentile}", f"the promised {duration(alert.bound)}"
     if alert.value is None and not alert.count:
         return f"{what}: idle, no requests in {minutes} min; {promised[4:]}"
@@ -104,7 +104,7 @@ def about_budget(alert: Alert, availability: float) -> str:
 
 
 def about_share(alert: Alert, what: str) -> str:
-    """`what`: refused or failed."""
+    """Describes a share's alert. `what`: refused or failed."""
     if alert.value is None:
         return f"{what}: idle, nobody asked in the last 5 min"
     now = f"{share(alert.value)} of the requests of the last 5 min were {what} ({alert.count})"
@@ -160,7 +160,7 @@ def about_queue(alert: Alert) -> str:
 
 
 def about_use(alert: Alert, binding: str) -> str:
-    """`binding`: the resource that is fullest."""
+    """Describes the utilisation alert. `binding`: the fullest resource."""
     if alert.value is None:
         now = f"utilisation: no replica is usable; the target is {share(alert.bound)}"
     else:
