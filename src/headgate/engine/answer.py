@@ -1,4 +1,4 @@
-"""One HTTP request's answer, from the sequences that make it up."""
+"""Builds the answer to one HTTP request from the output of its sequences."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,25 +12,26 @@ from headgate.model.sequence import Sequence
 from headgate.wire.exchange import Exchange
 
 MOST_UNSENT = 1 << 20
-"""Bytes waiting for a client that does not read. A generation nobody reads only holds KV memory."""
+"""Maximum bytes buffered for a client that does not read; beyond it the request fails, since its generation holds KV
+memory in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """How the client wants its answer."""
+    """The form of the answer that the client asks for."""
 
     stream: bool
     n: int = 1
-    """Answers to each prompt."""
+    """Answers per prompt."""
     usage: bool = False
-    """A usage chunk at the end of a stream."""
+    """Send a usage chunk at the end of a stream."""
     usage_always: bool = False
-    """Usage in every chunk of a stream."""
+    """Send usage in every chunk of a stream."""
     timings: bool = False
     calls: bool = False
-    """What it says may be calls of functions."""
+    """The output may contain function calls."""
     one_call: bool = False
-    """Of them, only the first counts."""
+    """Only the first function call counts."""
 
 
 class Answer:
@@ -58,7 +59,7 @@ class Answer:
             exchange.stream()
 
     def hear(self, said: SequenceOutput) -> None:
-        """Take what one of the sequences said."""
+        """Takes the output of one sequence."""
         if said.error is not None:
             self._exchange.fail(said.error)
             self._give_up()
@@ -83,7 +84,7 @@ class Answer:
     def _told_apart(
         self, choice: Choice, stream: CallStream, said: SequenceOutput
     ) -> tuple[SequenceOutput, list[dict[str, Any]]]:
-        """What is left of it as text, and the calls in it as OpenAI writes them."""
+        """Returns the output that remains text, and the function calls found in it as OpenAI writes them."""
         text, found = stream.push(said.text)
         if said.finish is not None:
             rest, more = stream.finish()
@@ -118,7 +119,7 @@ class Answer:
         self._abandon(self._sequences)
 
     def _usage(self) -> TokenUsage:
-        prompts = self._sequences[:: self._wishes.n]  # n answers to one prompt count it once, as OpenAI does
+        prompts = self._sequences[:: self._wishes.n]  # n answers to one prompt count its tokens once, as OpenAI does
         return TokenUsage(
             prompt_tokens=sum(s.prompt_len for s in prompts),
             completion_tokens=sum(len(choice.tokens) for choice in self._choices),

@@ -1,8 +1,8 @@
-"""When is a sequence ended early, with what there is?
+"""Ends a sequence early, keeping its output so far.
 
-By the time it may take, counted from its first token; or because it only repeats itself. Here more is known than the
-text: how likely each token was. Where nothing but the next word of the same sentence is left to choose from, that is
-evidence too.
+There are two reasons: a time limit, counted from the first token, and repetition. The engine knows more than the text:
+the probability of each token. A model that is nearly certain of every token of a repeated passage is further evidence
+of a runaway.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from headgate.config.output import Runaway
 from headgate.policy.answers.runaway import Detector
 
 CERTAIN: Final = 0.95
-"""A mean chance of the tokens drawn at which the model chooses no more: each word only follows from the one before."""
+"""Smoothed probability of the drawn tokens at which the model no longer chooses: each word only follows from the one
+before."""
 COLLAPSED: Final = 0.85
-"""Of the evidence in the text, what is enough then."""
+"""Share of the usual textual evidence that suffices at such certainty."""
 _SMOOTHING: Final = 0.1
 REPETITION: Final = "repetition"
 TIME: Final = "time"
@@ -24,11 +25,11 @@ TIME: Final = "time"
 class Bounds:
     runaway: Runaway = "off"
     limit_s: float | None = None
-    """Most seconds from the first token on; None: any."""
+    """Maximum seconds from the first token on; None: unlimited."""
 
 
 class Bound:
-    """What is known of one sequence."""
+    """The runaway evidence and the time limit of one sequence."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._limit_s = bounds.limit_s
@@ -38,12 +39,13 @@ class Bound:
 
     @property
     def doubts(self) -> bool:
-        """It has said something twice: from now on it is worth knowing how sure the model is of what it says."""
+        """True once a passage has been repeated in full: from then on the probabilities of the tokens are worth
+        computing."""
         return self._detector is not None and 0 < self._detector.period <= self._detector.matched
 
     def judge(self, text: str, chances: tuple[float, ...], first_token_at: float | None, now: float) -> str:
-        """Why it ends now, after saying this too, with tokens that had these chances, if that is known; empty: it
-        goes on."""
+        """Returns why the sequence ends after this text, or "" if it continues. `chances`: the probabilities of the
+        text's tokens; empty: unknown."""
         detector = self._detector
         if detector is not None:
             for chance in chances:

@@ -1,8 +1,8 @@
-"""Which tokens were said already, by a replica that broke off?
+"""Recovers the tokens that another replica generated before it broke off.
 
-The same text can be made of different tokens, and a model goes on differently after them. What was passed on to the
-client came in pieces, nearly always of one token each: read piece by piece, the text gives the very tokens that were
-drawn, where the whole text would give those that a tokenizer prefers.
+One text can be made of different tokens, and a model continues differently after each. The client received the text in
+pieces, nearly always of one token each. Tokenized piece by piece, the text gives the very tokens that were drawn;
+tokenized whole, it would give those that the tokenizer prefers.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def said_before(tokenizer: PieceCoder, pieces: Sequence[str]) -> list[int]:
     wrong = {piece for piece, tokens in made.items() if _text(tokenizer, tokens) != _data(piece)}
     several = {piece for piece, tokens in made.items() if len(tokens) > 1} | wrong
     if several:
-        # They may be one token after all, which the tokenizer would not choose for this text alone.
+        # Such a piece may still be one token, which the tokenizer would not choose for this text alone.
         wanted = {_data(piece): piece for piece in several}
         for token in reversed(range(tokenizer.n_vocab)):
             piece = wanted.get(tokenizer.piece(token))

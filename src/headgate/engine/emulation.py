@@ -1,4 +1,5 @@
-"""An engine that computes nothing: the real Batcher, ledger and API around a runner that only takes its time."""
+"""Builds an engine that computes nothing: the real Batcher, ledger and API around a runner that only takes the modelled
+time."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from headgate.model.lane import Lane
 
 
 def emulated_config(profile: Profile, dilation: float = 1.0) -> EngineConfig:
-    """What the profile says; `dataclasses.replace` whatever the user says otherwise, but sizes in the profile."""
+    """Returns the profile's settings. The caller may replace any of them with `dataclasses.replace`, except the
+    profile's sizes."""
     return EngineConfig(
         model=Path(f"{profile.name} (emulated)"),
         model_name=f"emulated-{profile.name}",
@@ -41,7 +43,7 @@ def emulated_engine(
     rng: random.Random,
     dilation: float = 1.0,
 ) -> tuple[Engine, Intake]:
-    """For `EngineServer.adopt`. `dilation`: seconds that pass for one of the profile's."""
+    """Returns an engine and intake for `EngineServer.adopt`. `dilation`: real seconds per second of the profile."""
     tokenizer = EmulatedTokenizer()
     batcher = profile.batcher(config.batch, dilation)
     runner = EmulatedRunner(profile, tokenizer.words, rng=rng, dilation=dilation, clock=clock)
@@ -50,7 +52,7 @@ def emulated_engine(
 
 
 class EmulatedEngine(Engine):
-    """Does not let a long modelled step hold up its end."""
+    """An engine that stops without waiting for a long modelled step to end."""
 
     def stop(self) -> None:
         cast(EmulatedRunner, self.runner).halt()
@@ -59,8 +61,8 @@ class EmulatedEngine(Engine):
 
 @dataclass(frozen=True)
 class DilatedIntake(Intake):
-    """Where time is stretched, a lane's promises are, so that the Batcher chooses as it would at full speed. What a
-    request itself asks for is in the seconds of whoever asks."""
+    """Stretches a lane's targets with the dilation, so that the Batcher chooses as it would at full speed. Targets in
+    the request itself are in the client's real seconds, and stay."""
 
     dilation: float = 1.0
 

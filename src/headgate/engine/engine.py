@@ -1,8 +1,8 @@
 """Runs a model around the Batcher, on a thread of its own.
 
-The event loop hands over sequences and cancels through one inbox and gets back, once per step, what every
-sequence said. Choices are the Batcher's, computing is the Runner's; this file carries one to the other and turns
-tokens into text.
+The event loop hands over sequences and cancels through one inbox and receives, once per step, the output of every
+sequence. The Batcher chooses, the Runner computes; this module carries steps from one to the other and turns tokens
+into text.
 """
 
 import threading
@@ -23,31 +23,31 @@ from headgate.policy.batching.blocks import Short
 
 
 class Runner(Protocol):
-    """Whatever computes a step: a real model, a scripted one, a step-time model."""
+    """Computes a step: a real model, a scripted one, or a step-time model."""
 
     @property
     def slots(self) -> int: ...
     @property
     def bytes_per_token(self) -> int:
-        """Of KV memory."""
+        """KV memory of one token, in bytes."""
 
     @property
     def slot_tokens(self) -> int:
-        """Tokens a slot can hold."""
+        """Tokens that a slot can hold."""
 
     @property
     def model_s(self) -> float:
         """Seconds spent inside the model library so far."""
 
     def open(self, sequence: Sequence) -> None:
-        """Prepare to sample for a sequence; raises InvalidRequest when its settings make no sense."""
+        """Prepares to sample for a sequence. Raises InvalidRequest if its sampling settings make no sense."""
 
     def attend(self, sequence_id: int) -> None:
-        """From now on tell the chances of the tokens it draws, if there are any."""
+        """From now on reports the probabilities of the tokens drawn for this sequence, if the runner knows them."""
 
     def close(self, sequence_id: int) -> None: ...
     def run(self, step: Step) -> list[Sampled]:
-        """Carry out the moves, compute the rows, draw a token for every row that samples."""
+        """Carries out the moves, computes the rows, and draws a token for every row that samples."""
 
     def shutdown(self) -> None: ...
 
@@ -61,16 +61,16 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What the server hands over."""
+    """A sequence and its settings, as the server hands them to the engine."""
 
     sequence: Sequence
     stops: tuple[str, ...] = ()
     pin: bool = False
-    """Keep its prompt in the prefix cache for good."""
+    """Keep the prompt in the prefix cache for good."""
     bounds: Bounds | None = None
-    """None: it ends by itself, by a stop string or at its length."""
+    """None: the sequence ends by itself, at a stop string or at its maximum length."""
     compiled: object = None
-    """Its grammar, held so that it is still there when the sequence is opened."""
+    """The compiled grammar, referenced here so that it still exists when the sequence is opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """What one sequence has to tell after a step."""
+    """The output of one sequence in one step."""
 
     sequence_id: int
     text: str
@@ -97,23 +97,25 @@ class SequenceOutput:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     timings: Timings | None = None
-    """With the last one only."""
+    """Set in the last output only."""
     stop: str = ""
-    """With the last one: why it was ended early, `repetition`, `time` or `grammar`; empty: it was not."""
+    """Set in the last output: why the sequence was ended early, `repetition`, `time` or `grammar`; empty: it was
+    not."""
     error: ServeError | None = None
-    """It ended by this; nothing follows."""
+    """The error that ended the sequence; nothing follows. None: no error."""
 
 
 GRAMMAR = "grammar"
-"""Why it was ended: its grammar could not be followed any further."""
+"""Stop reason of a sequence whose grammar can't be followed any further."""
 Sink = Callable[[list[SequenceOutput]], None]
 OnStep = Callable[[Step, float, float, float], None]
-"""A step that is over: when it began, how long it took, and how long of that in the runner."""
+"""Called after a step with: the step, when it began, the seconds it took, and the seconds of those spent in the
+runner."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """What the engine knows of a sequence beside the Batcher's facts."""
+    """The engine's state of one sequence, beside the Batcher's."""
 
     ask: EngineRequest
     text: TextStream
@@ -133,14 +135,14 @@ class _Stop: ...
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds of the engine thread while it had work."""
+    """Time that the engine thread spent working, in seconds, and what it handled."""
 
     step_s: float = 0.0
     """Whole steps: choosing, moving, computing, sampling, detokenizing, handing over."""
     longest_step_s: float = 0.0
     cancels: int = 0
     lives: int = 0
-    """Sequences taken in so far."""
+    """Sequences accepted so far."""
 
 
 class Engine:
@@ -150,7 +152,7 @@ class Engine:
         self.spent = Spent()
         self.failed: ServeError | None = None
         self.on_step: OnStep | None = None
-        """Told of every step, on the engine's thread; to be set before `start`."""
+        """Called after every step, on the engine's thread; must be set before `start`. None: no callback."""
         self._vocabulary = vocabulary
         self._clock = clock
         self._sink = sink
@@ -170,18 +172,19 @@ class Engine:
             self._inbox.put(ask)
 
     def cancel(self, sequence_id: int) -> None:
-        """It and its memory are gone by the next step, and the sink hears no more of it."""
+        """Cancels a sequence. The sequence and its memory are gone by the next step, and the sink receives no more of
+        it."""
         self._inbox.put(_Cancel(sequence_id))
 
     def stop(self) -> None:
-        """End the thread after the current step. Open sequences end with an error."""
+        """Ends the thread after the current step. Open sequences end with an error."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join()
 
     @property
     def mail(self) -> int:
-        """Sequences and cancels handed over that the engine has not looked at yet."""
+        """Sequences and cancels in the inbox that the engine thread has not read yet."""
         return self._inbox.qsize()
 
     # -- the engine thread ----------------------------------------------------------------------------
@@ -211,7 +214,7 @@ class Engine:
         self.runner.shutdown()
 
     def _take_mail(self) -> bool:
-        """Everything that has come in; waits for something when there is nothing to do. False: stop."""
+        """Handles everything in the inbox; waits for an entry if there is no other work. Returns False to stop."""
         idle = not self.batcher.has_work
         try:
             while True:
@@ -253,7 +256,7 @@ class Engine:
         del self._lives[sequence_id]
 
     def _run(self, step: Step) -> float:
-        """Gives the seconds spent in the runner."""
+        """Runs a step and returns the seconds spent in the runner."""
         began = self._clock()
         sampled = self.runner.run(step)
         now = self._clock()
@@ -285,7 +288,7 @@ class Engine:
         return now - began
 
     def _speak(self, life: _Life, one: Sampled) -> tuple[tuple[int, ...], str, bool]:
-        """The tokens up to a stop, what may be said of them, and whether there was a stop."""
+        """Returns the tokens up to a stop, the text that may be sent for them, and whether there was a stop."""
         text, sampling = "", life.ask.sequence.sampling
         for index, token in enumerate(one.tokens):
             if token in self._vocabulary.eog and (not sampling.ignore_eos or sampling.grammar is not None):

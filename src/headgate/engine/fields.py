@@ -1,8 +1,8 @@
-"""Which fields of other servers' requests are known here, and what becomes of each?
+"""Decides which fields of other servers' requests are accepted, and which are refused.
 
-What a client asks for is done or refused by name: an answer that quietly ignores half of the question is worse than a
-400. A field that says nothing (null, or the value that is its default) is no question. Fields that nobody knows are
-ignored, as every OpenAI server does.
+The engine does what a field asks for, or refuses the field by name: an answer that silently ignores half of the request
+is worse than a 400. A field with null or its default value asks for nothing. Unknown fields are ignored, as by every
+OpenAI server.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Final
 from headgate.model.errors import InvalidRequest
 
 NOTHING: Final[tuple[Any, ...]] = (None, False, 0, "", [], {})
-"""Values that ask for nothing, except of the fields whose default is another one."""
+"""Values that ask for nothing, except for fields with another default."""
 
 REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     # OpenAI
@@ -93,7 +93,7 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "typical_p": (None, 1),
     "xtc_probability": NOTHING,
 }
-"""Fields that the embedded engine can't honour, and which of their values ask for nothing."""
+"""Fields that the embedded engine can't honour, each with the values that ask for nothing."""
 
 ONLY_OF_CHATS: Final[Mapping[str, tuple[Any, ...]]] = {
     "chat_template_kwargs": NOTHING,
@@ -106,26 +106,26 @@ ONLY_OF_CHATS: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": NOTHING,
     "top_logprobs": NOTHING,
 }
-"""On /v1/completions, where they would have no effect."""
+"""Chat fields, refused on /v1/completions, where they would have no effect."""
 ONLY_OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (*NOTHING, 1),
     "echo": NOTHING,
     "prompt": NOTHING,
     "suffix": NOTHING,
 }
-"""On /v1/chat/completions."""
+"""Text fields, refused on /v1/chat/completions."""
 
 HINTS: Final = frozenset(
     {
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("request_id", "rid"),
         *("return_details", "safety_identifier", "spaces_between_special_tokens", "user"),
-        # These only mean something beside a field above, which is refused.
+        # These only have a meaning beside a field above, which is refused.
         *("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "penalize_nl", "repeat_last_n", "xtc_threshold"),
     }
 )
-"""Fields whose every value is taken: what the answer says does not depend on them."""
+"""Fields accepted with any value: the text of the answer does not depend on them."""
 
 INSTEAD: Final[Mapping[str, str]] = {
     "best_of": "use n",
@@ -143,7 +143,7 @@ INSTEAD: Final[Mapping[str, str]] = {
 
 
 def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """1.0 is 1; but True is not 1, nor False 0, unless both are said."""
+    """True if the value asks for nothing. 1.0 equals 1; but True equals 1, and False 0, only where both are listed."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
 
 
@@ -156,8 +156,8 @@ _INTEGERS: Final = frozenset(
 
 
 def told(value: object, chat: bool) -> object:
-    """A body as it is meant: without the fields that are null, and 100.0 as 100. Raise InvalidRequest for a field that
-    asks for what the embedded engine does not have."""
+    """Returns the body without its null fields, and with 100.0 as 100. Raises InvalidRequest for a field that asks for
+    what the embedded engine does not have."""
     if not isinstance(value, dict):
         return value
     refused = ONLY_OF_TEXT if chat else ONLY_OF_CHATS

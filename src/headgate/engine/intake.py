@@ -1,4 +1,4 @@
-"""From a parsed body to sequences: prompts become tokens, wishes become settings, limits are kept."""
+"""Turns a parsed body into sequences: tokenizes prompts, converts settings, enforces limits."""
 
 import random
 import re
@@ -31,22 +31,23 @@ from headgate.model.sequence import LOWEST_PRIORITY, Sequence
 from headgate.policy.dispatch.lanes import classify
 
 MOST_IDS = 1_000_000
-"""Token ids looked at in one prompt."""
+"""Maximum token ids accepted in one prompt."""
 MOST_KWARGS_BYTES = 16_384
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"))
-"""Names in a chat template that a client's chat_template_kwargs may not give another meaning."""
+"""Names in a chat template that a client's chat_template_kwargs may not redefine."""
 IN_ORDER = replace(LANES["slow"], ttft_target_s=86_400.0)
-"""All alike, and with a deadline that neither passes nor ages: order of arrival decides."""
+"""The lane of all requests when the engine serves in order of arrival: one priority, and a deadline too far off to
+matter."""
 
 
 class TextCoder(Protocol):
-    """Whoever makes tokens of text: a model's tokenizer, or one for an engine without a model."""
+    """Turns text into tokens: a model's tokenizer, or one for an engine without a model."""
 
     @property
     def n_vocab(self) -> int: ...
     @property
     def template(self) -> str:
-        """How it writes a chat, in Jinja."""
+        """The chat template, in Jinja."""
 
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]: ...
     def encode_chat(
@@ -67,15 +68,15 @@ class Intake:
     config: EngineConfig
     tokenizer: TextCoder
     context: int
-    """Longest sequence the engine can hold, in tokens."""
+    """Longest sequence that the engine can hold, in tokens."""
     ids: Iterator[int]
     rng: random.Random
-    """Gives seeds to requests that name none."""
+    """Gives seeds to requests without one."""
     recommended: Recommended = OPENAI
-    """How the model is sampled where a client does not say."""
+    """The sampling settings for clients that give none."""
 
     def rules(self, body: ChatBody | TextBody) -> Rules | None:
-        """What form the output must have."""
+        """Returns the form that the output must have; None: any text."""
         tools = self.tools(body)
         rules = rules_of(body)
         if tools is None or tools.grammar is None:
@@ -85,7 +86,8 @@ class Intake:
         return Rules(tools.grammar, "tools")
 
     def sequences(self, body: ChatBody | TextBody, arrived: float) -> tuple[list[Sequence], tuple[str, ...]]:
-        """One sequence for each prompt and choice, and the stop strings. Tokenizes: long prompts belong in a thread."""
+        """Returns one sequence per prompt and choice, and the stop strings. Tokenizes: long prompts belong in a
+        thread."""
         self.check_model(body.model)
         refuse_what_we_lack(body)
         tools = self.tools(body)
@@ -106,12 +108,13 @@ class Intake:
         return sequences, stops_of(body)
 
     def _go_on(self, sequence: Sequence, pieces: list[str]) -> None:
-        """As if it had said these itself; to the batcher they are a part of its prompt."""
+        """Adds the tokens of another replica to the sequence as if the sequence had generated them. To the Batcher they
+        are part of the prompt."""
         tokens = said_before(self.tokenizer, pieces)
         sequence.tokens += tokens
         sequence.prompt_len += len(tokens)
         sequence.continued = len(tokens)
-        # Not less: whoever had said all would have said so.
+        # At least 1: a replica that had generated all of the output would have finished.
         sequence.max_output = max(1, sequence.max_output - len(tokens))
         if len(sequence.tokens) >= self.context:
             raise ContextOverflow(f"prompt and what was said have {len(sequence.tokens)} tokens", param="continued")
@@ -132,7 +135,7 @@ class Intake:
             raise UnknownModel(f"no model {model!r} here; this engine serves {self.config.model_name!r}", param="model")
 
     def lane(self, body: ChatBody | TextBody, prompt_tokens: int) -> Lane:
-        """The one it names, or the one that its size and kind suggest."""
+        """Returns the lane that the request names, or the one that its size and kind suggest."""
         if body.lane is not None:
             if body.lane not in LANES:
                 raise InvalidRequest(f"no lane {body.lane!r}; there are {', '.join(LANES)}", param="lane")
@@ -166,7 +169,7 @@ class Intake:
         return [self._text(item) if isinstance(item, str) else self._ids(item) for item in given]
 
     def _variables(self, body: ChatBody) -> dict[str, Any]:
-        """What the client tells the chat template."""
+        """Returns the variables that the client gives to the chat template."""
         given = body.chat_template_kwargs
         if taken := given.keys() & RESERVED:
             name = min(taken)
@@ -229,14 +232,14 @@ class Intake:
             gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
             sampling=sampling_of(body, seed, rules, self.recommended),
             cache_salt=blake2b(body.cache_salt.encode(), digest_size=32).digest() if body.cache_salt else b"",
-            # Not less: a client that tolerates nobody would have the engine to itself.
+            # At least a quarter of the context: a client that tolerated no neighbour would have the engine to itself.
             longest_neighbour=None
             if body.longest_neighbour is None
             else max(body.longest_neighbour, self.context // 4),
         )
 
     def _fitting(self, prompt: list[int], output: int, truncate: bool | None) -> list[int]:
-        """The prompt, cut from the left if that is wanted and needed."""
+        """Returns the prompt, cut from the left if it is too long and truncation is on."""
         room = self.context - output
         if len(prompt) <= room:
             return prompt

@@ -1,4 +1,4 @@
-"""OpenAI's request bodies in, its response bodies out."""
+"""Parses OpenAI's request bodies and writes its response bodies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What chat and text completions have in common. fields.py knows what else may be in a body."""
+    """The fields that chat and text completions share. fields.py lists the others that a body may have."""
 
     model: str | None = None
     stream: bool = False
@@ -46,7 +46,7 @@ class Body(msgspec.Struct, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     response_format: dict[str, Any] | None = None
-    # Other servers' names for a form of the output, see structured.py.
+    # Other servers' names for the form of the output; see structured.py.
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_json_object: bool | None = None
@@ -59,7 +59,7 @@ class Body(msgspec.Struct, kw_only=True):
     regex: str | None = None
     service_tier: str | None = None
     user: str | None = None
-    # Headgate's own; any client works without them.
+    # Headgate's own fields; any client works without them.
     lane: str | None = None
     priority: int | None = None
     ttft_target_ms: float | None = None
@@ -68,7 +68,7 @@ class Body(msgspec.Struct, kw_only=True):
     generation_limit_ms: float | None = None
     runaway: Runaway = "off"
     continued: list[str] = []
-    """What was said already, by a replica that broke off, in the pieces it was said in: it counts as output."""
+    """Text generated already by a replica that broke off, in the pieces in which it was sent. It counts as output."""
     truncate_prompt: bool | None = None
     return_token_ids: bool = False
     cache_salt: str | None = None
@@ -83,7 +83,7 @@ class ChatBody(Body, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool = False
-    """vLLM's name for it: the last message is the assistant's own and not at its end; the answer goes on from there."""
+    """vLLM's name: the last message is the assistant's own and unfinished; the answer continues it."""
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 
@@ -104,7 +104,8 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
-    """Better a clear no than an answer that ignores half of the question."""
+    """Refuses what the embedded engine can't do: a clear refusal is better than an answer that ignores half of the
+    request."""
     if isinstance(body, ChatBody):
         if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs wants logprobs to be true", param="top_logprobs")
@@ -120,8 +121,9 @@ def refuse_what_we_lack(body: ChatBody | TextBody) -> None:
 def sampling_of(
     body: ChatBody | TextBody, seed: int, grammar: str | None, recommended: Recommended = OPENAI
 ) -> Sampling:
-    """`recommended` holds where the client names none of temperature, top_p, top_k and min_p: they shape one
-    distribution together, so that one of the client's and three of the model's would be nobody's choice."""
+    """Converts the body's sampling settings. `recommended` applies if the client gives none of temperature, top_p,
+    top_k and min_p: the four shape one distribution together, and a mix of client and model values is not what either
+    chose."""
     named = (body.temperature, body.top_p, body.top_k, body.min_p)
     default = recommended if all(value is None for value in named) else OPENAI
     return Sampling(
@@ -217,7 +219,7 @@ class TokenUsage:
 
 
 class AnswerFormat:
-    """The shape of one request's answers: chat or text, streamed or whole."""
+    """Writes the answers of one request: chat or text, streamed or whole."""
 
     def __init__(
         self,
@@ -250,8 +252,8 @@ class AnswerFormat:
         extra: dict[str, Any],
         calls: Sequence[dict[str, Any]] = (),
     ) -> bytes:
-        """One streamed event. The role rides with the first text: a chunk of its own would fool clients that take
-        the first chunk for the first token."""
+        """Returns one streamed event. The role is sent with the first text: a chunk of its own would mislead clients
+        that take the first chunk for the first token."""
         choice: dict[str, Any] = {"index": index, "finish_reason": finish}
         if said.stop:
             choice["headgate_stop"] = said.stop
@@ -327,7 +329,7 @@ class Choice:
     logprobs: list[TokenLogprob]
     finish: str | None = None
     stop: str = ""
-    """Why it was ended early, if it was."""
+    """Why the sequence was ended early; empty: it was not."""
     timings: Timings | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """As OpenAI writes them."""
+    """Function calls, as OpenAI writes them."""

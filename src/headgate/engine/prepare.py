@@ -1,4 +1,4 @@
-"""What is made of a request's body before the engine sees it, on the event loop or in the tokenizing thread."""
+"""Prepares a request's body for the engine, on the event loop or in the tokenizing thread."""
 
 import logging
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ class Prepared:
     sequences: list[Sequence]
     stops: tuple[str, ...]
     calls: bool
-    """Whether calls of functions are looked for in what it says."""
+    """Look for function calls in the output."""
     tokenize_ms: float
     rules: Rules | None
-    """The form of the output, to be compiled yet."""
+    """The form of the output, not compiled yet; None: any text."""
 
 
 def prepare(
@@ -41,13 +41,13 @@ def prepare(
         tools, rules = intake.tools(body), intake.rules(body)
     except ServeError as error:
         return error
-    except Exception:  # whatever it is, its client must get an answer, and from a thread nobody else would give one
+    except Exception:  # any failure must reach the client, and in a thread no other code would answer it
         log.exception("a request could not be prepared")
         return EngineFailed("internal error")
     return Prepared(body, sequences, stops, tools is not None and tools.read, (clock() - began) * 1e3, rules)
 
 
 def client_of(headers: Mapping[str, str], body: ChatBody | TextBody) -> str:
-    """Whose grammars take turns with others': as well as this can be told."""
+    """Returns the client's name, as well as it can be told: clients take turns at compiling grammars."""
     named = (body.cache_salt, body.user, headers.get("authorization"), headers.get("x-forwarded-for"))
     return next(filter(None, named), "")

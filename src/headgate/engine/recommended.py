@@ -1,7 +1,7 @@
-"""How does this model want to be sampled, where a client does not say?
+"""Chooses the sampling settings for clients that give none.
 
-OpenAI's defaults, temperature 1 and all of the distribution, suit large models; a small one talks nonsense with them. A
-GGUF may say what its makers recommend (`general.sampling.*`); for some models that do not, their model cards do.
+OpenAI's defaults, temperature 1 and the whole distribution, suit large models; a small model talks nonsense with them.
+A GGUF may hold its makers' recommendation (`general.sampling.*`); for some models without one, the model card has it.
 """
 
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """What is sampled with where a client names none of temperature, top_p, top_k and min_p."""
+    """The settings used if a client gives none of temperature, top_p, top_k and min_p."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """0: off."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     source: str = "OpenAI's defaults"
-    """Who recommends it, for people."""
+    """Where the recommendation comes from, for people to read."""
 
     @property
     def shown(self) -> dict[str, float]:
-        """What differs from OpenAI's defaults."""
+        """The settings that differ from OpenAI's defaults."""
         return {name: getattr(self, name) for name in _KEYS.values() if getattr(self, name) != getattr(OPENAI, name)}
 
 
@@ -54,12 +54,12 @@ CARDS: Final = {
         temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, source="Qwen2.5's generation config"
     ),
 }
-"""By what `general.basename` or `general.name` begins with, written as a path would be. Instruct models only: a base
-model is there to show its distribution."""
+"""Settings by the beginning of `general.basename` or `general.name`, in lower case with hyphens for spaces. Only for
+models with a chat template: a base model is there to show its distribution."""
 
 
 def recommended(meta: Callable[[str], str | None], *, chats: bool) -> Recommended:
-    """`meta` reads a GGUF's metadata. `chats`: the model has a chat template."""
+    """Returns the settings for a model. `meta` reads a GGUF's metadata. `chats`: the model has a chat template."""
     said = {ours: value for theirs, ours in _KEYS.items() if (value := _number(meta, theirs, ours)) is not None}
     if said:
         return Recommended(
@@ -78,7 +78,7 @@ def recommended(meta: Callable[[str], str | None], *, chats: bool) -> Recommende
 
 
 def _number(meta: Callable[[str], str | None], theirs: str, ours: str) -> float | None:
-    """None: the file does not say, or nothing that makes sense."""
+    """Returns a setting from the GGUF; None: the file has none, or none that makes sense."""
     text = meta(f"general.sampling.{theirs}")
     try:
         value = float(text) if text is not None else float("nan")

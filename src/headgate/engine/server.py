@@ -1,4 +1,4 @@
-"""The engine behind OpenAI's API: what each path does, from the event loop's side."""
+"""Serves the engine through OpenAI's API: the handlers of all paths, on the event loop."""
 
 import asyncio
 import logging
@@ -34,29 +34,30 @@ from headgate.wire.router import Router
 log = logging.getLogger(__name__)
 
 TOKENIZE_INLINE = 4096
-"""Bytes of body up to which preparing on the event loop is cheaper than handing it to a thread (about 0.3 ms)."""
+"""Maximum bytes of a body that is prepared on the event loop, where that costs less than handing it to a thread (about
+0.3 ms)."""
 MOST_PREPARING = 256
-"""Requests that wait for the tokenizing thread; more would only wait longer."""
+"""Maximum requests waiting for the tokenizing thread; more would only wait longer."""
 MOST_COUNTED_BYTES = 1024 * 1024
-"""Of a body at /tokenize: some ten times the longest context."""
+"""Maximum bytes of a body at /tokenize: some ten times the longest context."""
 MOST_COUNTING = 16
-"""Requests at /tokenize that wait for their turn. They have a thread of their own, and delay nobody's completion."""
+"""Maximum /tokenize requests waiting. They have a thread of their own, and delay no completion."""
 DEEP_CHECK_S = 10.0
-"""How long a deep check waits for a sign that the model computes."""
+"""Seconds that a deep check waits for a sign that the model computes."""
 FRESH_S = 1.0
-"""A token of a running stream that is no older proves that the engine generates."""
+"""Maximum age, in seconds, of a running stream's token that proves that the engine generates."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A client's sequence and when it last said something."""
+    """A client's sequence and when its last output came."""
 
     sequence: Sequence
     last_at: float | None = None
 
 
 class EngineServer:
-    """Lives on the event loop. Before `adopt` there is no engine yet and every request is answered 503."""
+    """The API's handlers, on the event loop. Until an engine is adopted and warm, completions are answered 503."""
 
     def __init__(self, config: EngineConfig, clock: Clock, emulation: Emulation | None = None) -> None:
         self.config = config
@@ -93,7 +94,7 @@ class EngineServer:
         self._spoke_at = -inf
         """When a client's sequence last got a token."""
         self._spoken: asyncio.Future[None] | None = None
-        """Waits for the next such token; None: no check is under way."""
+        """Resolves with the next such token; None: no deep check is running."""
         self._checking: asyncio.Task[str] | None = None
         self.compiling: Compiling | None = None
         """None: the runner follows no grammars."""
@@ -101,11 +102,11 @@ class EngineServer:
     # -- life -----------------------------------------------------------------------------------------
 
     def sink(self, said: list[SequenceOutput]) -> None:
-        """Called on the engine's thread, once per step: one wake-up of the loop for all sequences."""
+        """Called on the engine's thread, once per step: one wake-up of the event loop for all sequences."""
         self._loop.call_soon_threadsafe(self._dispatch, said)
 
     def compile_aside(self, grammars: Grammars, library: Path) -> None:
-        """From any thread."""
+        """Compiles grammars on threads of their own from now on. May be called from any thread."""
         self.compiling = Compiling(grammars, library, self._loop.call_soon_threadsafe)
 
     def adopt(self, engine: Engine, intake: Intake) -> None:
@@ -135,12 +136,12 @@ class EngineServer:
         self.figures.ready.set(1)
 
     def drain(self) -> None:
-        """Readiness drops first, so that whoever routes here stops; running requests go on."""
+        """Turns readiness off first, so that gateways stop routing here; running requests continue."""
         self.phase = "draining"
         self.figures.ready.set(0)
 
     async def _generate(self, prompt: list[int], pin: bool, priority: int = 0) -> None:
-        """One output token for a prompt of our own."""
+        """Generates one output token for a prompt of the server's own."""
         engine, intake = self._engine, self._intake
         if engine is None or intake is None:
             raise NotReady("the model is still loading")
@@ -244,7 +245,7 @@ class EngineServer:
                 del self._listeners[one.sequence_id]
             try:
                 listener(one)
-            except Exception:  # one client's trouble must not silence the others of this step
+            except Exception:  # one client's failure must not silence the other sequences of this step
                 log.exception("sequence %d: its listener failed", one.sequence_id)
 
     def _measure(self, said: SequenceOutput) -> None:
@@ -271,7 +272,7 @@ class EngineServer:
             del self._watched[said.sequence_id]
 
     def _abandon(self, sequences: list[Sequence]) -> None:
-        """Nobody wants these any more, whichever of them still run."""
+        """Cancels those of the sequences that still run: their client has left or failed."""
         assert self._engine is not None
         for sequence in sequences:
             if self._listeners.pop(sequence.id, None) is not None:
@@ -353,8 +354,8 @@ class EngineServer:
             exchange.respond(200, b'{"status":"ready"}')
 
     def _deep(self, exchange: Exchange) -> None:
-        """A token or no health: a model that answers /health but can't generate is not healthy. Checks at the same time
-        share one generation."""
+        """Answers 200 only if the engine generates a token: a model that answers /health but can't generate is not
+        healthy. Concurrent checks share one generation."""
         if self._checking is None:
             self._checking = self._loop.create_task(self._deep_check())
 
@@ -371,9 +372,9 @@ class EngineServer:
         self._checking.add_done_callback(report)
 
     async def _deep_check(self) -> str:
-        """What proves that the engine generates. A check takes nothing from the streams that run: where their tokens
-        come, these are the proof, and the check's own sequence has the lowest priority, so that it only ever gets room
-        that is free."""
+        """Returns what proves that the engine generates. A check takes nothing from running streams: their tokens are
+        the proof if they come, and the check's own sequence has the lowest priority, so that it only gets free
+        capacity."""
         self._intake_when_ready()
         if self._clock() - self._spoke_at <= FRESH_S:
             return "a token of a running stream"
@@ -386,7 +387,7 @@ class EngineServer:
             async with asyncio.timeout(DEEP_CHECK_S):
                 await asyncio.wait((own, spoken), return_when=asyncio.FIRST_COMPLETED)
                 if own.done() and isinstance(own.exception(), QueueFull):
-                    await spoken  # too many wait for one more to wait; those that run still prove it
+                    await spoken  # the queue is full; a running sequence's token is proof enough
         except TimeoutError:
             if engine.batcher.counts.prefilled == prefilled:  # long prompts may keep every slot from its first token
                 raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None

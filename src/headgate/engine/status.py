@@ -1,4 +1,4 @@
-"""What is the engine doing? Its figures for Prometheus, and a plain page for people."""
+"""Reports what the engine does: metrics for Prometheus, and a plain page for people."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,13 +24,14 @@ Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """Nothing is computed here: steps take the time that a profile says. Whoever looks is told."""
+    """Marks an engine that computes nothing: its steps take the time that a profile gives. Metrics, page and answers
+    say so."""
 
     profile: str
     dilation: float = 1.0
-    """Seconds that pass for one of the profile's."""
+    """Real seconds per second of the profile."""
     cold_start_s: float = 0.0
-    """What loading its weights would take, in seconds as they pass."""
+    """Time that loading the weights would take, in real seconds."""
 
     def __str__(self) -> str:
         stretched = f", time stretched {self.dilation:g} times" if self.dilation != 1.0 else ""
@@ -42,7 +43,7 @@ class Emulation:
 
 
 class EngineFigures:
-    """What the event loop counts itself. Labels are lanes and outcomes, so their number is bounded."""
+    """The metrics that the event loop counts. Labels are lanes and outcomes, so their number is bounded."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -83,7 +84,7 @@ class EngineFigures:
 
 
 class EngineCollector(Collector):
-    """What the engine thread counts, read when asked. Plain numbers: no lock is needed to read them."""
+    """The metrics that the engine thread counts, read at each scrape. They are plain numbers: reading needs no lock."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What form must the output have? OpenAI, vLLM, SGLang and llama.cpp each say it in fields of their own."""
+"""Reads the demanded form of the output, for which OpenAI, vLLM, SGLang and llama.cpp each have their own fields."""
 
 import json
 import re
@@ -18,19 +18,20 @@ from headgate.model.errors import InvalidRequest
 
 MOST_CHOICES_OF_TEXT: Final = 4096
 _BACKENDS: Final = ("", "auto", "guidance", "llguidance")
-"""Names that mean llguidance, or leave it to the engine."""
+"""Names that mean llguidance, or leave the choice to the engine."""
 _SETTINGS: Final = frozenset({"disable_fallback", "disable_any_whitespace", "backend", "backend_was_auto"})
-"""What vLLM has beside the form itself: about how it is reached, which is always by llguidance here."""
+"""vLLM's settings beside the form itself: they choose how it is enforced, which is always llguidance here."""
 
 
 class Rules(NamedTuple):
     grammar: str
     param: str
-    """The field that it was given in."""
+    """The field that asked for this form."""
 
 
 def rules_of(body: Body) -> Rules | None:
-    """The one form that the body asks for; None: any text. Raises InvalidRequest for what makes no sense."""
+    """Returns the one form that the body asks for; None: any text. Raises InvalidRequest for a form that makes no
+    sense."""
     found: list[Rules] = []
     for param, kind, value in _asked(body):
         grammar = _MAKERS[kind](value, param) if value else None
@@ -43,7 +44,7 @@ def rules_of(body: Body) -> Rules | None:
 
 
 def _asked(body: Body) -> list[tuple[str, str, Any]]:
-    """The field, what kind of form it describes, and what it says."""
+    """Lists the fields that may ask for a form: name, kind of form, and value."""
     asked = [
         ("response_format", "response_format", body.response_format),
         ("guided_json", "json", body.guided_json),
@@ -86,12 +87,12 @@ def _json_object(value: Any, param: str) -> str:
 
 
 def _regex(value: Any, param: str) -> str:
-    """A regular expression of the whole output, so that ^ and $ around it say nothing."""
+    """Returns a grammar for the regular expression, which matches the whole output: ^ and $ around it mean nothing."""
     text = _text(value, param)
     text = text[1:] if text.startswith("^") else text
     if text.endswith("$") and (len(text) - len(text[:-1].rstrip("\\"))) % 2:
         text = text[:-1]
-    # A backslash and what it stands before belong together; a bare slash or line end would end the expression.
+    # A backslash and the character after it belong together; a bare slash or line end would end the expression.
     escaped = re.sub(r"\\(.)|[/\n\r]", lambda found: _ESCAPED.get(found[0], found[0]), text, flags=re.DOTALL)
     if not escaped or (escaped.endswith("\\") and (len(escaped) - len(escaped.rstrip("\\"))) % 2):
         raise _wrong(param, "this is no regular expression")

@@ -1,31 +1,32 @@
-"""What text may be sent now? Tokens are bytes: half a character, or half a stop string, has to wait."""
+"""Turns tokens into text that may be sent. Tokens are bytes: half a character, or half a stop string, has to wait."""
 
 import codecs
 from collections.abc import Sequence
 
 
 class TextStream:
-    """One sequence's output as text. Whatever the borders between tokens, what comes out is the text up
-    to the stop string that is complete first (of several complete at once, the longest)."""
+    """One sequence's output as text. Wherever the borders between tokens lie, the text ends before the stop string that
+    is complete first; if several are complete at once, before the longest."""
 
     def __init__(self, stops: Sequence[str] = (), free: int = 0) -> None:
         """`free`: tokens at the beginning in which no stop string is looked for."""
         self.stopped: str | None = None
-        """The stop string that was hit. It is not part of the text, and nothing comes after it."""
+        """The stop string that was hit; None: none yet. The stop string is not part of the text, and nothing follows
+        it."""
         self._stops = [stop for stop in stops if stop]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self._free = free
 
     def push(self, piece: bytes) -> str:
-        """Take a token's bytes; return the text that may be sent. Invalid bytes become U+FFFD."""
+        """Takes a token's bytes and returns the text that may be sent. Invalid bytes become U+FFFD."""
         if self._free > 0:
             self._free -= 1
             return self._decoder.decode(piece)
         return self._advance(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """No more tokens: return what was held back."""
+        """Returns the text that was held back; no more tokens come."""
         text = self._advance(self._decoder.decode(b"", final=True)) + self._held
         self._held = ""
         return text
@@ -46,7 +47,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` could be the beginning of `stop`."""
+    """Returns the number of characters at the end of `text` that could begin `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

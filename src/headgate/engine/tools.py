@@ -1,8 +1,8 @@
-"""Which functions may the model call, and which has it called?
+"""Handles functions: which the model may call, and which it has called.
 
 A model writes a call as text, in the way its chat template teaches it: `<tool_call>{"name": …, "arguments": …}
-</tool_call>` in Qwen's, Hermes' and SmolLM's. Where a call is demanded, a grammar of just that form, with each
-function's own schema inside, leaves the model nothing else to say. Either way the text is read back into calls.
+</tool_call>` in Qwen's, Hermes' and SmolLM's. Where a call is demanded, a grammar of exactly that form, with each
+function's own schema inside, leaves the model nothing else to write. Either way the text is read back into calls.
 """
 
 import json
@@ -20,20 +20,20 @@ from headgate.model.errors import InvalidRequest
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_TOOLS: Final = 128
 MOST_CALLS: Final = 8
-"""In one answer that must have some: a small model would go on for ever."""
+"""Maximum calls in an answer that must have at least one: a small model would never stop calling."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What a request says about functions, once it makes sense."""
+    """A request's functions, checked."""
 
     given: Sequence[Mapping[str, Any]]
-    """For the template."""
+    """The functions as the client gave them, for the template."""
     grammar: str | None
-    """None: the model decides by itself whether it calls one."""
+    """The form of a demanded call; None: the model decides whether to call a function."""
     read: bool
-    """Whether calls are looked for in what it says: not where nobody knows how this model writes them."""
+    """Look for calls in the output. False: how this model writes calls is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class _Written(msgspec.Struct):
 
 
 def tools_of(body: ChatBody, template: str) -> Tools | None:
-    """None: no functions, and none may be called. Raises InvalidRequest for what makes no sense, or can't be done."""
+    """Returns the request's functions; None: there are none, or none may be called. Raises InvalidRequest for functions
+    that make no sense or a choice that can't be honoured."""
     choice = body.tool_choice
     if choice == "none" or not body.tools:
         if choice not in (None, "none", "auto"):
@@ -82,7 +83,7 @@ def tools_of(body: ChatBody, template: str) -> Tools | None:
 
 
 def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Every function's parameters by its name."""
+    """Returns every function's parameters by its name."""
     if len(tools) > MOST_TOOLS:
         raise InvalidRequest(f"at most {MOST_TOOLS} tools, got {len(tools)}", param="tools")
     schemas: dict[str, Mapping[str, Any]] = {}
@@ -116,7 +117,7 @@ def _wanted(choice: str | Mapping[str, Any], schemas: dict[str, Mapping[str, Any
 
 
 def _grammar(schemas: dict[str, Mapping[str, Any]], listed: bool, several: bool) -> str:
-    """`listed`: the template puts all calls into one list between the marks."""
+    """Returns the grammar of demanded calls. `listed`: the template puts all calls into one list between the marks."""
     opens, closes, between = (f"{OPEN}[", f"]{CLOSE}", ", ") if listed else (f"{OPEN}\n", f"\n{CLOSE}", "")
     between = between or f"{closes}\n{opens}"
     more = f" ({_quoted(between)} call){{0,{MOST_CALLS - 1}}}" if several else ""
@@ -124,7 +125,7 @@ def _grammar(schemas: dict[str, Mapping[str, Any]], listed: bool, several: bool)
     calls = " | ".join(f"call_{at}" for at in range(len(schemas)))
     lines = ["%llguidance {}", f"start: {start}", f"call: {calls}"]
     for at, (name, parameters) in enumerate(schemas.items()):
-        # References count from a schema's root, so what they point to has to be there.
+        # References count from a schema's root, so their targets must be there.
         hoisted = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
         inner = {key: value for key, value in parameters.items() if key not in hoisted}
         written = {"name": {"const": name}, "arguments": {"type": "object", **inner}}
@@ -141,17 +142,17 @@ def _quoted(text: str) -> str:
 
 
 class CallStream:
-    """Takes a model's words as they come, and tells text and calls apart. What begins like a call and is none, is
-    text."""
+    """Separates function calls from text in a model's output as it comes. Output that begins like a call and is none,
+    is text."""
 
     def __init__(self) -> None:
         self.calls = 0
-        """Found so far."""
+        """Calls found so far."""
         self._held = ""
         self._inside = False
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
-        """The text that may be sent, and the calls that are complete."""
+        """Takes output; returns the text that may be sent, and the calls that are complete."""
         self._held += text
         said, calls = "", list[ToolCall]()
         while True:
@@ -177,8 +178,8 @@ class CallStream:
         return said, calls
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """Nothing more comes. A call that was cut off, as by a limit, is text; one that only lacks its end mark is a
-        call."""
+        """Returns what was held back; no more output comes. A call that was cut off, as by a limit, is text; one that
+        only lacks its end mark is a call."""
         held, self._held = self._held, ""
         if not self._inside:
             return ("" if self.calls and not held.strip() else held), []
@@ -189,7 +190,7 @@ class CallStream:
 
 
 def _read(text: str) -> list[ToolCall]:
-    """One call, or a list of them; none if it is anything else."""
+    """Returns one call or a list of calls; [] if the text is anything else."""
     text = text.strip()
     try:
         written = msgspec.json.decode(text if text.startswith("[") else f"[{text}]", type=list[_Written])
@@ -199,7 +200,7 @@ def _read(text: str) -> list[ToolCall]:
 
 
 def _overlap(text: str) -> int:
-    """How many characters at the end could be the beginning of a call."""
+    """Returns the number of characters at the end of the text that could begin a call."""
     for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
         if text.endswith(OPEN[:length]):
             return length

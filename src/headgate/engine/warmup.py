@@ -1,8 +1,8 @@
-"""What has to happen before the first request may come?
+"""Warms the engine up before it accepts the first request.
 
-A replica that has never run a prompt is slow once, for whoever comes first: pages are touched, graphs are built,
-the step-time model knows nothing. So a short and a long prompt are run, and configured system prompts are put into
-the prefix cache for good, before `/health/ready` says 200.
+A replica's first prompt is slow: pages are touched, graphs are built, the step-time model knows nothing. So the engine
+runs a short and a long prompt, and puts the configured system prompts into the prefix cache for good, before
+`/health/ready` answers 200.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from headgate.model.clock import Clock
 from headgate.policy.batching.estimate import StepTime
 
 Generate = Callable[[list[int], bool], Awaitable[None]]
-"""Run a prompt for one output token; True pins it."""
+"""Runs a prompt for one output token; True pins the prompt."""
 
 SHORT = 16
 LONG = 512
@@ -26,7 +26,7 @@ async def warm_up(
     limit_s: float,
     clock: Clock,
 ) -> None:
-    """`text` is any prompt to cut from. The long prompt is as long as fits what is left of `limit_s`."""
+    """Runs the warm-up prompts, cut from `text`. The long prompt is as long as fits into the rest of `limit_s`."""
     ends = clock() + limit_s
     await generate(_prompt(text, min(SHORT, context // 2)), False)
     await generate(_prompt(text, min(SHORT, context // 2)), False)  # now from the prefix cache

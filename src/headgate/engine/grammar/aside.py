@@ -1,8 +1,8 @@
-"""Native code for grammars that runs beside the streams, at a low priority and without Python's lock.
+"""Runs native code for grammars beside the streams, at a low priority and without Python's lock.
 
-A thread that holds Python's lock must never be of low priority: while threads that compute tokens keep it from every
-core, the event loop and the engine wait for it too. So this one does hardly anything but call llguidance, which ctypes
-does without the lock, and whatever else has to be done for a grammar is done by threads of normal priority.
+A thread that holds Python's lock must never have a low priority: while threads that compute tokens keep it from every
+core, the event loop and the engine wait for it too. So this thread does hardly anything but call llguidance, which
+ctypes does without the lock; threads of normal priority do all other work for a grammar.
 """
 
 import threading
@@ -14,7 +14,7 @@ from headgate.engine.grammar.trial import lower_priority
 
 
 class GrammarThread:
-    """Compiles for one thread, and frees what any thread drops."""
+    """Compiles grammars for one thread, and frees those that any thread drops."""
 
     def __init__(self, guidance: Guidance) -> None:
         self._guidance = guidance
@@ -25,19 +25,19 @@ class GrammarThread:
         self.thread.start()
 
     def new(self, grammar: bytes) -> int:
-        """As `Guidance.new`."""
+        """Compiles a grammar, as `Guidance.new` does."""
         self._todo.put(grammar)
         return self._made.get()
 
     def free(self, handle: int) -> None:
-        """At some time; a grammar of 40 MB takes 12 ms."""
+        """Frees a compiled grammar later, on the thread; a grammar of 40 MB takes 12 ms."""
         if self._closed:
             self._guidance.free(handle)
         else:
             self._todo.put(handle)
 
     def close(self) -> None:
-        """Nothing may be compiled after it."""
+        """Ends the thread. Nothing may be compiled afterwards."""
         self._closed = True
         self._todo.put(None)
 

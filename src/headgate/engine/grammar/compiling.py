@@ -1,7 +1,7 @@
-"""Who compiles the grammars that clients send? Threads of their own, aside from the engine's and the event loop's.
+"""Compiles the grammars that clients send, on threads apart from the engine's and the event loop's.
 
-Each grammar is first tried out in a helper process (trial.py), which bounds what it may cost. One is compiled at a
-time, at a low priority (aside.py); clients take turns; what was refused once is refused again without being looked at.
+A helper process first tries each grammar out (trial.py), which bounds its cost. One grammar is compiled at a time, at a
+low priority (aside.py); clients take turns; a grammar that was refused once is refused again without a trial.
 """
 
 import logging
@@ -26,11 +26,11 @@ from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, Serve
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 32
-"""Grammars that wait to be compiled, of all clients together."""
+"""Maximum grammars waiting to be compiled, over all clients."""
 MOST_OF_ONE: Final = 4
-"""Of them, of one client."""
+"""Maximum grammars of one client waiting to be compiled."""
 MOST_SHARING: Final = 64
-"""Requests that wait for one and the same grammar."""
+"""Maximum requests waiting for the same grammar."""
 _KEPT_REFUSALS: Final = 1024
 
 Done = Callable[[Compiled | ServeError], None]
@@ -41,21 +41,21 @@ class _Job:
     grammar: str
     client: str
     waiting: list[tuple[str, Done]] = field(default_factory=list)
-    """The field that each of them gave it in, and where the answer goes."""
+    """For each waiting request: the field that gave the grammar, and the callback for the result."""
 
 
 class Compiling:
-    """Lives on the event loop, and has two threads and a process of its own. The thread that deals with grammars is of
-    normal priority, since it holds Python's lock; it computes hardly anything."""
+    """Queues and compiles grammars; used on the event loop, with two threads and a process of its own. The thread that
+    handles grammars has normal priority, since it holds Python's lock; it computes hardly anything."""
 
     def __init__(self, grammars: Grammars, library: Path, to_loop: Callable[[Callable[[], None]], object]) -> None:
-        """`to_loop`: has something called on the event loop, from any thread."""
+        """`to_loop`: calls a function on the event loop, from any thread."""
         self._grammars = grammars
         self._library = library
         self._to_loop = to_loop
         self._jobs: dict[str, _Job] = {}
         self._turns: OrderedDict[str, deque[_Job]] = OrderedDict()
-        """Of each client, what waits; the client at the front is next."""
+        """The grammars waiting per client; the client at the front is next."""
         self._busy = False
         self._refusals: OrderedDict[bytes, str] = OrderedDict()
         self._closing = False
@@ -68,7 +68,7 @@ class Compiling:
     # -- on the event loop ------------------------------------------------------------------------------
 
     def compile(self, grammar: str, param: str, client: str, done: Done) -> None:
-        """`done` gets the grammar, or why it can't be had; at once if that is known already."""
+        """Calls `done` with the grammar or an error; at once if the result is known already."""
         known = self._grammars.known(grammar)
         if known is not None:
             done(known)
@@ -88,7 +88,7 @@ class Compiling:
             self._next()
 
     def close(self) -> None:
-        """Whatever is being tried out is given up."""
+        """Ends the threads and the process; a trial that is running is abandoned."""
         self._closing = True
         self._work.put(None)
         if (helper := self._helper) is not None:
@@ -121,9 +121,9 @@ class Compiling:
 
     def _main(self) -> None:
         try:
-            self._start()  # now, not with the first grammar: it takes half a second
+            self._start()  # now, not with the first grammar: starting takes half a second
         except (OSError, EOFError):
-            if not self._closing:  # an engine that is ended while it starts ends this one, too
+            if not self._closing:  # an engine that is ended while it starts ends the helper, too
                 log.exception("the process that tries grammars out can't be started")
         while (job := self._work.get()) is not None:
             self._report(job, self._judged(job.grammar))
@@ -171,7 +171,7 @@ class Compiling:
             return
         for pipe in (helper.stdin, helper.stdout):
             assert pipe is not None
-            with suppress(OSError):  # it has ended before it read all
+            with suppress(OSError):  # the helper has ended before it read all
                 pipe.close()
         helper.kill()
         helper.wait()

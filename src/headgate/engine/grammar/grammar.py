@@ -1,9 +1,9 @@
-"""Which tokens may come next, so that the output follows a grammar?
+"""Restricts the next token, so that the output follows a grammar.
 
-llguidance (compiled into the same library as llama.cpp) answers. llama.cpp's own GBNF engine can too,
-but: masking the vocabulary takes it 20 ms and more, llguidance well under one, and bounded by fuel;
-and it throws C++ exceptions, which end the process when they reach ctypes, where llguidance returns
-an error. Grammars are written in llguidance's dialect of Lark, which can embed a JSON schema.
+llguidance (compiled into the same library as llama.cpp) does the work. llama.cpp's own GBNF engine could too, but
+masking the vocabulary takes it 20 ms and more, llguidance well under 1 ms and bounded by fuel; and GBNF throws C++
+exceptions, which end the process when they reach ctypes, where llguidance returns an error. Grammars are written in
+llguidance's dialect of Lark, which can embed a JSON schema.
 """
 
 import json
@@ -27,14 +27,14 @@ MAX_SCHEMA_BYTES = 65_536
 MAX_SCHEMA_DEPTH = 32
 MOST_GRAMMAR_BYTES = 2 * MAX_SCHEMA_BYTES
 TOKEN_S = 0.002
-"""CPU time that following a grammar may take for each token, in the long run; the usual is a tenth of it."""
+"""Maximum CPU seconds per token for following a grammar, in the long run; the usual is a tenth of that."""
 MOST_SPENT_S = 0.01
-"""What may be spent at once, after tokens that took less."""
+"""Maximum CPU seconds spent at once, after tokens that took less."""
 _KEPT = 32
 """Compiled grammars kept for reuse: clients tend to send the same schema again and again."""
 
-# One space after ',' and ':' and none elsewhere: where whitespace is free, small models get lost in it
-# and write newlines until they run out of tokens. oneOf is read as anyOf, as most engines do.
+# One space after ',' and ':' and none elsewhere: where whitespace is free, small models get lost in it and write
+# newlines until they run out of tokens. oneOf is read as anyOf, as most engines do.
 _STYLE = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -44,7 +44,7 @@ _STYLE = {
 
 
 def response_grammar(response_format: Mapping[str, Any] | None) -> str | None:
-    """The grammar of OpenAI's `response_format`; None where any text will do."""
+    """Returns the grammar of OpenAI's `response_format`; None: any text."""
     kind = "text" if response_format is None else response_format.get("type")
     if kind == "text":
         return None
@@ -65,7 +65,7 @@ def json_grammar(schema: Mapping[str, Any], param: str = "response_format") -> s
 
 
 def json_rule(schema: Mapping[str, Any], param: str = "response_format") -> str:
-    """The part of a grammar that is JSON of this schema. `param` is what a complaint is about."""
+    """Returns the part of a grammar that is JSON of this schema. `param`: the field that an error names."""
     # ASCII only: a NUL in a name would end the C string early.
     text = json.dumps({**schema, "x-guidance": _STYLE})
     if len(text) > MAX_SCHEMA_BYTES:
@@ -86,7 +86,7 @@ def _invalid(reason: str, param: str = "response_format") -> InvalidRequest:
 
 
 class Compiled:
-    """A grammar that sequences begin with, freed with the last reference to it."""
+    """A compiled grammar, of which each sequence gets a copy; freed with its last reference."""
 
     def __init__(self, handle: int, free: Callable[[int], None]) -> None:
         self.handle = handle
@@ -94,7 +94,7 @@ class Compiled:
 
 
 class Grammars:
-    """Compiled grammars of one vocabulary. Any thread may look one up or compile one."""
+    """The compiled grammars of one vocabulary. Any thread may look one up or compile one."""
 
     def __init__(self, tokenizer: Tokenizer, c: Any) -> None:
         pieces = [_spelled(tokenizer, token) for token in range(tokenizer.n_vocab)]
@@ -108,7 +108,7 @@ class Grammars:
         self.guidance = Guidance(c, *self.vocabulary)
         self._compiled: OrderedDict[str, Compiled] = OrderedDict()
         self._alive: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
-        """Also those that a sequence on its way to the engine holds."""
+        """All compiled grammars still in use, including those held by a sequence on its way to the engine."""
         self._lock = threading.Lock()
 
     def known(self, grammar: str) -> Compiled | None:
@@ -122,8 +122,8 @@ class Grammars:
             return compiled
 
     def make(self, grammar: str, aside: GrammarThread | None = None) -> Compiled | str:
-        """Compile it now, or say why it is no grammar. What a client sent belongs into a trial before. `aside`: where
-        it is compiled and freed; None: by the threads that ask for it and drop it."""
+        """Compiles a grammar now; returns the reason if that fails. A client's grammar needs a trial before. `aside`:
+        the thread that compiles and frees it; None: the calling threads do."""
         data = grammar.encode("utf-8", "replace")
         if len(data) > MOST_GRAMMAR_BYTES or b"\0" in data:
             return f"the grammar has {len(data)} bytes, at most {MOST_GRAMMAR_BYTES} are taken, and none may be NUL"
@@ -136,7 +136,8 @@ class Grammars:
         return self.known(grammar) or compiled
 
     def compile(self, grammar: str) -> "Grammar":
-        """A sequence's own place in it. Raise InvalidRequest if it is no grammar, or one too costly."""
+        """Returns a new state in the grammar, for one sequence. Raises InvalidRequest if the text is no grammar, or too
+        costly a one."""
         compiled = self.known(grammar) or self.make(grammar)
         if isinstance(compiled, str):
             raise _invalid(compiled)
@@ -161,7 +162,7 @@ def _spelled(tokenizer: Tokenizer, token: int) -> bytes:
 
 
 class Grammar:
-    """How far one sequence has come in its grammar."""
+    """One sequence's position in its grammar."""
 
     def __init__(self, grammars: Grammars, handle: int) -> None:
         self._c = grammars.c
@@ -173,7 +174,7 @@ class Grammar:
         self._one = np.zeros(1, np.uint32)
         self._left_s = MOST_SPENT_S
         self.stuck = False
-        """It can't be followed any further, or costs too much to: the answer ends here, unfinished."""
+        """The grammar can't be followed any further, or costs too much to follow: the answer ends here, unfinished."""
 
     def allows(self, token: int) -> bool:
         if token in self._eog or self._stopped:
@@ -185,7 +186,7 @@ class Grammar:
         return valid == 1
 
     def mask(self) -> NDArray[np.bool_]:
-        """True for every token that may come next: the end only where the grammar is complete."""
+        """Returns True for every token that may come next; an end token only where the grammar is complete."""
         words = np.zeros((self._n_vocab + 31) // 32, np.uint32)
         ends = self._stopped
         if not ends:
@@ -194,7 +195,7 @@ class Grammar:
             self._left_s -= thread_time() - began
             ends = self._c.llg_matcher_is_accepting(self._handle)
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: self._n_vocab].view(np.bool_)
-        allowed[self._eog_ids] = False  # a grammar may name an end as part of its text: that is none to draw
+        allowed[self._eog_ids] = False  # an end token that the grammar names as part of its text may not be drawn
         if not ends and not allowed.any():
             ends = self.stuck = True
         allowed[self._eog_ids] = ends
@@ -216,7 +217,8 @@ class Grammar:
 
     @property
     def _stopped(self) -> bool:
-        """Only the end may follow. An error counts, as of fuel used up: the sequence ends, and no other notices."""
+        """True if only an end token may follow. An error counts too, as of fuel used up: the sequence ends, and no
+        other notices."""
         if self._ended or self.stuck:
             return True
         if not self._c.llg_matcher_is_stopped(self._handle):

@@ -1,6 +1,7 @@
-"""How do we call llguidance? A thin skin over its C interface, which is in the same library as llama.cpp.
+"""Calls llguidance: a thin layer over its C interface, which is in the same library as llama.cpp.
 
-Neither numpy nor llama.cpp is needed here: the helper process that tries grammars out (trial.py) has only this.
+Neither numpy nor llama.cpp is needed here: the helper process that tries grammars out (trial.py) imports only this
+module.
 """
 
 import ctypes as C
@@ -10,12 +11,12 @@ from typing import Any, Final
 from headgate.model.errors import StartupError
 
 STEP_FUEL: Final = 20_000
-"""Work that the lexer may do for one token. llguidance's own 200 000 let a 200-byte pattern hold a step for 35 ms; with
-this it is 3 ms, and no schema of a benchmark or test here needs a tenth."""
+"""Maximum lexer work per token. llguidance's own 200 000 let a 200-byte pattern hold a step for 35 ms; with this limit
+it takes 3 ms, and no schema of a benchmark or test here needs a tenth of it."""
 STEP_ITEMS: Final = 5_000
-"""Items that the parser may make for one token; llguidance's own 50 000 are 20 ms."""
+"""Maximum parser items per token; llguidance's own 50 000 take 20 ms."""
 LEXER_STATES: Final = 20_000
-"""About 1 KB of memory each, kept as long as the grammar."""
+"""Maximum lexer states; each takes about 1 KB of memory, as long as the grammar lives."""
 NO_TOKEN: Final = 2**32 - 1
 
 _ptr, _size, _flag, _u32, _i32 = C.c_void_p, C.c_size_t, C.c_bool, C.c_uint32, C.c_int32
@@ -72,7 +73,8 @@ class Guidance:
     the others running."""
 
     def __init__(self, c: Any, eos: int, lengths: bytes, pieces: bytes) -> None:
-        """`lengths`: of each token's bytes, as 32-bit numbers. `pieces`: all those bytes, one after the other."""
+        """`lengths`: the length of each token in bytes, as 32-bit numbers. `pieces`: the bytes of all tokens, one after
+        the other."""
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(c, name)
             function.restype, function.argtypes = result, arguments
@@ -82,7 +84,7 @@ class Guidance:
         init: Any = _TokenizerInit()
         init.vocab_size, init.tok_eos = self.n_vocab, eos
         init.token_lens, init.token_bytes = (C.addressof(buffer) for buffer in held)
-        # Only needed to propose tokens, which we never ask for.
+        # Only needed to propose tokens, which Headgate never asks for.
         init.use_approximate_greedy_tokenize_fn = True
         error = C.create_string_buffer(256)
         handle: int | None = c.llg_new_tokenizer(C.byref(init), error, len(error))
@@ -99,7 +101,8 @@ class Guidance:
         self._init.log_stderr_level = 0
 
     def new(self, grammar: bytes) -> int:
-        """A compiled grammar, or one with an error. It may take any time and memory: see trial.py."""
+        """Compiles a grammar; the handle may hold an error instead. Compiling may take any time and memory: see
+        trial.py."""
         handle: int = self.c.llg_new_matcher(C.byref(self._init), b"lark", grammar)
         return handle
 
@@ -107,7 +110,8 @@ class Guidance:
         self.c.llg_free_matcher(handle)
 
     def matcher(self, grammar: bytes, new: Callable[[bytes], int] | None = None) -> tuple[int, str]:
-        """A compiled grammar and "", or 0 and why it is none. `new`: compiles in place of this thread."""
+        """Returns a compiled grammar and "", or 0 and the error. `new`: compiles instead of this thread; None: this
+        thread compiles."""
         handle = (new or self.new)(grammar)
         error = self.error(handle)
         if error:

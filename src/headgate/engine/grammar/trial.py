@@ -1,12 +1,13 @@
-"""A process of its own that tries a grammar out, so that one which costs too much costs nobody else anything.
+"""Tries a grammar out in a process of its own, so that a costly grammar delays no other client.
 
 Compiling a grammar is native code that nothing in the same process can end: 1 200 patternProperties, 50 KB of schema,
 keep llguidance busy for more than nine minutes. So a grammar is first compiled here, in a child that the kernel ends
-when it has used its CPU time or memory, and its first tokens are walked through as a model would. Only what passes is
-compiled again by the engine.
+when it has used its CPU time or memory, and its first tokens are walked through as a model would. Only a grammar that
+passes is compiled again by the engine.
 
-What is said over the pipes is a length (4 bytes) and then as many bytes. First come the library's path, the id of
-the end token, the lengths of all tokens and their bytes; then grammars, and to each goes a verdict back.
+A message on the pipes is a length (4 bytes) and then that number of bytes. The engine first sends the library's path,
+the id of the end token, the lengths of all tokens and their bytes; then grammars, and the process answers each with a
+verdict.
 """
 
 import ctypes as C
@@ -26,18 +27,19 @@ from typing import IO, Final
 from headgate.engine.grammar.llguidance import Guidance
 
 CPU_S: Final = 0.5
-"""CPU time to compile a grammar and walk through it."""
+"""Maximum CPU seconds to compile a grammar and walk through it."""
 WALL_S: Final = 10.0
 NICE: Final = 10
-"""Beside threads that compute tokens on every core it gets a tenth of one; with 19 it would get a hundredth."""
+"""Niceness: beside threads that compute tokens on every core, the process gets a tenth of a core; with 19 it would get
+a hundredth."""
 MEMORY: Final = 256 << 20
-"""Bytes that a grammar may take while it is compiled."""
+"""Maximum bytes that a grammar may take while it is compiled."""
 WALKS, STEPS = 3, 24
 STEP_S: Final = 0.005
-"""CPU time that one token may take, more than a few times."""
+"""CPU seconds above which a token counts as slow; SLOW_STEPS slow tokens refuse the grammar."""
 SLOW_STEPS: Final = 3
 UNDECIDED: Final = "!"
-"""How a verdict begins that is about this machine's load and not about the grammar."""
+"""First character of a verdict that is about this machine's load and not about the grammar."""
 
 
 def send(pipe: IO[bytes], data: bytes) -> None:
@@ -47,7 +49,7 @@ def send(pipe: IO[bytes], data: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes:
-    """Raises EOFError where nothing more comes."""
+    """Reads one message. Raises EOFError at the end of the pipe."""
     head = pipe.read(4)
     if len(head) < 4:
         raise EOFError
@@ -59,13 +61,13 @@ def receive(pipe: IO[bytes]) -> bytes:
 
 
 def lower_priority(thread: int) -> None:
-    """Streams come first: on a machine whose cores are all computing tokens, this gets what they leave."""
-    with suppress(OSError, AttributeError):  # then it takes its share
+    """Lowers a thread's priority: where all cores compute tokens, streams come first and this thread gets the rest."""
+    with suppress(OSError, AttributeError):  # then the thread keeps its normal priority
         os.setpriority(os.PRIO_PROCESS, thread, NICE)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's own: it closes the pipe when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's: it closes the pipe when it ends
     lower_priority(0)
     source, target = sys.stdin.buffer, sys.stdout.buffer
     try:
@@ -79,7 +81,7 @@ def main() -> None:
 
 
 def tried(guidance: Guidance, grammar: bytes) -> str:
-    """Empty: it may be used. Anything else says why not."""
+    """Tries a grammar out in a child. Returns "" if it may be used, otherwise the reason."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -103,13 +105,14 @@ def tried(guidance: Guidance, grammar: bytes) -> str:
 
 
 def _child(guidance: Guidance, grammar: bytes, writing: int) -> None:
-    """Its default actions end it: SIGPROF when the CPU time is used up, an abort when there is no memory."""
+    """Compiles and walks in the child. Default actions end it: SIGPROF when the CPU time is used up, an abort when
+    there is no memory."""
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)  # what an abort says
+        os.dup2(null, 2)  # hides what an abort prints
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         handle, error = guidance.matcher(grammar)
         os.write(writing, b"." + (error or walked(guidance, handle)).encode("utf-8", "replace"))
@@ -118,7 +121,7 @@ def _child(guidance: Guidance, grammar: bytes, writing: int) -> None:
 
 
 def walked(guidance: Guidance, compiled: int) -> str:
-    """Go through its first tokens as a model may, and say what is too slow or gets stuck."""
+    """Walks through the grammar's first tokens as a model may; returns what is too slow or fails, or ""."""
     c, size = guidance.c, (guidance.n_vocab + 31) // 32 * 4
     words = C.create_string_buffer(size)
     rng, slow = random.Random(1), 0
@@ -142,7 +145,7 @@ def walked(guidance: Guidance, compiled: int) -> str:
 
 
 def _one_of(mask: bytes, rng: random.Random) -> int | None:
-    """One of the tokens whose bit is set."""
+    """Returns a random token whose bit is set; None: there is none."""
     first = rng.randrange(len(mask))
     for at in chain(range(first, len(mask)), range(first)):
         if mask[at]:

@@ -1,8 +1,9 @@
-"""Takes as long as a profile says, and says placeholder words: a GPU's queues and memory pressure without the GPU.
+"""Emulates a model: takes the time that a profile gives, and outputs placeholder words. So a GPU's queues and memory
+pressure can be tested without the GPU.
 
-What a step is to take counts from when the one before was due, not from when this one was handed over. So choosing a
-step and delivering its tokens, and waking up a little late, are part of the modelled time and not on top of it, and
-errors do not add up. A machine that can't keep up falls behind; what can't be caught up any more is counted.
+The time of a step counts from when the step before was due, not from when this one was handed over. So choosing a step,
+delivering its tokens and waking up a little late are part of the modelled time and not on top of it, and errors do not
+add up. A machine that can't keep up falls behind; delay that can't be caught up any more is counted.
 """
 
 import random
@@ -19,12 +20,13 @@ from headgate.model.sequence import Sequence
 from headgate.model.step import Row, Step
 
 MOST_BEHIND_S = 0.25
-"""Of the profile's seconds, what shorter steps may catch up. More would mean a burst of tokens that no GPU gives."""
+"""Maximum delay, in the profile's seconds, that shorter steps may catch up. More would mean a burst of tokens that no
+GPU gives."""
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 Wait = Callable[[float], bool]
-"""Wait that many seconds; True: stop waiting, now and for good."""
+"""Waits for the given seconds; returns True to stop waiting, now and for good."""
 
 
 class EmulatedRunner:
@@ -40,7 +42,7 @@ class EmulatedRunner:
         clock: Clock = monotonic,
         wait: Wait | None = None,
     ) -> None:
-        """`words`: the tokens to say. `dilation`: seconds that pass for one of the profile's."""
+        """`words`: the tokens to output. `dilation`: real seconds per second of the profile."""
         self.slots = profile.slots
         self.slot_tokens = profile.context
         self.bytes_per_token = profile.bytes_per_token
@@ -49,7 +51,7 @@ class EmulatedRunner:
         self.model_s = 0.0
         """Modelled seconds so far, dilated."""
         self.behind_s = 0.0
-        """Seconds by which steps were late beyond catching up: this machine was too slow."""
+        """Seconds of delay beyond catching up: this machine was too slow."""
         self._words = words
         self._noise = Noise(rng)
         self._clock = clock
@@ -63,12 +65,12 @@ class EmulatedRunner:
         if sampling.grammar is not None:
             raise InvalidRequest("an emulated engine can't follow a response_format", param="response_format")
         if not self._keys:
-            self._due = self._clock()  # it was idle
-        # By seed (or the prompt's beginning) and position, so that a continuation goes on as the original would have.
+            self._due = self._clock()  # the engine was idle
+        # By seed (or the prompt's beginning) and position, so that a continuation outputs what the original would have.
         self._keys[sequence.id] = sampling.seed if sampling.temperature else sum(sequence.tokens[:16])
 
     def attend(self, sequence_id: int) -> None:
-        """It draws nothing."""
+        """Does nothing: the words have no probabilities."""
 
     def close(self, sequence_id: int) -> None:
         del self._keys[sequence_id]
@@ -90,7 +92,7 @@ class EmulatedRunner:
         return sampled
 
     def halt(self) -> None:
-        """Wait no longer: the engine is to stop."""
+        """Ends every wait: the engine is to stop."""
         self._halted.set()
 
     def shutdown(self) -> None:

@@ -1,8 +1,8 @@
-"""Text and tokens for an engine without a model.
+"""Converts between text and tokens for an engine without a model.
 
 Every four bytes are a token, so that the same beginning of a text gives the same tokens and prefixes are found in the
-cache. What is said are words of three letters with a space before them: four bytes again, so that a reply that comes
-back in the next turn's messages is made of the very tokens that were said.
+cache. The output is words of three letters with a space before them: four bytes again, so that a reply that comes back
+in the next turn's messages is made of the very tokens that were generated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import msgspec
 from headgate.engine.runner.tokenizer import Message, normalised
 
 VOCABULARY = 128_256
-"""As many as Llama 3 has."""
+"""As many tokens as Llama 3 has."""
 _START, _END, _RESERVED = 0, 1, 16
 _MIX = 2_654_435_761
 
@@ -28,7 +28,7 @@ SAID = (
     " sew shy sip sir sit six ski sky son sow spa sum sun tan tap tar tax tea ten tie tin tip toe ton top toy try tub"
     " tug van vat vet vow wag war wax web wet why wig win wit woe yak yam yes yet zip zoo"
 )
-"""Whatever it says is taken from here, four bytes at a time."""
+"""The text that output is taken from, four bytes at a time."""
 
 
 def _ids(data: bytes) -> list[int]:
@@ -43,14 +43,14 @@ class EmulatedTokenizer:
 
     n_vocab = VOCABULARY
     eog: frozenset[int] = frozenset()
-    """It talks for as long as it may."""
+    """No token ends a generation: it lasts until its maximum length or a stop string."""
     bos: int | None = None
     template = "{{ messages }}{{ tools }}"
-    """Tools count as part of the prompt; what is said is never a call."""
+    """Tools count as part of the prompt; the output is never a call."""
 
     def __init__(self) -> None:
         self.words = _ids(SAID.encode())
-        """The tokens that are said."""
+        """The tokens that are generated."""
         self._spelled = [SAID[at : at + 4].encode() for at in range(0, len(SAID), 4)]
         self._pieces = dict(zip(self.words, self._spelled, strict=True))
 
@@ -73,7 +73,7 @@ class EmulatedTokenizer:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """Each message: a start, its role, its text, an end. Tools come first."""
+        """Returns each message as a start, its role, its text and an end. Tools come first."""
         tokens: list[int] = []
         if tools:
             tokens += [_START, *_ids(msgspec.json.encode(list(tools))), _END]

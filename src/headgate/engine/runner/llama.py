@@ -1,8 +1,8 @@
-"""How do we call llama.cpp? A thin, typed skin over its C API; no choices are made here.
+"""Calls llama.cpp: a thin, typed layer over its C API, which makes no choices.
 
-The library is the extension module inside the xllamacpp wheel, which exports every `llama_*` symbol.
-Struct layouts belong to one build of it: `library()` compares the defaults it reads through them with
-those of that build, and refuses another. ctypes releases the GIL around every call.
+The library is the extension module inside the xllamacpp wheel, which exports every `llama_*` symbol. Struct layouts
+belong to one build of it: `library()` compares the defaults it reads through them with those of that build, and refuses
+another. ctypes releases the GIL around every call.
 """
 
 import ctypes as C
@@ -24,7 +24,7 @@ BUILD = "2026.10.11549"
 Q4_0, Q4_1, Q8_0 = 2, 3, 8
 """ggml_type: 32 weights of 4 bits and a scale, of 4 bits with a scale and a least value, of 8 bits and a scale."""
 CONTROL_TOKEN = 1 << 3 | 1 << 0
-"""llama_token_attr CONTROL or UNKNOWN: text that only a trusted author may turn into this token."""
+"""llama_token_attr CONTROL or UNKNOWN: only a trusted author's text may become this token."""
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
 
 i32, i64, u32 = C.c_int32, C.c_int64, C.c_uint32
@@ -141,8 +141,8 @@ class Library:
     """The loaded library, and the last errors it logged."""
 
     def __init__(self, path: Path) -> None:
-        # The default spins a waiting thread for milliseconds: on a shared core one run took 28 s
-        # for 24 tokens. libgomp reads this when it is loaded, so it has to be set before.
+        # The default spins a waiting thread for milliseconds: on a shared core one run took 28 s for 24 tokens. libgomp
+        # reads this when it is loaded, so it has to be set before.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         try:
             self.c: Any = C.CDLL(str(path))
@@ -159,7 +159,7 @@ class Library:
         self._check_layout()
 
     def why(self) -> str:
-        """What llama.cpp last said went wrong; asking forgets it."""
+        """Returns llama.cpp's last errors, and forgets them."""
         text = "; ".join(line for line in (line.strip() for line in self._errors) if line)
         self._errors.clear()
         return text or "llama.cpp gave no reason"
@@ -182,7 +182,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Loaded on first use, not at import: a command that needs no model must not wait for 100 MB."""
+    """Loads the library on first use, not at import: a command that needs no model must not wait for 100 MB."""
     spec = importlib.util.find_spec("xllamacpp")
     folders = spec.submodule_search_locations if spec else None
     found = [path for folder in folders or () for path in Path(folder).glob("xllamacpp*.so")]
@@ -192,7 +192,7 @@ def library() -> Library:
 
 
 def check_gguf(path: Path) -> None:
-    """Raise StartupError unless `path` begins like a GGUF file that llama.cpp reads."""
+    """Raises StartupError unless `path` begins like a GGUF file that llama.cpp reads."""
     try:
         with path.open("rb") as file:
             head = file.read(8)
@@ -206,8 +206,8 @@ def check_gguf(path: Path) -> None:
 
 
 class Model:
-    """Weights and vocabulary in memory, until the last reference to it is gone: a context and a thread
-    that is tokenizing both hold one, so neither can be left with freed memory."""
+    """Weights and vocabulary in memory, until the last reference to the Model is gone: a context and a thread that is
+    tokenizing both hold one, so neither can be left with freed memory."""
 
     def __init__(
         self, path: Path, *, vocab_only: bool = False, on_progress: Callable[[float], None] | None = None
@@ -248,7 +248,7 @@ class Model:
 
     @property
     def trimmable(self) -> bool:
-        """Whether a sequence's state can be cut back to an earlier token: not so with recurrent layers."""
+        """True if a sequence's state can be cut back to an earlier token: not with recurrent layers or an encoder."""
         return not any(
             ask(self.handle)
             for ask in (
@@ -260,7 +260,7 @@ class Model:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers the KV cache keeps for one token, over all layers."""
+        """Numbers that the KV cache keeps for one token, over all layers."""
         heads = self.c.llama_model_n_head(self.handle)
         default = self.c.llama_model_n_embd(self.handle) // max(1, heads)
         architecture = self.meta("general.architecture")
@@ -270,7 +270,7 @@ class Model:
         return layers * kv_heads * (key + value)
 
     def adapter(self, path: Path) -> int:
-        """Load a LoRA adapter; it is freed with the model."""
+        """Loads a LoRA adapter and returns its handle; the adapter is freed with the model."""
         check_gguf(path)
         handle: int | None = self.c.llama_adapter_lora_init(self.handle, os.fsencode(path))
         if not handle:
@@ -292,8 +292,8 @@ class Context:
         params.n_ctx, params.n_seq_max = n_ctx, slots
         params.n_batch = params.n_ubatch = batch_tokens
         params.n_threads = params.n_threads_batch = threads
-        # Flash attention with a Q8_0 cache is what makes outputs independent of chunk size and of
-        # batch neighbours; with an F16 cache they were not.
+        # Flash attention with a Q8_0 cache makes outputs independent of chunk size and of batch neighbours; with an F16
+        # cache they were not.
         params.flash_attn_type, params.type_k, params.type_v = 1, Q8_0, Q8_0
         params.kv_unified, params.no_perf = False, True
         self.handle: int | None = self.c.llama_init_from_model(model.handle, params)
@@ -317,13 +317,13 @@ class Context:
         return tokens
 
     def decode(self, count: int) -> int:
-        """Compute the first `count` tokens of the batch; 0 is success."""
+        """Computes the first `count` tokens of the batch; returns 0 on success."""
         self._batch.n_tokens = count
         code: int = self.c.llama_decode(self.handle, self._batch)
         return code
 
     def logits(self, rows: int) -> NDArray[np.float32]:
-        """Of the tokens marked in `wanted`, in batch order. A view: valid until the next decode."""
+        """Returns the logits of the tokens marked in `wanted`, in batch order. A view: valid until the next decode."""
         address = self.c.llama_get_logits(self.handle)
         return np.ctypeslib.as_array(address, (rows, self._n_vocab))
 
@@ -332,7 +332,7 @@ class Context:
         return done
 
     def copy(self, source: int, slot: int) -> None:
-        """The whole slot: llama.cpp aborts the process on a part of one. The data moves at the next decode."""
+        """Copies a whole slot: llama.cpp aborts the process on a part of one. The data moves at the next decode."""
         self.c.llama_memory_seq_cp(self._memory, source, slot, -1, -1)
 
     def save(self, slot: int) -> NDArray[np.uint8]:

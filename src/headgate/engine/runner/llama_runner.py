@@ -1,4 +1,4 @@
-"""Runs steps on llama.cpp: KV moves first, then one llama_decode, then a draw for every row that asks."""
+"""Runs steps on llama.cpp: KV moves first, then one llama_decode, then a draw for every row that samples."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
@@ -18,11 +18,11 @@ from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Move, Restore, Row, Save, Step, Trim
 
 Q8_0_BYTES = 34 / 32
-"""A block of 32 values is 32 bytes and a 2-byte scale."""
+"""Bytes per value: a block of 32 values is 32 bytes and a 2-byte scale."""
 MAX_SLOTS = 256
 _SLOT_ROUNDING = 256
 _COMPUTE_BYTES = 256 * 2**20
-"""Left for computing, the tokenizer and Python itself."""
+"""Memory left for computing, the tokenizer and Python itself."""
 
 
 class LlamaRunner:
@@ -41,8 +41,8 @@ class LlamaRunner:
         chat_template: str | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """`host_tokens`: KV that may be swapped out or kept as prefixes beside the slots. It is allocated as it is
-        needed, so that only this check can say at the start that there is no room for it."""
+        """`host_tokens`: KV tokens that may be swapped out or kept as prefixes outside the slots. Their memory is
+        allocated as needed, so that only the check here can report at the start that there is no room for it."""
         self.slots = slots
         self.slot_tokens = slot_tokens
         self.bytes_per_token = round(model.kv_values_per_token * Q8_0_BYTES)
@@ -57,14 +57,14 @@ class LlamaRunner:
         self._context = Context(model, slots=slots, n_ctx=n_ctx, batch_tokens=self.max_batch_tokens, threads=threads)
         if adapters:
             self._context.apply(adapters)
-        # Built now, not with the first grammar: it takes a quarter of a second, in which no stream moves.
+        # Built now, not with the first grammar: building takes a quarter of a second, in which no stream moves.
         self.grammars = Grammars(self.tokenizer, model.c)
         self._clock = clock
         self._samplers: dict[int, Sampler] = {}
         self._blobs: dict[int, NDArray[np.uint8]] = {}
 
     def open(self, sequence: Sequence) -> None:
-        """Raise InvalidRequest for a bad grammar, and for token ids that would make llama.cpp fail everyone."""
+        """Raises InvalidRequest for a bad grammar, and for token ids that would make llama.cpp fail every sequence."""
         self._check_ids(sequence.tokens, "prompt")
         self._check_ids(sequence.sampling.logit_bias, "logit_bias")
         self._check_ids(sequence.sampling.stop_token_ids, "stop_token_ids")
@@ -97,7 +97,7 @@ class LlamaRunner:
         return self._sample(step.rows, self._context.logits(wanted)) if wanted else []
 
     def shutdown(self) -> None:
-        """Free the KV memory. The weights live on while anyone (a tokenizing thread) holds the model."""
+        """Frees the KV memory. The weights stay while a tokenizing thread still holds the model."""
         for sampler in self._samplers.values():
             sampler.close()
         self._samplers.clear()
@@ -108,8 +108,8 @@ class LlamaRunner:
     # -- moves ----------------------------------------------------------------------------------------
 
     def _carry_out(self, step: Step) -> None:
-        # llama.cpp defers the data of a copy to the next decode. A Save or Restore in between would read
-        # or overwrite a slot too early, so such a step, and one without a decode, copies by way of the host.
+        # llama.cpp defers the data of a copy to the next decode. A Save or Restore in between would read or overwrite a
+        # slot too early, so such a step, and one without a decode, copies by way of the host.
         deferred = bool(step.rows) and not any(isinstance(move, Save | Restore) for move in step.moves)
         for move in step.moves:
             if not self._moved(move, deferred):
@@ -125,7 +125,7 @@ class LlamaRunner:
                 self._context.copy(source, slot)
                 return self._context.trim(slot, length)
             case Save(slot, blob, _):
-                # All of the slot: llama.cpp can't save a part. Restore cuts it to its length.
+                # The whole slot: llama.cpp can't save a part. Restore cuts it to its length.
                 self._blobs[blob] = self._context.save(slot)
                 return bool(self._blobs[blob].size)
             case Restore(blob, slot, length):
@@ -140,7 +140,7 @@ class LlamaRunner:
     # -- the batch ------------------------------------------------------------------------------------
 
     def _fill(self, rows: Sequence_[Row]) -> tuple[int, int]:
-        """Write the rows into the batch; return its tokens, and of how many the logits are wanted."""
+        """Writes the rows into the batch; returns its tokens, and the number of tokens whose logits are wanted."""
         context, at, wanted = self._context, 0, 0
         if sum(row.width for row in rows) > self.max_batch_tokens:
             raise EngineFailed(f"a step has more than {self.max_batch_tokens} tokens")
@@ -174,7 +174,7 @@ class LlamaRunner:
         return sampled
 
     def _verify(self, row: Row, sampler: Sampler, logits: Logits, best: list[int]) -> Sampled:
-        """Draw at every position, as long as the draft guessed what was drawn at the one before."""
+        """Draws at every position, as long as the draft guessed the token drawn at the position before."""
         tokens: list[int] = []
         told: list[TokenLogprob] = []
         chances: list[float] = []
@@ -207,7 +207,7 @@ class LlamaRunner:
         if not model.trimmable:
             raise StartupError(f"{model.path} is not a decoder-only transformer, which this engine needs")
         kv, host, free = n_ctx * self.bytes_per_token, host_tokens * self.bytes_per_token, available_bytes()
-        # Weights that llama.cpp repacked are in our own memory already; mapped ones still have to come.
+        # Weights that llama.cpp repacked are in this process's own memory already; mapped ones still have to come.
         need = kv + host + _COMPUTE_BYTES + max(0, model.size - _own_bytes())
         if need > free:
             raise StartupError(
@@ -218,14 +218,16 @@ class LlamaRunner:
 
 
 def _cause(logits: Logits, error: EngineFailed) -> ServeError:
-    """Why nothing could be drawn from this row: the model gave nothing, or the request's settings exclude it all."""
+    """Returns why no token could be drawn from this row: the model gave no finite logits, or the request's settings
+    exclude all tokens."""
     if not np.isfinite(logits.max()):
         return error
     return InvalidRequest("no token is left to draw: logit_bias, min_tokens, stop_token_ids or ignore_eos exclude all")
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory this process can still take: the machine's, or less if a control group says so."""
+    """Returns the memory that this process can still take, in bytes: the machine's, or less if a control group says
+    so."""
     free = _field(root / "proc/meminfo", "MemAvailable:") * 1024
     group = root / "sys/fs/cgroup"
     for limit, usage, cached in (

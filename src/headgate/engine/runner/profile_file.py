@@ -1,4 +1,4 @@
-"""Where profiles come from: a name that is known, a file, or the step log of a real engine."""
+"""Loads profiles from a known name, a file, or the step log of a real engine."""
 
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ class _File(msgspec.Struct, tag_field="headgate", tag="profile", forbid_unknown_
 
 
 def find(name: str) -> Profile:
-    """A known profile by its name, or the one in a file."""
+    """Returns a known profile by its name, or the one in a .json file."""
     if name in PROFILES:
         return PROFILES[name]
     if Path(name).suffix == ".json":
@@ -49,7 +49,7 @@ def dump(profile: Profile, path: Path) -> None:
 
 
 def fitted(log: Path, name: str, *more: Path) -> Profile:
-    """The profile of the engine whose step log this is. `more`: logs of it at other times."""
+    """Returns the profile of the engine that wrote this step log. `more`: its logs at other times."""
     header = step_log.read_header(log)
     try:
         of = msgspec.convert({**header.profile, "name": name, "cost": {}}, Profile)

@@ -1,7 +1,7 @@
-"""One quantization of a GGUF becomes another: the same weights, in a form that llama.cpp computes faster.
+"""Converts a GGUF to another quantization: the same weights, in a form that llama.cpp computes faster.
 
-Only tensors in Q4_1 are touched: on a CPU llama.cpp has faster kernels for Q4_0 and Q8_0. Q8_0 says what Q4_1 says to
-within 1/254 of a block's largest weight; Q4_0 loses more (docs/decisions/0017).
+Only tensors in Q4_1 are converted: on a CPU llama.cpp has faster kernels for Q4_0 and Q8_0. Q8_0 keeps Q4_1's weights
+to within 1/254 of a block's largest weight; Q4_0 loses more (docs/decisions/0017).
 """
 
 import ctypes as C
@@ -40,16 +40,16 @@ class _Gguf:
         return int(self.c.gguf_get_tensor_size(self.handle, tensor))
 
     def offset(self, tensor: int) -> int:
-        """From where the data of all tensors begins."""
+        """Bytes from the beginning of the data of all tensors."""
         return int(self.c.gguf_get_tensor_offset(self.handle, tensor))
 
     def shape(self, tensor: int) -> tuple[int, int]:
-        """Weights in a row, and rows."""
+        """Returns the weights per row, and the rows."""
         row, *others = self.c.gguf_get_tensor_ne(self.handle, tensor)[:4]
         return int(row), int(np.prod(others))
 
     def head(self) -> bytes:
-        """Everything before the data, as a file begins with it."""
+        """Returns everything before the data, as a file begins with it."""
         room = C.create_string_buffer(self.c.gguf_get_meta_size(self.handle))
         self.c.gguf_get_meta_data(self.handle, room)
         return room.raw
@@ -59,8 +59,8 @@ class _Gguf:
 
 
 def requantize(source: Path, target: IO[bytes], wanted: Callable[[str], int], file_type: int) -> None:
-    """Write `source` to `target`, each Q4_1 tensor in the type that `wanted` gives for its name. `file_type` is what
-    the new file says that it mostly is. Raises OSError when there is no room."""
+    """Writes `source` to `target`, each Q4_1 tensor in the type that `wanted` gives for its name. `file_type`: the main
+    type that the new file declares. Raises OSError when there is no room."""
     old, new = _Gguf(source), _Gguf(source)
     try:
         for tensor in range(old.tensors):
@@ -88,7 +88,8 @@ def _converted(old: _Gguf, tensor: int, told: NDArray[np.uint8], wanted: int, si
     row, rows = old.shape(tensor)
     weights, made = np.empty(row * rows, np.float32), np.empty(size, np.uint8)
     old.c.dequantize_row_q4_1(told.ctypes.data, weights.ctypes.data, row * rows)
-    # Of scales for a block of Q4_0, with an importance given (here: all alike) the one of least error is looked for.
+    # With an importance given (here: equal for all weights), the scale of least error is searched for each block of
+    # Q4_0.
     alike = np.ones(row, np.float32)
     importance = alike.ctypes.data if wanted == Q4_0 else None
     written = old.c.ggml_quantize_chunk(wanted, weights.ctypes.data, made.ctypes.data, 0, rows, row, importance)

@@ -1,8 +1,8 @@
-"""Which token comes next? One row of logits in, one token out.
+"""Draws the next token: one row of logits in, one token out.
 
-The order is vLLM's: logit bias, penalties, temperature, min_p, top_k, top_p. A draw depends on the
-logits, the settings and (seed, position), on nothing else: not on batch neighbours, not on how many
-draws came before. So a continuation, a retry on another replica and a verified draft draw alike.
+The order is vLLM's: logit bias, penalties, temperature, min_p, top_k, top_p. A draw depends on the logits, the settings
+and (seed, position), on nothing else: not on batch neighbours, not on the number of draws before. So a continuation, a
+retry on another replica and a verified draft draw alike.
 """
 
 import math
@@ -19,21 +19,22 @@ from headgate.model.sampling import Sampling, TokenLogprob
 Logits = NDArray[np.float32]
 
 _COLD = 1e-5
-"""Below this temperature only the most likely token is left, and dividing by it would overflow."""
+"""Temperature below which only the most likely token is left; dividing by it would overflow."""
 _LIKELY = np.float32(1e-3)
-"""Relative to the most likely token. Tokens above it are usually some dozens and carry nearly all mass."""
+"""Weight relative to the most likely token. Usually some dozens of tokens are above it and carry nearly all mass."""
 _FLOORS = tuple(np.float32(floor) for floor in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8, 1e-12, 1e-45))
-"""Where the heaviest weights are looked for: first above a high floor, where there are few; the last is the least that
-a weight can be and not 0. To compare all with one takes 5 µs, to sort all 1 000."""
+"""Floors above which the heaviest weights are searched: first a high one, above which there are few; the last is the
+least weight that is not 0. Comparing all weights with one floor takes 5 µs, sorting all takes 1 000 µs."""
 _SORTED = 1024
-"""So many values are sorted rather than parted once more."""
+"""Up to this number of values, sorting is used instead of another partition."""
 _BLOCK = 256
 _CONFIDENT = 0.9
-"""Of an end that is this likely, a draw that says otherwise is an accident: what follows is seldom worth reading."""
+"""Probability of an end token above which the end is taken without a draw: another token would be an accident, and what
+follows is seldom worth reading."""
 
 
 class Constraint(Protocol):
-    """What may come next; `grammar.Grammar` is one."""
+    """Restricts the next token; `grammar.Grammar` is one."""
 
     def allows(self, token: int) -> bool: ...
     def mask(self) -> NDArray[np.bool_]: ...
@@ -41,11 +42,11 @@ class Constraint(Protocol):
     def close(self) -> None: ...
     @property
     def stuck(self) -> bool:
-        """It can't be followed any further."""
+        """True if the constraint can't be followed any further."""
 
 
 def uniform(seed: int, position: int, attempt: int = 0) -> float:
-    """A number in [0, 1) that is the same for the same arguments, everywhere and always."""
+    """Returns a number in [0, 1) that is the same for the same arguments, on every machine and at all times."""
     key = b"".join((part % 2**64).to_bytes(8, "little") for part in (seed, position, attempt))
     return (int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
@@ -71,7 +72,7 @@ class Sampler:
         self._banned = np.array(sorted(ends) if sampling.ignore_eos else (), np.int64)
         early = ends | sampling.stop_token_ids if sampling.min_tokens else ()
         self._banned_early = np.array(sorted(early), np.int64)
-        """Until there are `min_tokens`."""
+        """Tokens banned until there are `min_tokens`."""
         self._penalties = _Penalties(sampling, tokens, prompt_len) if _penalises(sampling) else None
         self.greedy = sampling.temperature < _COLD
         self._ends = ends if sampling.confident_end and not self.greedy else frozenset()
@@ -83,29 +84,29 @@ class Sampler:
         )
         """Plain greedy: the drawn token is simply the row's argmax."""
         self.attends = False
-        """Whether somebody wants to know how likely its tokens are."""
+        """True if the engine wants the probabilities of the drawn tokens."""
         if constraint is not None:
             for token in tokens[prompt_len:]:
                 constraint.accept(token)
 
     def draw(self, logits: Logits, position: int) -> int:
-        """Draw the token at `position` of the sequence and take it as the next one."""
+        """Draws the token at `position` of the sequence and takes it as the next one."""
         scores = logits if self.plain else self._adjusted(logits, position)
         token = self._pick(scores, position, 0)
         if self.constraint is not None and not self.constraint.allows(token):
-            # Rejection first, as in llama.cpp: most draws are legal, and checking one token is far
-            # cheaper than masking all. The second draw has a number of its own: reusing the first,
-            # which fell on a forbidden token, would bias it.
+            # Rejection first, as in llama.cpp: most draws are legal, and checking one token is far cheaper than masking
+            # all. The second draw has a number of its own: reusing the first, which fell on a forbidden token, would
+            # bias it.
             allowed = self.constraint.mask()
             scores = np.where(allowed, scores, np.float32(-np.inf))
-            if scores.max() == -np.inf:  # only an end may follow that is not wanted yet: it comes all the same
+            if scores.max() == -np.inf:  # only an end token is allowed, and is banned so far: it is drawn all the same
                 scores = np.where(allowed, logits, np.float32(-np.inf))
             token = self._pick(scores, position, 1)
         self.take(token)
         return token
 
     def take(self, token: int) -> None:
-        """Count `token` as drawn, whoever drew it."""
+        """Counts `token` as drawn, whether `draw` chose it or not."""
         if self._penalties is not None:
             self._penalties.count(token)
         if self.constraint is not None:
@@ -149,8 +150,8 @@ class Sampler:
 
 
 def choose(weights: Logits, top_k: int, top_p: float, u: float) -> int:
-    """Of the `top_k` heaviest tokens keep the fewest that carry `top_p` of their mass (of equal ones, the
-    lower ids), and return the one where the mass of those kept passes the share `u`. The heaviest weighs 1."""
+    """Keeps, of the `top_k` heaviest tokens, the fewest that carry `top_p` of their mass (of equal ones, the lower
+    ids). Returns the one where the mass of those kept passes the share `u`. The heaviest weighs 1."""
     if not top_k and top_p >= 1:
         return _at(weights, u)
     ids = _kept(weights, top_k, top_p)
@@ -158,7 +159,8 @@ def choose(weights: Logits, top_k: int, top_p: float, u: float) -> int:
 
 
 def _at(weights: Logits, u: float) -> int:
-    """Any order of the tokens gives the same distribution; likely ones first lets most draws skip the rest."""
+    """Returns the token where the mass passes the share `u`. Any order of the tokens gives the same distribution; with
+    likely ones first, most draws skip the rest."""
     target = u * float(weights.sum(dtype=np.float64))
     ids = np.flatnonzero(weights >= _LIKELY)
     likely = weights[ids]
@@ -171,9 +173,9 @@ def _at(weights: Logits, u: float) -> int:
 
 
 def _passed(weights: Logits, target: float) -> int:
-    """The first at which the sum of the weights is above `target`. Of many, first their sums by blocks are looked at:
-    summing up one by one takes ten times as long as all the rest of a draw. Weights from 1/1000 to 1 add up exactly, so
-    that nothing depends on the order; and of any, the last where the target lies a hair beyond the end."""
+    """Returns the first index at which the sum of the weights is above `target`, or the last if rounding puts the
+    target beyond the end. Many weights are first summed in blocks: summing one by one takes ten times as long as all
+    the rest of a draw. Weights from 1/1000 to 1 add up exactly, so that nothing depends on the order."""
     first, before = 0, 0.0
     if weights.size > 2 * _BLOCK:
         whole = weights.size // _BLOCK
@@ -188,8 +190,8 @@ def _passed(weights: Logits, target: float) -> int:
 
 
 def _kept(weights: Logits, top_k: int, top_p: float) -> NDArray[np.int64]:
-    """The ids that top_k and top_p leave. Values are sorted, never ids, which takes ten times as long; and only those
-    values among which the answer lies."""
+    """Returns the ids that top_k and top_p leave. Values are sorted, never ids, which takes ten times as long; and only
+    those values among which the answer lies."""
     if 0 < top_k < weights.size:
         values = _heaviest(weights, top_k)
         total = float(values.sum(dtype=np.float64))
@@ -203,7 +205,7 @@ def _kept(weights: Logits, top_k: int, top_p: float) -> NDArray[np.int64]:
 
 
 def _heaviest(weights: Logits, count: int) -> Logits:
-    """So many weights, none of them 0, in no order."""
+    """Returns the `count` heaviest weights that are not 0, or all of them if there are fewer, in no order."""
     for floor in _FLOORS:
         heavy = weights >= floor
         if np.count_nonzero(heavy) >= count:
@@ -213,7 +215,7 @@ def _heaviest(weights: Logits, count: int) -> Logits:
 
 
 def _carrying(weights: Logits, share: float, total: float) -> Logits:
-    """Enough of the heaviest weights to carry that share of the total, in no order."""
+    """Returns enough of the heaviest weights to carry that share of the total, in no order."""
     for floor in _FLOORS:
         values = weights[weights >= floor]
         if share < 1 and values.sum(dtype=np.float64) >= share * total:
@@ -222,7 +224,7 @@ def _carrying(weights: Logits, share: float, total: float) -> Logits:
 
 
 def _fewest(values: Logits, wanted: float) -> tuple[int, np.float32]:
-    """How few of the heaviest carry `wanted`, and the lightest of those."""
+    """Returns the least number of the heaviest values that carry `wanted`, and the lightest of those values."""
     above, count = 0.0, 0
     while values.size > _SORTED:
         pivot = np.partition(values[:: values.size // 63], 32)[32]
@@ -244,13 +246,14 @@ def _fewest(values: Logits, wanted: float) -> tuple[int, np.float32]:
 
 
 def chance(logits: Logits, token: int) -> float:
-    """How likely the model itself thought this token."""
+    """Returns the probability that the model itself gave this token."""
     peak = logits.max()
     return float(np.exp(logits[token] - peak)) / float(np.exp(logits - peak).sum(dtype=np.float64))
 
 
 def logprobs(logits: Logits, token: int, count: int) -> TokenLogprob:
-    """Of the model itself, before bias, penalties and temperature; with the `count` most likely."""
+    """Returns the model's own log probabilities, before bias, penalties and temperature: of the token, and of the
+    `count` most likely ones."""
     peak = float(logits.max())
     weights = np.exp(logits - np.float32(peak))
     base = peak + math.log(float(weights.sum(dtype=np.float64)))
@@ -269,8 +272,8 @@ def _penalises(sampling: Sampling) -> bool:
 
 
 class _Penalties:
-    """Repetition looks at prompt and output, presence and frequency at the output only (as in vLLM).
-    Counting a token is O(1); applying is one pass over the distinct tokens."""
+    """Repetition looks at prompt and output, presence and frequency at the output only (as in vLLM). Counting a token
+    is O(1); applying is one pass over the distinct tokens."""
 
     def __init__(self, sampling: Sampling, tokens: Sequence[int], prompt_len: int) -> None:
         self._sampling = sampling

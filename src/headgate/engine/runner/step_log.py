@@ -1,7 +1,7 @@
-"""What did every step do, and how long did it take? One JSON line each, for whoever fits a profile or asks why.
+"""Logs what every step did and how long it took: one JSON line each, for fitting a profile or finding a cause.
 
-The engine's thread only adds a line to a list. A thread of its own writes them once a second: a disk that stalls must
-not stall the streams. If it stalls for long, lines are dropped and the file says how many.
+The engine's thread only adds a line to a list. A thread of its own writes the lines once a second: a disk that stalls
+must not stall the streams. If the disk stalls for long, lines are dropped and the file says how many.
 """
 
 import logging
@@ -27,21 +27,21 @@ T = TypeVar("T")
 VERSION = 1
 FLUSH_S = 1.0
 MOST_WAITING = 20_000
-"""Lines that wait to be written; a busy GPU makes a hundred a second."""
+"""Maximum lines waiting to be written; a busy GPU makes a hundred a second."""
 MOST_BYTES = 2 << 30
-"""About a day of a busy GPU."""
+"""Maximum bytes of the file: about a day of a busy GPU."""
 
 
 class StepLogHeader(msgspec.Struct, kw_only=True, tag_field="headgate", tag="step log"):
-    """The first line."""
+    """The first line of a step log."""
 
     version: int = VERSION
     profile: dict[str, str | int]
     """The engine's sizes: a Profile without its times."""
     emulated: str | None = None
-    """The profile that the times come from, where nothing was computed."""
+    """The profile that gave the times; None: a model computed the steps."""
     dilation: float = 1.0
-    """Seconds that passed for one of the profile's."""
+    """Real seconds per second of the profile."""
 
 
 class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -49,20 +49,20 @@ class _Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     took_s: float = 0.0
     run_s: float = 0.0
     prefill: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    """Of each sequence that prefills: tokens there already, tokens in this step."""
+    """For each sequence that prefills: tokens computed before, tokens in this step."""
     drafts: int = 0
     decodes: int = 0
     context: int = 0
-    """KV tokens that the decodes read, together."""
+    """KV tokens that all decodes read, together."""
     save: int = 0
     load: int = 0
     copy: int = 0
-    """KV tokens moved first."""
+    """KV tokens moved before computing: saved, loaded and copied."""
     moves: int = 0
     """All moves, also those that cost nothing."""
     sequences: int = 0
     dropped: int = 0
-    """Instead of all that: lines that are missing here."""
+    """Lines missing here; such a line has no other field."""
 
 
 def header_of(
@@ -99,7 +99,8 @@ class StepLog:
         self._encode = msgspec.json.Encoder().encode
         self._waiting: deque[bytes] = deque()
         self._missed = 0
-        """Counted by the engine's thread; the writing one remembers how many of them it has noticed."""
+        """Lines dropped, counted by the engine's thread; the writing thread keeps in `_noticed` how many of them it has
+        reported."""
         self._noticed = 0
         self._room = MOST_BYTES
         self._broken = False
@@ -108,14 +109,14 @@ class StepLog:
         self._thread.start()
 
     def take(self, step: Step, began: float, took_s: float, run_s: float) -> None:
-        """Called on the engine's thread after every step."""
+        """Adds a step; called on the engine's thread after every step."""
         if self._broken or len(self._waiting) >= MOST_WAITING:
             self._missed += 1
             return
         self._waiting.append(self._encode(_line(step, began - self._started, took_s, run_s)))
 
     def close(self) -> None:
-        """Write what is left. Nothing may be taken after it."""
+        """Writes the remaining lines and closes the file. No step may be added afterwards."""
         self._closing.set()
         self._thread.join()
         if self.dropped:
@@ -154,7 +155,7 @@ class StepLog:
                 self._fail(f"it has {MOST_BYTES >> 30} GiB")
 
     def _fail(self, why: object) -> None:
-        """The engine goes on without a log."""
+        """Ends the log; the engine continues without one."""
         if not self._broken:
             log.warning("the step log %s ends here: %s", self._path, why)
         self._broken = True
@@ -167,7 +168,7 @@ def _begun(path: Path, first: bytes) -> BufferedWriter:
         file.flush()
     except OSError:
         with suppress(OSError):
-            file.close()  # it tries again what has just failed
+            file.close()  # closing tries again to write what has just failed
         raise
     return file
 
@@ -199,8 +200,8 @@ def read_header(path: Path) -> StepLogHeader:
 
 
 def read(path: Path) -> Iterator[StepLine]:
-    """The steps, in the profile's seconds. A line that makes no sense is named by its number in a StartupError; half a
-    line at the end is what a killed process leaves behind, and passed over."""
+    """Yields the steps, in the profile's seconds. A line that makes no sense raises a StartupError with its number.
+    Half a line at the end is what a killed process leaves behind, and is skipped."""
     dilation = 1.0
     for number, data in enumerate(_lines(path), 1):
         if number == 1:

@@ -1,10 +1,10 @@
-"""How do text and chats become tokens, and tokens text?
+"""Converts text and chats to tokens, and tokens to text.
 
-Only the chat template's own markup may become control tokens: a message that says `<|im_end|>` must
-not end its own turn. Nearly no message spells a control token, so a rendered chat is tokenized whole,
-exactly as llama.cpp does it. Where one does, that spelling (and nothing else) is swapped for a mark
-before rendering; the text is split at the marks, and each spelling is tokenized apart, as plain text.
-Splitting at every message instead would change merges at the borders of ordinary chats.
+Only the chat template's own markup may become control tokens: a message that contains `<|im_end|>` must not end its own
+turn. Nearly no message spells a control token, so a rendered chat is tokenized whole, exactly as llama.cpp does it.
+Where one does, that spelling (and nothing else) is swapped for a mark before rendering; the text is split at the marks,
+and each spelling is tokenized apart, as plain text. Splitting at every message instead would change merges at the
+borders of ordinary chats.
 """
 
 import ctypes as C
@@ -38,23 +38,24 @@ class Tokenizer:
     """One model's vocabulary and chat template. Thread-safe; llama.cpp tokenizes outside the GIL."""
 
     def __init__(self, model: Model, *, template: str | None = None, clock: Clock = wall) -> None:
-        """`template`: instead of the model's own for chats."""
-        self._model = model  # frees the vocabulary when it goes
+        """`template`: used for chats instead of the model's own; None: the model's own, or ChatML if it has none."""
+        self._model = model  # keeps the vocabulary in memory
         self._c, self._vocab = model.c, model.vocab
         self.n_vocab = model.n_vocab
         self.eog = frozenset(id_ for id_ in range(self.n_vocab) if self._c.llama_vocab_is_eog(self._vocab, id_))
         """The tokens that end a generation."""
         bos, eos = self._c.llama_vocab_bos(self._vocab), self._c.llama_vocab_eos(self._vocab)
         self.bos: int | None = bos if bos >= 0 and self._c.llama_vocab_get_add_bos(self._vocab) else None
-        """Begins every prompt, if the vocabulary asks for it."""
+        """The first token of every prompt; None: the vocabulary asks for none."""
         self._names = {"bos_token": self._text(bos), "eos_token": self._text(eos)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self.template = template or model.chat_template() or CHATML
-        """How it writes a chat, as Jinja."""
+        """The chat template, in Jinja."""
         self._template = _compile(self.template, clock)
 
     def encode(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
-        """`special`: text that spells a control token becomes it. `bos`: begin as the vocabulary asks."""
+        """Tokenizes text. `special`: text that spells a control token becomes it. `bos`: begin with the first token
+        that the vocabulary asks for."""
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         ids = np.empty(room, np.int32)
@@ -65,14 +66,14 @@ class Tokenizer:
         return self._begun(tokens) if bos else tokens
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text: none for a control token."""
+        """Returns the bytes that a token adds to the text: none for a control token."""
         known = self._pieces[token]
         if known is None:
             known = self._pieces[token] = self._spell(token, special=False)
         return known
 
     def spelling(self, token: int) -> bytes:
-        """Like `piece`, but a control token gives its name."""
+        """Returns a token's bytes like `piece`, but a control token gives its name."""
         return self._spell(token, special=True)
 
     def chat(
@@ -84,7 +85,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """Render a chat. `continue_final_message` leaves the last message open, for the model to go on with."""
+        """Renders a chat. `continue_final_message` leaves the last message open, for the model to continue."""
         given = {"messages": normalised(messages), "tools": tools or None, **variables}
         return self._render(given, add_generation_prompt, continue_final_message)
 
@@ -97,11 +98,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """The tokens of a chat, in which only the template's markup is control tokens."""
+        """Returns the tokens of a chat, in which only the template's markup becomes control tokens."""
         given = {"messages": normalised(messages), "tools": tools or None, **variables}
         spelled: list[str] = []
         if any(self._control.search(text) for text in _strings(given)):
-            # A mark is a digest of the very chat it goes into, so no chat can contain its own.
+            # A mark is a digest of the very chat that contains it, so no chat can contain its own.
             digest = blake2b("\0".join(_strings(given)).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
             def swap(found: re.Match[str]) -> str:
@@ -118,7 +119,8 @@ class Tokenizer:
         return self._begun(tokens)
 
     def _begun(self, tokens: list[int]) -> list[int]:
-        """Templates differ in whether they write the first token themselves; it must not come twice."""
+        """Adds the first token if it is missing: templates differ in whether they write it, and it must not come
+        twice."""
         return tokens if self.bos is None or tokens[:1] == [self.bos] else [self.bos, *tokens]
 
     def _render(self, given: dict[str, Any], add_generation_prompt: bool, open_end: bool) -> str:
@@ -133,8 +135,8 @@ class Tokenizer:
         except TemplateError as error:
             raise InvalidRequest(f"chat template: {error.message or error}", param="messages") from error
         except Exception as error:
-            # The template is a program of the model's author that runs on the client's data:
-            # whatever it trips over (None + str, a missing key) is in that data.
+            # The template is a program of the model's author that runs on the client's data: whatever it fails on (None
+            # + str, a missing key) is in that data.
             raise InvalidRequest(f"chat template: {error}", param="messages") from error
         return text[: text.rindex(final)] if open_end and final in text else text
 
@@ -161,7 +163,7 @@ class Tokenizer:
 
 
 def normalised(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: content is text, tool arguments are objects."""
+    """Returns messages as templates expect them: content is text, tool arguments are objects."""
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
     return [_normalised(message, f"messages[{at}]") for at, message in enumerate(messages)]
@@ -194,7 +196,7 @@ def _content(content: Any, path: str) -> str:
 
 
 def _call(call: Any) -> Any:
-    """OpenAI sends a call's arguments as JSON in a string; templates want the object."""
+    """Parses a call's arguments: OpenAI sends them as JSON in a string, templates want the object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,8 +1,8 @@
-"""The bundled weights in the form that is computed fastest: made once, at the first start, and kept in a cache folder.
+"""Keeps the bundled weights in the form that computes fastest: made once, at the first start, in a cache folder.
 
-The file's name tells what it was made of (size and digest of the source) and in which form, so that another source or
-form makes another file. It is written beside its place and moved there when it is complete: a file that is there is
-whole. Of several engines that start at once one makes it and the others wait.
+The file's name has a digest of the source's size, parts and target form, so that another source or form makes another
+file. The file is written under another name and moved to its place when it is complete: a file in its place is whole.
+Where several engines start at once, one makes the file and the others wait.
 """
 
 import contextlib
@@ -21,26 +21,26 @@ from headgate.model.clock import Clock, monotonic
 
 FORM: Final = "Q4_0-Q8_0"
 FILE_TYPE: Final = 2
-"""llama.cpp's number for what it mostly is, Q4_0."""
+"""llama.cpp's number for the file's main type, Q4_0."""
 MIDDLE: Final = range(4, 26)
-"""Of 30 layers those that bear being said more coarsely."""
+"""The middle layers of 30, which tolerate a coarser form."""
 PIECES: Final = 64
 PIECE_BYTES: Final = 64 * 1024
-"""The digest is of pieces all over the file: reading all 98 MB would make every start slower."""
+"""The digest covers 64 pieces all over the file: reading all 98 MB would make every start slower."""
 LOCK_S: Final = 60.0
-"""How long to wait for another process that makes the file. Then it is made twice, which does no harm."""
+"""Seconds to wait for another process that makes the file. Then the file is made twice, which does no harm."""
 LOOK_S: Final = 0.1
 
 
 def wanted(tensor: str) -> int:
-    """The form of a tensor of the bundled model: the feed-forward weights of the middle layers in Q4_0, which is
-    fastest and loses a little, all others in Q8_0, which loses next to nothing (docs/decisions/0017)."""
+    """Returns the form of a tensor of the bundled model: Q4_0 for the feed-forward weights of the middle layers, which
+    is fastest and loses a little; Q8_0 for all others, which loses next to nothing (docs/decisions/0017)."""
     layer, _, name = tensor.removeprefix("blk.").partition(".")
     return Q4_0 if name.startswith("ffn_") and layer.isdecimal() and int(layer) in MIDDLE else Q8_0
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """`HEADGATE_CACHE`, or a folder of ours in the user's cache. Raises OSError if the user has no home."""
+    """Returns `HEADGATE_CACHE`, or Headgate's folder in the user's cache. Raises OSError if the user has no home."""
     if named := environ.get("HEADGATE_CACHE"):
         return Path(named)
     try:
@@ -51,7 +51,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def kept_as(source: Path) -> str:
-    """The name of what is made of `source`."""
+    """Returns the file name of the faster form of `source`."""
     size = source.stat().st_size
     digest = blake2b(f"{FORM} {size}".encode(), digest_size=8)
     with source.open("rb") as file:
@@ -62,13 +62,13 @@ def kept_as(source: Path) -> str:
 
 
 def place(source: Path, environ: Mapping[str, str]) -> Path:
-    """Where the faster form of `source` lies, or is to lie."""
+    """Returns where the faster form of `source` lies, or is to lie."""
     return cache_folder(environ) / kept_as(source)
 
 
 def make(source: Path, path: Path, clock: Clock = monotonic) -> None:
-    """Write to `path` what is made of `source`, unless another process has by then. Raises OSError where there is no
-    room or no leave to write."""
+    """Writes the faster form of `source` to `path`, unless another process has done so by then. Raises OSError if there
+    is no room or no permission to write."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.with_name(f".{path.name}.lock"), clock):
         if path.exists():
@@ -87,8 +87,8 @@ def make(source: Path, path: Path, clock: Clock = monotonic) -> None:
 
 @contextlib.contextmanager
 def _alone(path: Path, clock: Clock) -> Iterator[None]:
-    """One process at a time, where the file system can lock; elsewhere all of them at once. What a process that was
-    killed has left unfinished is removed."""
+    """Lets in one process at a time, if the file system can lock; otherwise all of them at once. Removes files that a
+    killed process has left unfinished."""
     ends = clock() + LOCK_S
     with path.open("w") as file:
         locked = _locked(file.fileno())
@@ -103,7 +103,7 @@ def _alone(path: Path, clock: Clock) -> Iterator[None]:
 
 
 def _locked(file: int) -> bool | None:
-    """None: this file system has no locks."""
+    """Tries to lock the file; None: this file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
