@@ -1,7 +1,7 @@
-"""Which beginnings of prompts are the same? Chains of block hashes for a workload's arrivals.
+"""Makes the chains of block hashes for a workload's arrivals, which tell equal beginnings of prompts.
 
-The engine hashes tokens; a workload says only which blocks of a prompt are the same as whose. The chain is made from
-those ids directly: equal ids from the start on give equal links, all else is nobody else's.
+The engine hashes tokens; a workload only names which blocks of a prompt equal which others. The chain is made from
+those ids directly: equal ids from the start on give equal links; any other link belongs to one arrival only.
 """
 
 from hashlib import blake2b
@@ -9,12 +9,12 @@ from hashlib import blake2b
 from headgate.workload.arrival import BLOCK_TOKENS, Arrival
 
 _NUMBERS: list[bytes] = []
-"""Two or more bytes for each number; made as far as anybody needed them."""
+"""Three bytes for each number; extended as needed."""
 
 
 def chain_of(arrival: Arrival, number: int, block_tokens: int, output: int = 0) -> list[bytes]:
-    """A link for each full block of the prompt, and of the answer to come: what is there already need not be hashed.
-    `number` tells this arrival's own text from everybody else's."""
+    """Returns a link for each full block of the prompt, and of the answer to come: an existing link need not be hashed.
+    `number` tells this arrival's own text from that of all others."""
     links = (max(1, arrival.prompt_tokens) + output) // block_tokens
     while len(_NUMBERS) < max(links, BLOCK_TOKENS):
         _NUMBERS.append(len(_NUMBERS).to_bytes(3, "big"))

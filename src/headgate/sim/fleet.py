@@ -1,4 +1,4 @@
-"""Which replicas are simulated, and what becomes of them?"""
+"""Describes the simulated replicas, and when they start and fail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,43 +12,43 @@ from headgate.model.replica import Replica, ReplicaId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimGroup:
-    """Some replicas that are alike."""
+    """A group of equal replicas."""
 
     profile: Profile
     count: int = 1
     slots: int | None = None
-    """Requests that the gateway gives each of them at once; None: as many as the profile has slots."""
+    """Maximum requests that the gateway sends to each replica at once; None: the profile's slots."""
     find_slots: bool = False
-    """The gateway is not told how many: it has to find out."""
+    """The gateway is not told the replicas' slots: it has to find the limit."""
     lanes: frozenset[str] = frozenset()
-    """Lanes they serve; empty: all."""
+    """Lanes that the replicas serve; empty: all."""
     batch: BatchConfig | None = None
-    """How its engine batches; None: as the profile says."""
+    """How the replicas' engines batch; None: as the profile says."""
     cold_start_s: float = 0.0
-    """From its start until it answers."""
+    """Seconds from a replica's start until it answers."""
     starts_s: float | None = None
-    """When it is started; None: it was there before anybody came."""
+    """When the replicas are started, in virtual seconds; None: before the first arrival."""
     tells: float = 1.0
-    """Share of the answers in one piece of which its engine says when the first token was there: ours says it of all,
-    most others of none."""
+    """Share of unstreamed answers whose first-token time the engine reports: Headgate's own reports all, most others
+    none."""
     step_overhead_s: float = 0.0
-    """What an engine takes between two steps for choosing and telling, which is not in the profile."""
+    """Seconds that an engine takes between two steps for choosing and reporting, which are not in the profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica dies, with all that it was doing."""
+    """The death of a replica, with all its requests."""
 
     replica: int
-    """Which, in the order of the fleet, from 0."""
+    """The replica's index in the fleet, from 0."""
     at_s: float
     back_s: float | None = None
-    """When it is started again; None: never."""
+    """When the replica is started again; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """What lies between client, gateway and engine, one way each: sockets, parsing, event loops. Measured on two cores
+    """Delays between client, gateway and engine, one way each: sockets, parsing, event loops. Measured on two cores
     with everything on one machine; a network comes on top."""
 
     accept_s: float = 0.0003
@@ -58,7 +58,7 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class SimSeat:
-    """One replica of the fleet."""
+    """One replica of the fleet, and its group."""
 
     replica: Replica
     member: SimGroup
@@ -87,8 +87,8 @@ class SimFleet:
 
 
 def dilated(profile: Profile, times: float) -> SimGroup:
-    """One replica as `engine --emulate --dilation` makes it: so many seconds pass for one of the profile's. What the
-    gateway promises is not stretched."""
+    """Returns one replica as `engine --emulate --dilation` makes it: `times` seconds pass for each second of the
+    profile. The gateway's targets are not stretched."""
 
     def slower(bytes_per_s: float | None) -> float | None:
         return None if bytes_per_s is None else bytes_per_s / times
@@ -114,12 +114,12 @@ def dilated(profile: Profile, times: float) -> SimGroup:
 
 
 def fleet_of(profile: Profile, count: int, slots: int | None = None) -> SimFleet:
-    """So many of the same, for any lane."""
+    """Returns a fleet of `count` equal replicas, for any lane."""
     return SimFleet(members=(SimGroup(profile=profile, count=count, slots=slots),))
 
 
 def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failure] = ()) -> SimFleet:
-    """The replicas that a config names, each as this profile would be. What is said of slots and lanes is kept."""
+    """Returns the replicas that a config names, each with this profile. Their configured slots and lanes are kept."""
     members = [
         SimGroup(
             profile=profile,
@@ -135,7 +135,7 @@ def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failu
 
 
 def batch_from(config: GatewayConfig, usual: BatchConfig) -> BatchConfig | None:
-    """As the config has its own engines batch; None: it says nothing about that."""
+    """Returns how the config's embedded engines batch; None: the config changes nothing."""
     said, default = config.embedded, EmbeddedConfig()
     if said is None or config.replicas:
         return None

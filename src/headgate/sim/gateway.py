@@ -1,7 +1,7 @@
-"""The simulated driver: tells the dispatcher what happens in virtual time, and carries its commands out.
+"""Drives the dispatcher in virtual time: tells it what happens, and carries out its commands.
 
-The same dispatcher, heard and obeyed in the same order as by gateway/gateway.py; only what lies around it is different:
-arrivals come from a workload, replicas are models of some, and the timer is the world's.
+It is the same dispatcher, with events and commands in the same order as in gateway/gateway.py. Only its surroundings
+differ: arrivals come from a workload, replicas are models of replicas, and the timer is the world's.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ SPREAD: Final = 0.6180339887
 
 
 class SimTicket:
-    """One passage."""
+    """One request's passage through the gateway."""
 
     __slots__ = (
         "arrival",
@@ -63,36 +63,37 @@ class SimTicket:
         self.arrival = arrival
         self.request = request
         self.output = output
-        """Tokens that each of its choices will be given."""
+        """Tokens that each choice will be given."""
         self.still = request.choices
-        """Choices that its replica has not ended."""
+        """Choices that the replica has not finished."""
         self.replica: SimulatedReplica | None = None
-        """Where it is, or was last."""
+        """The replica that has the request, or had it last; None: none yet."""
         self.attempts = 0
         self.cold = False
         self.since = now
-        """When it began to wait, or was sent."""
+        """When the request began to wait, or was sent."""
         self.queue_s = 0.0
         self.retry_s = 0.0
         self.cached = 0
-        """Prompt tokens that its replica knew."""
+        """Prompt tokens found in the replica's prefix cache."""
         self.first_at: float | None = None
         self.told_s: float | None = None
-        """Of an answer in one piece: from its sending to its first token, if its engine tells."""
+        """For an unstreamed answer: seconds from sending to first token, if the engine reports them; None: it does
+        not."""
         self.said = 0
-        """Tokens so far, of all its choices."""
+        """Tokens so far, of all choices."""
         self.gap_s = 0.0
-        """The longest time between two of them."""
+        """The longest time between two tokens, in seconds."""
         self.step = 0
-        """Its replica's own: which step gave it the first."""
+        """The step, in the replica's own count, that gave the first token."""
         self.rival: SimTicket | None = None
-        """The same request at another replica, while neither has answered."""
+        """The same request hedged to another replica, until either answers; None: there is none."""
         self.gone = False
-        """The other one answered first: nothing is heard of this any more."""
+        """The rival answered first: events of this ticket are ignored."""
 
 
 class SimulatedReplica(Protocol):
-    """Whatever stands in for a replica. It tells the gateway `first`, `ended` or `attempt_failed`."""
+    """Stands in for a replica. Reports `first`, `ended` or `attempt_failed` to the gateway."""
 
     @property
     def id(self) -> ReplicaId: ...
@@ -100,18 +101,18 @@ class SimulatedReplica(Protocol):
     def alive(self) -> bool: ...
     @property
     def tells(self) -> float:
-        """Share of the answers in one piece of which it says when the first token was there."""
+        """Share of unstreamed answers for which the replica reports when the first token was ready."""
 
     @property
     def gauges(self) -> dict[str, float]: ...
     def submit(self, ticket: SimTicket) -> None: ...
 
     def cancel(self, ticket: SimTicket) -> None:
-        """Its connection is closed: it is dropped after the step under way."""
+        """Closes the request's connection: the replica drops it after the current step."""
 
 
 class Recorder(Protocol):
-    """Whoever keeps an event log."""
+    """Keeps an event log."""
 
     def add(self, event: Event, now: float, commands: list[Command]) -> None: ...
 
@@ -126,15 +127,15 @@ class SimGateway:
         close: Callable[[SimTicket, Outcome, float], None],
         log: Recorder | None = None,
     ) -> None:
-        """`close` is told of every passage once, when it is over."""
+        """`close` is called once for every request, when it is over."""
         self.world = world
         self.dispatcher = dispatcher
         self.replicas: dict[ReplicaId, SimulatedReplica] = {}
         self.tickets: dict[str, SimTicket] = {}
         self.present = Area(world.now)
-        """Requests that are here, waiting or at a replica."""
+        """Requests in the gateway, waiting or at a replica."""
         self.at_work = Area(world.now)
-        """Those at a replica."""
+        """Requests at a replica."""
         self._intake = intake
         self._delays = delays
         self._close = close
@@ -143,12 +144,12 @@ class SimGateway:
         self._arrivals: Iterator[Arrival] = iter(())
         self._number = 0
         self._over = False
-        """Nobody comes any more."""
+        """No more arrivals will come."""
 
     # -- requests ----------------------------------------------------------------------------------------
 
     def play(self, arrivals: Iterator[Arrival]) -> None:
-        """Let them come. The world is stopped when the last one is over."""
+        """Plays the arrivals. The world is stopped when the last request is over."""
         self._arrivals = arrivals
         self._await_next()
 
@@ -208,7 +209,7 @@ class SimGateway:
         replica.submit(second)
 
     def _win(self, ticket: SimTicket, rival: SimTicket) -> None:
-        """It answered first: it is the request, and the other is cancelled."""
+        """Makes this ticket, which answered first, the request's; cancels the rival."""
         self._part(ticket, rival)
         self.tickets[ticket.request.id] = ticket
         if rival.replica is not None:
@@ -227,8 +228,8 @@ class SimGateway:
     # -- told by replicas ----------------------------------------------------------------------------------
 
     def first(self, ticket: SimTicket, way_s: float = 0.0) -> None:
-        """Its first token is there, or will be when it has come its way. Of an answer that comes in one piece, nothing
-        is heard until all of it is; then its engine may tell."""
+        """Reports the first token, which arrives after `way_s`. For an unstreamed answer the gateway hears nothing
+        until the whole answer is there; its engine may then report when the first token was ready."""
         if not ticket.request.stream:
             if (
                 ticket.replica is not None
@@ -265,7 +266,7 @@ class SimGateway:
     def attempt_failed(
         self, ticket: SimTicket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False
     ) -> None:
-        """It broke off before the first token."""
+        """Reports an attempt that failed before its first token."""
         if ticket.gone:
             return
         now, replica = self.world.now, ticket.replica
@@ -288,9 +289,10 @@ class SimGateway:
         self.world.at(self._timer_at, self._tick, self._timer_at)
 
     def _tick(self, due: float) -> None:
-        """A later alarm only lets the timer go off early: it looks, and sets itself again."""
+        """Runs the dispatcher's timer. If the dispatcher has moved its alarm to later, the timer goes off early and is
+        set again."""
         if due != self._timer_at:
-            return  # it was set to an earlier moment meanwhile
+            return  # the timer was set to an earlier moment meanwhile
         self._timer_at = inf
         if self.dispatcher.wake_at <= self.world.now:
             self.hear(Tick())

@@ -1,7 +1,7 @@
-"""From an arrival of a workload to a Request: the rules of gateway/intake/accept.py, without the bytes.
+"""Makes a Request of a workload's arrival, by the rules of gateway/intake/accept.py, without the bytes.
 
-Prompt tokens are estimated as the gateway estimates them, from bytes by a ratio that it learns; what such requests
-usually say is learned from how they end.
+Prompt tokens are estimated as the gateway estimates them, from bytes by a ratio that it learns; the usual output of
+such requests is learned from those that end.
 """
 
 from hashlib import blake2b
@@ -16,9 +16,9 @@ from headgate.policy.compose import capped, classifier, output_of
 from headgate.workload.arrival import Arrival
 
 BYTES_PER_TOKEN = 4
-"""As English has, and as our own bench sends."""
+"""As in English, and as Headgate's own bench sends."""
 ENVELOPE_BYTES = 28
-"""What JSON adds to one message: role and quotes."""
+"""Bytes that JSON adds to one message: role and quotes."""
 BATCH_LANE = "batch"
 
 
@@ -33,8 +33,8 @@ class SimIntake:
         self.tokens_per_answer = Ratio(128.0)
 
     def request(self, arrival: Arrival, number: int, now: float) -> tuple[Request, int]:
-        """It, and how many tokens each of its choices will be given. Raises StartupError for a lane that the config has
-        not."""
+        """Returns the request, and the tokens that each of its choices will be given. Raises StartupError for a lane
+        that the config lacks."""
         tenant = self._tenants.get(arrival.tenant or "", self._anonymous)
         model = arrival.model or ""
         size = arrival.prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
@@ -65,28 +65,30 @@ class SimIntake:
         return request, output
 
     def _allowed(self, output: int, tenant: Tenant, lane: Lane, prompt_tokens: int) -> int:
-        """A workload's clients ask for as many tokens as they get, and name no task. What they are told is no loop."""
+        """Returns the output tokens that the limits allow. A workload's clients ask for exactly the tokens they get,
+        name no task (so the request counts as a chat), and never run away."""
         found = self._output.allow(
             None, tenant.task, output, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps, True
         )
         return output if isinstance(found, UnknownTask) or found.tokens is None else found.tokens
 
     def learn(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
-        """Usage as the replica counted it."""
+        """Learns from the usage that the replica counted."""
         size = prompt_tokens * BYTES_PER_TOKEN + ENVELOPE_BYTES
         self.tokens_per_byte.learn(request.model, prompt_tokens / size)
         self.tokens_per_answer.learn(request.lane, output_tokens / request.choices)
 
     def _lane(self, arrival: Arrival, tenant: Tenant, prompt_tokens: int) -> str:
-        """A workload that names lanes is believed, as the gateway believes those it trusts."""
+        """Returns the lane. A lane that the workload names is accepted, as the gateway accepts one from clients it
+        trusts."""
         if arrival.lane is not None:
             return arrival.lane
         return tenant.default_lane or self._classify(prompt_tokens, arrival.stream, False)
 
 
 def _links(arrival: Arrival, number: int) -> tuple[bytes, ...]:
-    """The gateway hashes a conversation message by message, and a workload's prompt is one message: only the same
-    prompt as a whole is known again."""
+    """Returns the hashes that the gateway knows a prompt by. The gateway hashes a conversation message by message, and
+    a workload's prompt is one message: only an equal prompt as a whole is recognised."""
     if arrival.prefix and len(arrival.prefix) * 512 >= arrival.prompt_tokens:
         ids = f"{arrival.prompt_tokens}/{arrival.prefix}".encode()
         return (blake2b(ids, digest_size=16).digest(),)

@@ -1,13 +1,13 @@
-"""Which was the longest step since then? Asked once for each answer, so it must not look at every step."""
+"""Finds the longest step since a given one. It is asked once for each answer, so it must not look at every step."""
 
 from bisect import bisect_right
 
 MOST = 4096
-"""Remembered at most; the oldest half is forgotten beyond it."""
+"""Maximum steps remembered; beyond it the oldest half is forgotten."""
 
 
 class Longest:
-    """Only steps that no later one has exceeded are remembered: the first of them since a moment is the longest."""
+    """Remembers only steps that no later step has exceeded: the first of them since a moment is the longest."""
 
     __slots__ = ("_numbers", "_seconds")
 
@@ -16,7 +16,7 @@ class Longest:
         self._seconds: list[float] = []
 
     def add(self, number: int, seconds: float) -> None:
-        """Steps up to this number took at most so long. Numbers only grow."""
+        """Adds steps up to this number, which took at most `seconds` each. Numbers only grow."""
         numbers, known = self._numbers, self._seconds
         while known and known[-1] <= seconds:
             known.pop()
@@ -27,6 +27,6 @@ class Longest:
             del numbers[: MOST // 2], known[: MOST // 2]
 
     def since(self, number: int) -> float:
-        """Of the steps after this one; 0: there was none."""
+        """Returns the seconds of the longest step after this one; 0: there was none."""
         at = bisect_right(self._numbers, number)
         return self._seconds[at] if at < len(self._seconds) else 0.0

@@ -1,7 +1,7 @@
-"""A simulated replica, step by step: the engine's own Batcher and block ledger, with a profile instead of a model.
+"""Simulates a replica step by step: the engine's own Batcher and block ledger, with a profile instead of a model.
 
-mail ─→ plan ─→ the profile says how long ─→ done ─→ tell the gateway, and plan again
-         └── quiet decode steps are one event; whoever arrives cuts it at the end of the step under way
+mail ─→ plan ─→ the profile gives the duration ─→ done ─→ tell the gateway, and plan again
+         └── quiet decode steps are one event; an arrival cuts it at the end of the current step
 """
 
 from math import sqrt
@@ -21,13 +21,13 @@ from headgate.sim.longest import Longest
 from headgate.sim.world import World
 
 SPIN_S = 0.001
-"""How soon an engine looks again that has somebody waiting and can do nothing."""
+"""Seconds until an engine with waiting sequences that can do nothing looks again."""
 _SAMPLING = Sampling()
-"""Of everybody: there is no text."""
+"""The sampling settings of all sequences: there is no text."""
 
 
 class Run:
-    """A step, or several alike in a row, under way."""
+    """A step in progress, or several equal ones in a row."""
 
     __slots__ = ("_ends", "_first_s", "_more_s", "began", "count", "prefills", "step")
 
@@ -39,11 +39,12 @@ class Run:
         self.began = now
         self.count = step.repeat
         self._ends: list[float] | None = None
-        """After each step, where they differ by chance; None: the next takes `_more_s` longer than the one before."""
+        """When each step ends, if durations vary by chance; None: each step takes `_more_s` longer than the one
+        before."""
         self._first_s = overhead_s + profile.step_s(made, chance)
         self._more_s = 0.0
         if step.repeat > 1:
-            # The formula is linear in the context, and a decode step makes it one longer for each.
+            # The formula is linear in the context, and a decode step adds one token of context per sequence.
             growth_s = profile.cost.per_context * made.decodes
             residuals = profile.decode_only
             if chance is not None and residuals.runs:
@@ -59,7 +60,7 @@ class Run:
         return self.began + self.took_s(self.count)
 
     def took_s(self, steps: int) -> float:
-        """From the beginning to the end of the so-manyth step."""
+        """Returns the seconds from the beginning to the end of step number `steps`."""
         if steps <= 0:
             return 0.0
         if self._ends is not None:
@@ -68,14 +69,14 @@ class Run:
 
     @property
     def longest_s(self) -> float:
-        """Of its steps."""
+        """Seconds of the longest step of the run."""
         if self._ends is None or self.count == 1:
             return self._first_s + self._more_s * (self.count - 1)
         ends = self._ends
         return max(self._first_s, max(ends[index] - ends[index - 1] for index in range(1, self.count)))
 
     def steps_by(self, now: float) -> int:
-        """How many have ended by then."""
+        """Returns the number of steps that have ended by `now`."""
         passed_s = now - self.began
         if self._ends is None and self._more_s > 0:
             b = self._first_s - self._more_s / 2
@@ -89,7 +90,7 @@ class Run:
 
 
 class _Open:
-    """What is known of a sequence beside the Batcher's facts."""
+    """The replica's state of one sequence, beside the Batcher's."""
 
     __slots__ = ("one", "sequence", "ticket")
 
@@ -97,7 +98,7 @@ class _Open:
         self.ticket = ticket
         self.sequence = sequence
         self.one = Sampled(sequence.id, (ticket.number,))
-        """What a step gives it."""
+        """The token that a step gives the sequence."""
 
 
 class SteppedReplica:
@@ -114,7 +115,7 @@ class SteppedReplica:
         self.alive = False
         self.tells = member.tells
         self.busy_s = 0.0
-        """Seconds in which it computed."""
+        """Seconds in which the replica computed."""
         self._world = world
         self._gateway = gateway
         self._profile = member.profile
@@ -125,17 +126,17 @@ class SteppedReplica:
         self._lives = 0
         self._ids = 0
         self._due = 0
-        """The number of the event that ends the run; any other is out of date."""
+        """The number of the event that ends the run; any other event is out of date."""
         self._forget()
 
     @property
     def cached_tokens(self) -> int:
-        """Of prefixes that it knows."""
+        """Tokens of the prefixes in the cache."""
         return self.batcher.ledger.cached_blocks * self.batcher.ledger.block_tokens
 
     @property
     def gauges(self) -> dict[str, float]:
-        """As an engine tells them: see replica/gauges.py."""
+        """The gauges that an engine reports: see replica/gauges.py."""
         return {"kv_ratio": self.batcher.ledger.owned_blocks / self.batcher.ledger.blocks}
 
     def _forget(self) -> None:
@@ -143,24 +144,24 @@ class SteppedReplica:
         self._inbox: list[Sequence] = []
         self._open: dict[int, _Open] = {}
         self._leaving: list[int] = []
-        """Cancelled: they go when the step under way ends."""
+        """Cancelled sequences, which leave when the current step ends."""
         self._run: Run | None = None
         self._steps = 0
         self._longest = Longest()
         self._preempted = 0
         self._away: dict[int, float] = {}
-        """Preempted in the middle of their answers: when each last said something."""
+        """Sequences preempted in the middle of their answers, each with the time of its last token."""
 
     # -- it lives and dies ---------------------------------------------------------------------------------
 
     def start(self, _: object = None) -> None:
-        """It answers from now on, and knows nothing."""
+        """Starts the replica: it answers from now on, with an empty cache."""
         self.alive = True
         self._lives += 1
         self._forget()
 
     def die(self, _: object = None) -> None:
-        """With all that it was doing."""
+        """Kills the replica, with all its requests."""
         self.alive = False
         self._due += 1
         run, lost = self._run, list(self._open.values())
@@ -213,7 +214,7 @@ class SteppedReplica:
             self._cut(self._run)
 
     def _sequence(self, ticket: SimTicket) -> Sequence:
-        """As our own engine makes it from what the gateway passes on."""
+        """Makes a sequence as Headgate's own engine makes it from what the gateway passes on."""
         self._ids += 1
         request, arrival, now = ticket.request, ticket.arrival, self._world.now
         dispatcher = self._gateway.dispatcher
@@ -221,7 +222,7 @@ class SteppedReplica:
         prompt = max(1, arrival.prompt_tokens)
         return Sequence(
             id=self._ids,
-            # What they are does not matter, as long as nobody else's are the same.
+            # The token's value does not matter, as long as no other request has the same.
             tokens=[ticket.number] * prompt,
             prompt_len=prompt,
             max_output=ticket.output,
@@ -238,7 +239,7 @@ class SteppedReplica:
     # -- steps ---------------------------------------------------------------------------------------------
 
     def _next(self, _: object = None) -> None:
-        """Between two steps."""
+        """Plans the next step; called between two steps."""
         batcher, now = self.batcher, self._world.now
         self._run = None
         if self._leaving:
@@ -282,7 +283,7 @@ class SteppedReplica:
                 self._away[sequence.id] = sequence.last_token_at
 
     def _cut(self, run: Run) -> None:
-        """Somebody came: no more steps than the one under way."""
+        """Ends the run after the current step: a request came or was cancelled."""
         steps = run.steps_by(self._world.now) + 1
         if steps < run.count:
             run.count = steps
@@ -318,7 +319,7 @@ class SteppedReplica:
             self._world.at(now + self._delays.back_s, self._tell, (self._lives, firsts, over))
 
     def _note_back(self, run: Run) -> None:
-        """Of those who were preempted, whoever speaks again now."""
+        """Notes the gap of each preempted sequence that generates again in this run."""
         for row in run.step.rows:
             if row.samples and row.sequence.id in self._away:
                 silent_s = run.began + run.took_s(1) - self._away.pop(row.sequence.id)

@@ -1,4 +1,4 @@
-"""What would happen? A config, a workload and a fleet, in virtual time.
+"""Simulates a config, a workload and a fleet in virtual time.
 
     results = simulate(config, load("azure-conv", seed=1), fleet_of(PROFILES["h100-llama3-8b"], 4), seed=1)
 
@@ -30,42 +30,43 @@ from headgate.wire.errors import STATUS
 from headgate.workload.arrival import Arrival
 
 Level = Literal["step", "gateway"]
-"""step: the engine's Batcher and block ledger decide every step. gateway: service times, for very many requests."""
+"""step: the engine's Batcher and block ledger decide every step. gateway: modelled service times, for very many
+requests."""
 REPLICAS: dict[Level, type[SteppedReplica] | type[ServiceReplica]] = {"step": SteppedReplica, "gateway": ServiceReplica}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A run, and what was counted beside its requests."""
+    """A run's results, and what was counted beside its requests."""
 
     results: Results
     span_s: float
     """From the first arrival to the last end, in virtual time."""
     events: int
     present_s: float
-    """Requests in the system over time, added up: what Little's L is the mean of."""
+    """Requests in the system, integrated over time: its mean is Little's L."""
     at_work_s: float
-    """The same of those at a replica."""
+    """Requests at a replica, integrated over time."""
     room: int
     """Requests that all replicas may have at once, as the gateway was told or has found."""
     utilisation: Use
-    """Mean share of each of the replicas' resources that was taken, as the gateway measures it."""
+    """Mean share in use of each of the replicas' resources, as the gateway measures it."""
     busy_s: float
-    """Seconds that replicas computed, added up."""
+    """Seconds in which replicas computed, added up."""
     replicas: int
     limits: tuple[float, ...] = ()
-    """By replica: requests that it may have at once, at the end."""
+    """For each replica: requests that it may have at once, at the end."""
     ejections: int = 0
-    """How often a replica in use was put out."""
+    """How often a replica in use was ejected."""
 
     @property
     def use(self) -> float:
-        """Mean share of the scarcest resource that was taken, as `headgate_utilisation`."""
+        """Mean share in use of the scarcest resource, as `headgate_utilisation`."""
         return max(self.slots_use, self.utilisation.largest or 0.0)
 
     @property
     def slots_use(self) -> float:
-        """Mean share of the replicas' slots that was taken."""
+        """Mean share in use of the replicas' slots."""
         return self.at_work_s / (self.room * self.span_s) if self.room and self.span_s else 0.0
 
     @property
@@ -75,14 +76,14 @@ class Simulated:
 
 
 class Onlooker(Protocol):
-    """Looks on, and changes nothing."""
+    """Observes a run without changing it."""
 
     def begin(self, world: World, dispatcher: Dispatcher) -> None: ...
     def closed(self, ticket: SimTicket, outcome: Outcome, now: float) -> None: ...
 
 
 class Books:
-    """Closes passages into rows."""
+    """Turns finished requests into rows."""
 
     def __init__(self, by_stream: bool) -> None:
         self.rows = Rows()
@@ -148,8 +149,8 @@ def run(
     progress: Callable[[int, float], None] | None = None,
     onlooker: Onlooker | None = None,
 ) -> Simulated:
-    """`by_stream`: rows are named as the workload names them, not by the lane they were given. `progress` is told how
-    many have arrived and what time it is, every thousand."""
+    """Runs a simulation. `by_stream`: rows are named as the workload names them, not by the lane they were given.
+    `progress` is called every thousand arrivals with their number and the time; None: no progress."""
     world = World()
     books = Books(by_stream)
     dispatcher = dispatcher_for(config, random.Random(seed))

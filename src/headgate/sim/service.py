@@ -1,10 +1,11 @@
-"""A simulated replica without its Batcher: how long would it take, with what it has to do already?
+"""Simulates a replica without its Batcher, from modelled service times and the replica's current load.
 
-All that decode go one token on with each step; prompts go through one after the other, the urgent first, a chunk in
-each step; the profile says how long such a step takes. Steps alike are one event. That is what a batching engine comes
-to while its memory suffices: no blocks, no swapping, no waiting for a prefix that somebody else computes. Several
-choices of a request are decoded beside each other and end together; their prompt is computed once. It is for
-asking about the gateway, with hundreds of thousands of requests; sim/replica.py is for asking about the engine.
+Every sequence that decodes advances one token with each step; prompts go through one after the other, the urgent first,
+a chunk in each step; the profile gives the duration of such a step. Equal steps are one event. A batching engine
+behaves so while its memory suffices: no blocks, no swapping, no waiting for a prefix that another sequence computes.
+Several choices of a request are decoded beside each other and end together; their prompt is computed once. This model
+is for questions about the gateway, with hundreds of thousands of requests; sim/replica.py is for questions about the
+engine.
 """
 
 from collections import OrderedDict
@@ -21,20 +22,20 @@ from headgate.sim.world import World
 from headgate.workload.arrival import BLOCK_TOKENS
 
 CAREFUL = 1.1
-"""A chunk is chosen so that its step would be in time if it took this many times as long."""
+"""A chunk is chosen so that its step would be in time even if it took this many times as long."""
 DRAWS = 16
-"""Of a run's steps, those for which chance is asked."""
+"""Maximum random draws for the steps of one run."""
 
 
 class _Prompt:
-    """A prompt on its way through."""
+    """A prompt being prefilled."""
 
     __slots__ = ("done", "left", "ticket")
 
     def __init__(self, ticket: SimTicket, done: int, left: int) -> None:
         self.ticket = ticket
         self.done = done
-        """Tokens whose KV is there."""
+        """Tokens whose KV is computed."""
         self.left = left
 
 
@@ -54,7 +55,7 @@ class ServiceReplica:
         self.alive = False
         self.tells = member.tells
         self.busy_s = 0.0
-        """Seconds in which it computed."""
+        """Seconds in which the replica computed."""
         self._world = world
         self._gateway = gateway
         self._delays = delays
@@ -77,64 +78,64 @@ class ServiceReplica:
         self._gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values()) / CAREFUL
         self._blocks = profile.kv_tokens // BLOCK_TOKENS
         self._due = 0
-        """The number of the event that ends the run; any other is out of date."""
+        """The number of the event that ends the run; any other event is out of date."""
         self._forget()
 
     @property
     def cached_tokens(self) -> int:
-        """Of prompts that it knows the beginning of."""
+        """Tokens of the prompt beginnings in the cache."""
         return len(self._known) * BLOCK_TOKENS
 
     @property
     def gauges(self) -> dict[str, float]:
-        """As an engine tells them: see replica/gauges.py."""
+        """The gauges that an engine reports: see replica/gauges.py."""
         return {"kv_ratio": min(1.0, self._taken / self._profile.kv_tokens)}
 
     def _forget(self) -> None:
         self._open: dict[int, SimTicket] = {}
         self._leaving: list[SimTicket] = []
-        """Cancelled: they go when the step under way ends."""
+        """Cancelled requests, which leave when the current step ends."""
         self._waiting: list[tuple[int, float, int, SimTicket]] = []
-        """A heap: who has to wait for memory or a slot, the urgent first."""
+        """A heap of requests that wait for memory or a slot, the urgent first."""
         self._prompts: list[tuple[int, float, int, _Prompt]] = []
-        """A heap too."""
+        """A heap of admitted prompts, the urgent first."""
         self._saying: list[tuple[int, int, SimTicket]] = []
-        """A heap: which step is the last of each answer."""
+        """A heap of answers, by the step that ends each."""
         self._context = 0
         """KV tokens that a decode step reads."""
         self._used = 0
-        """Slots of those who are in."""
+        """Slots of the admitted requests."""
         self._decodes = 0
-        """Sequences that go one token on with each step."""
+        """Sequences that advance one token with each step."""
         self._taken = 0
-        """Memory that those who are in will need in the end, in tokens."""
+        """Memory that the admitted requests will need in the end, in tokens."""
         self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
-        """Blocks that prompts began with: where each stands, and its id."""
+        """Blocks that prompts began with: position and id of each."""
         self._longest = Longest()
         self._steps = 0
-        # The run under way.
+        # The run in progress.
         self._count = 0
-        """Steps it has; 0: nothing is under way."""
+        """Steps of the run; 0: nothing is in progress."""
         self._began = 0.0
         self._first_s = 0.0
         self._more_s = 0.0
-        """By how much each step is longer than the one before."""
+        """Seconds by which each step is longer than the one before."""
         self._chunked: _Prompt | None = None
-        """A prompt that goes on after it; None: none does."""
+        """The prompt that is not finished by this run; None: none."""
         self._chunk = 0
-        """Tokens of that one in each step."""
+        """Tokens of that prompt in each step."""
         self._through: list[SimTicket] = []
-        """Those whose prompts end with this step."""
+        """Requests whose prompts end with this step."""
 
     # -- it lives and dies ---------------------------------------------------------------------------------
 
     def start(self, _: object = None) -> None:
-        """It answers from now on, and knows nothing."""
+        """Starts the replica: it answers from now on, with an empty cache."""
         self.alive = True
         self._forget()
 
     def die(self, _: object = None) -> None:
-        """With all that it was doing."""
+        """Kills the replica, with all its requests."""
         self.alive = False
         self._due += 1
         steps = self._steps + (self._steps_by(self._world.now) if self._count else 0)
@@ -227,7 +228,7 @@ class ServiceReplica:
         heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, prompt))
 
     def _cached(self, prefix: tuple[int, ...]) -> int:
-        """Tokens of this beginning that are known."""
+        """Returns the tokens of this beginning that are in the cache."""
         known = self._known
         for place, block in enumerate(prefix):
             if (place, block) not in known:
@@ -249,7 +250,7 @@ class ServiceReplica:
             self._next()
 
     def _next(self) -> None:
-        """What the next step holds, and how many like it may follow."""
+        """Plans the next step, and how many equal steps may follow."""
         if self._leaving:
             self._let_leave()
         saying, prompts = self._saying, self._prompts
@@ -292,8 +293,8 @@ class ServiceReplica:
         self._world.at(now + count * first_s + more_s * (count * (count - 1) // 2), self._end, self._due)
 
     def _room(self, decodes: int, done: int) -> int:
-        """Prompt tokens, after so many that are done, that a step may hold so that every stream's next token is in
-        time."""
+        """Returns the prompt tokens that a step may hold so that every stream's next token is in time. `done`: the
+        prompt's tokens computed before."""
         fixed, _, per_beyond, per_prefill, per_decode, per_context, per_pair = self._cost
         config = self._config
         most = min(config.chunk_limit, config.step_tokens - decodes)
@@ -312,7 +313,7 @@ class ServiceReplica:
         return most if most > config.chunk_floor else config.chunk_floor
 
     def _pack(self, room: int) -> tuple[int, int]:
-        """Take prompts to their end as far as there is room, and some of the next."""
+        """Takes prompts to their end as far as there is room, and a part of the next."""
         prefill = pairs = 0
         prompts = self._prompts
         while prompts and room:
@@ -339,7 +340,7 @@ class ServiceReplica:
         return steps * self._first_s + self._more_s * (steps * (steps - 1) // 2)
 
     def _steps_by(self, now: float) -> int:
-        """How many of the run's steps have ended by then."""
+        """Returns the number of the run's steps that have ended by `now`."""
         passed_s, more_s = now - self._began, self._more_s
         if more_s > 1e-12:
             b = self._first_s - more_s / 2
@@ -349,7 +350,7 @@ class ServiceReplica:
         return min(steps, self._count)
 
     def _cut(self) -> None:
-        """Somebody came who changes things: no more steps than the one under way."""
+        """Ends the run after the current step: a request came or was cancelled."""
         steps = self._steps_by(self._world.now + self._delays.send_s) + 1
         if steps < self._count:
             self._count = steps
@@ -388,7 +389,7 @@ class ServiceReplica:
         if over:
             self._let_go(over)
         self._next()
-        # Told at once, as if it were there already: an event for each way back would cost as much as the step.
+        # Told at once, as if the way back had passed: an event for each way back would cost as much as the step.
         for ticket in firsts:
             self._gateway.first(ticket, self._delays.back_s)
         for ticket in over:

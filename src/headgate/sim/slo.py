@@ -1,5 +1,5 @@
-"""Was a percentile kept? Over all arrivals: one that was refused or failed did not get its answer in time either.
-Beside it stands the percentile over the served."""
+"""Judges SLO percentiles over all arrivals: refused and failed requests count as missed. The percentile over the served
+requests is given beside it."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,13 @@ HOW = "an SLO is LANE:FIGURE:PERCENTILE:SECONDS, such as fast:ttft:p99:0.5; figu
 class Judged:
     target: Target
     value_s: float | None
-    """The percentile; inf: so many were refused or failed that it is not of anybody's answer. None: nobody came."""
+    """The percentile in seconds; inf: it falls on a refused or failed request. None: no request came."""
     count: int
-    """Requests that it is of."""
+    """Requests that the percentile is taken over."""
     turned_away: int
-    """Of those, refused or failed."""
+    """Requests among them that were refused or failed."""
     served_s: float | None = None
-    """The percentile over the served; None: nobody was."""
+    """The percentile over the served requests, in seconds; None: none was served."""
 
     @property
     def kept(self) -> bool:
@@ -37,7 +37,7 @@ class Judged:
 
     @property
     def use(self) -> float:
-        """How much of what is allowed it takes; above 1 it is missed."""
+        """The value as a share of the target; above 1 the SLO is missed."""
         return 0.0 if self.value_s is None else self.value_s / self.target.within_s
 
     @property
@@ -57,7 +57,7 @@ def name(target: Target) -> str:
 
 
 def parse(texts: Iterable[str], config: GatewayConfig) -> tuple[Target, ...]:
-    """Raises StartupError, with what is wrong in one line. A lane `*` is all of them together."""
+    """Parses SLOs. Raises StartupError, one line, for a malformed one. The lane `*` means all lanes together."""
     known = [lane.name for lane in config.lanes]
     found = []
     for text in texts:
@@ -74,7 +74,7 @@ def parse(texts: Iterable[str], config: GatewayConfig) -> tuple[Target, ...]:
 
 
 def promised(config: GatewayConfig) -> tuple[Target, ...]:
-    """What the config promises its lanes."""
+    """Returns the targets that the config promises its lanes."""
     return tuple(
         Target(
             promise.figure,
@@ -90,8 +90,9 @@ def promised(config: GatewayConfig) -> tuple[Target, ...]:
 
 
 def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
-    """The percentile over all that came in its lane, from `since_s` on. What a request does not have, such as the time
-    between the tokens of a single one, is not asked of it; whoever got nothing by its own fault does not count."""
+    """Judges the percentile over all arrivals in the target's lane, from `since_s` on. A request without the figure
+    (such as the time between the tokens of a single one) does not count, nor does one that failed by its client's
+    fault; one over its tenant's own limits counts as missed."""
     if target.figure == "gap":
         return _judge_gaps(results, target, since_s)
     served, missing = arrivals(
@@ -106,7 +107,7 @@ def judge(results: Results, target: Target, since_s: float = 0.0) -> Judged:
 
 
 def _ranked(served: Floats, level: float, count: int) -> float | None:
-    """The percentile of so many, of which only these were served."""
+    """Returns the percentile over `count` requests, of which only these were served."""
     rank = max(1, ceil(level * count - 1e-9))
     if rank > len(served):
         return inf if count > len(served) else None
@@ -114,7 +115,8 @@ def _ranked(served: Floats, level: float, count: int) -> float | None:
 
 
 def _judge_gaps(results: Results, target: Target, since_s: float) -> Judged:
-    """The percentile over all gaps; whoever was refused or failed missed as many as an answer has on the average."""
+    """Judges the percentile over all gaps; each refused or failed request counts as missing the average number of gaps
+    per answer."""
     mine = results.of_lane(target.lane) & (results.at_s >= since_s)
     turned_away = int((mine & missed(results, own_limits=True)).sum())
     served = int((mine & results.ok & ~np.isnan(results.tpot_s)).sum())
@@ -139,5 +141,5 @@ def judge_all(results: Results, targets: Sequence[Target], since_s: float = 0.0)
 
 
 def worst(judged: Iterable[Judged]) -> Judged | None:
-    """Whatever is nearest to being missed, or furthest beyond; None: nothing was promised."""
+    """Returns the SLO nearest to being missed, or missed by most; None: there are no SLOs."""
     return max(judged, key=lambda one: one.use, default=None)

@@ -1,4 +1,4 @@
-"""Are the simulated replicas well? Asks as upkeep/prober.py does, and tells the dispatcher; nothing is really sent."""
+"""Probes the simulated replicas as upkeep/prober.py does, and tells the dispatcher; nothing is really sent."""
 
 from headgate.model.event import Probed, ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
@@ -7,14 +7,15 @@ from headgate.sim.gateway import SimGateway, SimulatedReplica
 from headgate.sim.world import World
 
 FIRST_PAUSE_S = 0.05
-"""A replica that is just starting is asked often, so that nobody waits longer than it takes."""
+"""First pause between probes, in seconds: a starting replica is probed often, so that no request waits longer than the
+start takes."""
 USE_S = 1.0
-"""How often it is looked how full the fleet is."""
+"""Seconds between two measurements of the fleet's utilisation."""
 _NOTHING: dict[str, float] = {}
 
 
 class SimProber:
-    """Looks after one replica from now on."""
+    """Probes one replica from now on."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class SimProber:
 
 
 class UseWatch:
-    """How full is the fleet, as a gateway measures it? Looks from now on, and adds up what it sees."""
+    """Measures the fleet's utilisation as a gateway does, from now on, and adds up the samples."""
 
     def __init__(self, world: World, gateway: SimGateway) -> None:
         self._world = world

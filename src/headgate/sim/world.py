@@ -1,6 +1,6 @@
-"""What happens next? Virtual time: one heap of what is due, and a clock that jumps from one to the other.
+"""Keeps virtual time: one heap of due events, and a clock that jumps from one to the next.
 
-What is due at the same moment happens in the order in which it was asked for, so that a run depends on its inputs and
+Events due at the same moment happen in the order in which they were scheduled, so that a run depends on its inputs and
 its seeds alone. No wall clock, no threads.
 """
 
@@ -15,22 +15,22 @@ class World:
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
         self.events = 0
-        """That have happened."""
+        """Events that have happened."""
         self.stopped = False
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._number = 0
 
     def at(self, when: float, act: Callable[[Any], None], about: Any = None) -> None:
-        """Call `act(about)` then; at once, but after all that is due now, if that has passed."""
+        """Calls `act(about)` at `when`; if `when` has passed, now, but after all that is already due."""
         self._number += 1
         heappush(self._due, (when if when > self.now else self.now, self._number, act, about))
 
     def stop(self) -> None:
-        """Let nothing more happen."""
+        """Ends the run: nothing more happens."""
         self.stopped = True
 
     def run(self) -> None:
-        """Until nothing is due, or somebody stops it."""
+        """Runs until nothing is due, or `stop` is called."""
         due = self._due
         while due and not self.stopped:
             self.now, _, act, about = heappop(due)

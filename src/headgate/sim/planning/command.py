@@ -1,4 +1,4 @@
-"""`headgate simulate`, `plan` and `replay`: from options to tables, files and an exit code."""
+"""Runs `headgate simulate`, `plan` and `replay`: from options to tables, files and an exit code."""
 
 import re
 from collections.abc import Callable
@@ -28,12 +28,12 @@ from headgate.sim.slo import parse
 from headgate.workload.load import Workload
 
 STANDARD = 4000
-"""Requests by which a steady load is planned for, unless more are asked for."""
+"""Minimum requests by which a steady load is planned, unless the operator names a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """What comes; see workload/spec.py."""
+    """The workload to simulate; see workload/spec.py."""
 
     workload: str
     rate: float | None = None
@@ -52,8 +52,8 @@ class WorkloadOptions:
         )
 
     def usual(self) -> Workload | None:
-        """Where the load is the same at any time: as much of it as its figures take, however long it is to last. None:
-        it is a trace, of which another length is another load."""
+        """Returns STANDARD requests of a steady load, however long it is to last. None: the load is a trace, of which
+        another length is another load."""
         made = Workload(self.workload, rate=self.rate, time_scale=self.time_scale, requests=STANDARD)
         return made if made.steady else None
 
@@ -64,25 +64,25 @@ class SimulateOptions:
     config: GatewayConfig
     profile: Profile
     what_if: GatewayConfig | None = None
-    """Another config: the same is simulated with it too, and both shown side by side."""
+    """Another config, simulated too and shown beside the first; None: no other config."""
     what_if_profile: Profile | None = None
     what_if_replicas: int | None = None
     replicas: int | None = None
-    """None: those that the config names."""
+    """None: the replicas that the config names."""
     slots: int | None = None
     """Requests that each replica is given at once; None: as config or profile say."""
     level: Level = "step"
     failures: tuple[str, ...] = ()
-    """REPLICA@SECONDS: it dies then; REPLICA@SECONDS-SECONDS: and is started again. Replicas count from 0."""
+    """REPLICA@SECONDS: the replica dies then; REPLICA@SECONDS-SECONDS: and is started again. Replicas count from 0."""
     cold_start_s: float = 0.0
-    """From when a replica is started until it answers."""
+    """Seconds from a replica's start until it answers."""
     dilation: float = 1.0
-    """As of an emulated engine: seconds that pass for one of the profile's."""
+    """As in an emulated engine: real seconds per second of the profile."""
     goodput: tuple[str, ...] = ()
     by_stream: bool = False
     """Rows are named as the workload names its streams, not by the lanes they were given."""
     events: Path | None = None
-    """Where an event log of the run is written, for `replay`."""
+    """Where to write the run's event log, for `replay`; None: no log."""
     json: Path | None = None
     html: Path | None = None
     title: str = ""
@@ -94,13 +94,13 @@ class PlanOptions:
     config: GatewayConfig
     profile: Profile
     slos: tuple[str, ...] = ()
-    """LANE:FIGURE:PERCENTILE:SECONDS; none: what the config promises its lanes."""
+    """LANE:FIGURE:PERCENTILE:SECONDS; none: the targets that the config promises its lanes."""
     price: float | None = None
-    """Of a replica for an hour."""
+    """Price of a replica per hour; None: costs are not reported."""
     slots: int | None = None
     level: Level = "gateway"
     draws: int = 1
-    """How many workloads are drawn, each with a seed of its own; all must be kept."""
+    """Workloads to draw, each with a seed of its own; all must keep the SLOs."""
     json: Path | None = None
     html: Path | None = None
 
@@ -109,7 +109,7 @@ class PlanOptions:
 
 
 def run_simulate(options: SimulateOptions, out: Console | None = None, err: Console | None = None) -> int:
-    """The exit code. Raises StartupError, one line, for what can't be begun."""
+    """Simulates and returns the exit code. Raises StartupError, one line, for options that can't be run."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     check_folders(options.json, options.html, options.events)
     found = [_simulated(options, err)]
@@ -143,7 +143,7 @@ def run_simulate(options: SimulateOptions, out: Console | None = None, err: Cons
 
 
 def show_compared(before: Results, after: Results, seed: int, out: Console) -> None:
-    """Which differences are real, and each request beside itself."""
+    """Prints which differences are real, and each request's change between the runs."""
     how = "  the same arrivals, compared pairwise" if same_arrivals(before, after) else ""
     out.print(Text.assemble((f"{before.title} → {after.title}", "bold"), how))
     for difference in compare(before, after, seed=seed):
@@ -182,7 +182,7 @@ def _simulated(options: SimulateOptions, err: Console) -> Results:
 
 
 def _use(simulated: Simulated) -> dict[str, str]:
-    """How full the fleet was, and of what."""
+    """Returns how full the fleet was, and in which resource."""
     known = {**simulated.utilisation.known, "slots": simulated.slots_use}
     each = ", ".join(f"{name} {value:.1%}" for name, value in known.items())
     return {"utilisation": f"{simulated.use:.1%} ({each})"}
@@ -220,14 +220,14 @@ def failure(text: str) -> Failure:
 
 
 def run_plan(options: PlanOptions, out: Console | None = None, err: Console | None = None) -> int:
-    """0: there is a plan. 1: no number of replicas would do, and it says why."""
+    """Plans and returns 0 if there is a plan; 1 if no number of replicas suffices, with the reason printed."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     check_folders(options.json, options.html)
     slos = parse(options.slos, options.config)
     workload, seed = options.load.made(), options.load.seed
     usual = options.load.usual() if options.load.requests is None else None
     if usual is not None and workload.rate * (workload.duration_s or 0.0) < STANDARD:
-        workload = usual  # a short one would be an answer about a few requests
+        workload = usual  # a shorter workload would be an answer about a few requests
     draws = [list(workload.arrivals(seed + number)) for number in range(max(1, options.draws))]
     with rarely_collected(), err.status("planning") as status:
         answer = plan(
@@ -258,7 +258,7 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
 
 
 def _saying(err: Console, update: Callable[[str], None]) -> Callable[[str], None]:
-    """Each step on a line where somebody watches, as it goes on."""
+    """Returns a function that prints each step of planning on a line, if a person watches the terminal."""
 
     def say(text: str) -> None:
         update(text)
@@ -280,7 +280,7 @@ def write_json(path: Path, data: object, err: Console) -> None:
 
 
 def run_replay(path: Path, out: Console | None = None) -> int:
-    """0: every decision was the same. 1: it shows the first that was not."""
+    """Replays an event log. Returns 0 if every decision was the same, else 1 with the first difference printed."""
     out = out or Console(highlight=False)
     with rarely_collected():
         found = replay(path)

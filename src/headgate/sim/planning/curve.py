@@ -1,7 +1,7 @@
-"""How does latency grow with load? The same fleet and workload, faster and slower.
+"""Measures how latency grows with load: the same fleet and workload, played faster and slower.
 
-Load is what is offered as a share of what the fleet can do, both in seconds of work: the mix changes under overload,
-when long prompts are held back, so that requests can't be counted.
+Load is the offered work as a share of what the fleet can do, both in seconds of work. Requests can't be counted
+instead: the mix changes under overload, when long prompts are held back.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from headgate.workload.arrival import Arrival
 
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 OPERATING = (0.6, 0.7)
-"""Where a fleet should be run: before latency bends."""
+"""The load at which a fleet should be run: before latency bends."""
 LEAST_S = 120.0
-"""A shorter workload is played again and again for this long."""
+"""Minimum seconds of a workload; a shorter one is repeated."""
 MOST = 10_000
-"""Requests of one point."""
+"""Maximum requests of one point."""
 WARM = 0.25
-"""Of a saturated run, what is passed over until its queues are full."""
+"""Share of a saturated run that is skipped, until its queues are full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Point:
     load: float
     requests_per_s: float
     use: float
-    """Mean share of the replicas' scarcest resource that is taken."""
+    """Mean share in use of the replicas' scarcest resource."""
     ttft_s: tuple[float, float, float]
-    """p50, p95 and p99 of the served, of all lanes."""
+    """p50, p95 and p99 over the served requests, of all lanes."""
     e2e_s: tuple[float, float, float]
     lanes: dict[str, float]
-    """The p95 of the first token, by lane."""
+    """The p95 of the time to first token, by lane."""
     turned_away: float
 
     @property
@@ -51,32 +51,33 @@ class Point:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     capacity_per_s: float
-    """Requests a second of this mix that the fleet can do, queues full."""
+    """Requests per second of this mix that the fleet can serve, with full queues."""
     now: float
     """The workload's own load."""
     points: tuple[Point, ...]
 
 
 def work_s(arrival: Arrival, profile: Profile) -> float:
-    """What a request adds to full steps, in seconds."""
+    """Returns the seconds that a request adds to full steps."""
     cost, prompt, output = profile.cost, arrival.prompt_tokens, arrival.output_tokens
     prefill = prompt * (cost.per_prefill + cost.per_token_beyond + cost.per_pair * prompt)
     return prefill + output * (cost.per_decode + cost.per_token_beyond + cost.per_context * (prompt + output / 2))
 
 
 def offered(arrivals: Sequence[Arrival], profile: Profile) -> float:
-    """Seconds of work a second."""
+    """Returns the offered load, in seconds of work per second."""
     return sum(work_s(arrival, profile) for arrival in arrivals) / span_s(arrivals)
 
 
 def span_s(arrivals: Sequence[Arrival]) -> float:
-    """From the first to the last, and one gap more."""
+    """Returns the seconds from the first to the last arrival, plus one gap."""
     between = arrivals[-1].at_s - arrivals[0].at_s
     return max(between, 1e-6) * len(arrivals) / max(1, len(arrivals) - 1)
 
 
 def faster(arrivals: Sequence[Arrival], times: float, least_s: float = 0.0, most: int = MOST) -> list[Arrival]:
-    """The same in less time, or more; again from the start until it has lasted `least_s`."""
+    """Returns the arrivals `times` as fast, repeated from the start until they last `least_s`, and `most` of them at
+    most."""
     period_s, began = span_s(arrivals) / times, arrivals[0].at_s
     made: list[Arrival] = []
     for turn in count():
@@ -93,7 +94,7 @@ def faster(arrivals: Sequence[Arrival], times: float, least_s: float = 0.0, most
 def capacity(
     config: GatewayConfig, arrivals: Sequence[Arrival], profile: Profile, fleet: SimFleet, level: Level, seed: int
 ) -> float:
-    """Seconds of work that it gets done in a second, when there is always more to do."""
+    """Returns the seconds of work that the fleet completes per second when there is always more to do."""
     done, times = 0.0, 2.0 * fleet.replicas / max(1e-9, offered(arrivals, profile))
     while True:
         squeezed = faster(arrivals, times, LEAST_S / 2)

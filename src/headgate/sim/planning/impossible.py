@@ -1,4 +1,4 @@
-"""Which SLO can't be kept, however many replicas there are, and why?"""
+"""Finds the SLO that no number of replicas can keep, and the reason."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from headgate.sim.slo import Judged, name, worst
 from headgate.workload.arrival import Arrival
 
 MOST_ALONE = 1000
-"""Requests of each lane that are tried alone."""
+"""Maximum requests of each lane that are tried alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """No number of replicas keeps this, and why."""
+    """An SLO that no number of replicas keeps, and the reason."""
 
     judged: Judged
     why: str
@@ -32,7 +32,7 @@ class Impossible:
 
 
 def alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequence[Target]) -> Impossible | None:
-    """The first SLO that requests miss which have a replica for themselves."""
+    """Returns the worst SLO missed by requests that have a replica for themselves; None: all are kept."""
     chosen: list[Arrival] = []
     for lane in dict.fromkeys(lanes):
         mine = [arrival for arrival, of in zip(workload, lanes, strict=True) if of == lane]
@@ -51,7 +51,7 @@ def alone(trials: Trials, workload: Workload, lanes: list[str], targets: Sequenc
 
 
 def _alone_s(arrival: Arrival, profile: Profile) -> float:
-    """About how long it takes with nobody else there."""
+    """Returns about how many seconds a request takes on an idle replica."""
     prompt, steps = arrival.prompt_tokens, ceil(arrival.prompt_tokens / profile.chunk_limit)
     prefill = steps * profile.cost.fixed + profile.step_s(StepFeatures(prefill=prompt, pairs=prompt * prompt))
     return prefill + profile.steps_s(StepFeatures(decodes=1, context=prompt + 1), arrival.output_tokens)
@@ -75,7 +75,7 @@ def _why_alone(results: Results, missed: Judged, profile: Profile) -> str:
 
 
 def whatever(case: Trial) -> Impossible:
-    """It is missed with any number of replicas that was tried."""
+    """Returns the worst SLO of a trial that is missed with every number of replicas that was tried."""
     missed = worst(case.missed)
     assert missed is not None
     why = "and it was no better with half as many"

@@ -1,12 +1,13 @@
-"""How many replicas does it take, and what does that cost?
+"""Plans the number of replicas for a workload, and their cost.
 
     answer = plan(config, [arrivals], profile, price=2.5)
 
-The answer is where a fleet should be run: so many that the load is 65 % of what they can do, which is measured, and
-never fewer than keep every percentile. The fewest that do are told beside it, found by simulating: more are no worse,
-so that their number is doubled until all is kept, and the gap then halved. They are on the edge: how many they are
-depends on the slowest few requests of what was drawn. Whether a lane is better off with replicas of its own is found
-the same way. An SLO that a lone request on an idle replica misses is answered with that: no number of replicas helps.
+The answer is where a fleet should be run: enough replicas that the load is 65 % of their capacity, which is measured,
+and never fewer than keep every percentile. The fewest that do are reported too, found by simulating: more replicas are
+no worse, so their number is doubled until all SLOs are kept, and the gap then halved. The fewest are on the edge: their
+number depends on the slowest few requests that were drawn. Whether a lane is better off with replicas of its own is
+found the same way. An SLO that a lone request on an idle replica misses is reported as such: no number of replicas
+helps.
 """
 
 from collections.abc import Sequence
@@ -27,25 +28,25 @@ from headgate.sim.run import Level
 from headgate.sim.slo import Judged, name, promised
 
 LOST_AT = 1 / 3
-"""When a replica is lost, as a share of the workload."""
+"""When a replica is lost, as a share of the workload's time."""
 LEAST_IN_LANE = 20
-"""Requests that a lane has before replicas of its own are thought of."""
+"""Minimum requests of a lane that may get replicas of its own."""
 WORTH = 0.9
-"""Of the replicas that all lanes would share: what a lane with its own must do with, to be worth the trouble."""
+"""A lane gets replicas of its own only if the fleet is then at most this share of the shared one."""
 MOST_MORE = 4
-"""How many shared ones may be added where two parts do not do together what each did by itself."""
+"""Shared replicas that may be added if the two parts together miss an SLO that each keeps by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLittle:
-    """L = λ·W, each counted by itself."""
+    """Little's law, L = λ·W, each of the three counted by itself."""
 
     l: float  # noqa: E741
     """Requests in the system, on average over time."""
     lambda_: float
-    """Arrivals a second."""
+    """Arrivals per second."""
     w: float
-    """Seconds that a request is there, on average."""
+    """Seconds that a request is in the system, on average."""
 
     @property
     def residual(self) -> float:
@@ -56,25 +57,27 @@ class PlanLittle:
 class Plan:
     profile: str
     split: ReplicaSplit
-    """The answer: how many replicas, and whether a lane has some of its own."""
+    """The answer: the number of replicas, and whether a lane has some of its own."""
     least: ReplicaSplit
-    """The fewest that keep every SLO."""
+    """The fewest replicas that keep every SLO."""
     other: ReplicaSplit | None
-    """The fewest the other way: a lane of its own where all share, or the reverse; None: there is none."""
+    """The fewest replicas of the other kind: with a lane of its own if `least` is shared by all, or the reverse; None:
+    there is none."""
     case: Trial
-    """The answer, tried out."""
+    """The run with the answer's replicas."""
     tokens_per_s: float
-    """Prompt and output, of what was answered."""
+    """Prompt and output tokens per second, over the answered requests."""
     price: float | None
-    """Of a replica for an hour."""
+    """Price of a replica per hour; None: unknown."""
     curve: Curve
     little: PlanLittle
     twice: Trial
-    """The same replicas, and twice the traffic."""
+    """The run with the same replicas and twice the traffic."""
     twice_split: ReplicaSplit | None
-    """What twice the traffic takes, told in the same way; None: no number was found."""
+    """The replicas that twice the traffic takes, found in the same way; None: no number was found."""
     lost: Trial | None
-    """One replica gone a third of the way, and what came from then on; None: there was only one."""
+    """The run in which one replica dies after a third of the time, judged over the arrivals from then on; None: there
+    is only one replica."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -104,9 +107,10 @@ def plan(
     say: Say = lambda text: None,
     usual: Workload | None = None,
 ) -> Plan | Impossible:
-    """All of the workloads must be kept; more than one, where they are drawn by chance. `slos` empty: what the config
-    promises its lanes. `slots`: requests that a replica is given at once. `loads`: where the curve has points. `usual`:
-    what the load is measured by; None: the first workload."""
+    """Returns a plan that keeps the SLOs in all workloads; give more than one if they are drawn by chance. `slos`
+    empty: the targets that the config promises its lanes. `slots`: requests that a replica is given at once; None: the
+    profile's. `loads`: the points of the curve. `usual`: the workload that the load is measured by; None: the first
+    workload."""
     if not workloads or min(len(workload) for workload in workloads) < 2:
         raise StartupError("there is nothing to plan for: the workload has fewer than two requests")
     lanes = [_lane_of(config, workload) for workload in workloads]
@@ -141,7 +145,7 @@ def plan(
 
 
 def _each(trials: Trials, workload: Workload) -> float:
-    """Seconds of work that one replica gets done in a second."""
+    """Returns the seconds of work that one replica completes per second."""
     trials.say("what a replica can do")
     many = max(1, ceil(offered(workload, trials.profile)))
     fleet = trials.fleet(ReplicaSplit(many))
@@ -156,8 +160,8 @@ def _operating(
     busy: float,
     about: str,
 ) -> ReplicaSplit:
-    """With `busy` replicas' worth of load each is to be as full as it should be, and no part smaller than it must be.
-    What was never tried is tried: should it miss something, more are added."""
+    """Returns replicas for a load that fills `busy` of them, at 65 % each and no part smaller than in `least`. The
+    result is tried, and replicas are added while it misses an SLO."""
     many = max(least.replicas, ceil(busy / (sum(OPERATING) / 2) - 1e-9))
     own = least.own * many // least.replicas
     split = least
@@ -172,13 +176,13 @@ def _operating(
 
 
 def _lane_of(config: GatewayConfig, workload: Workload) -> list[str]:
-    """Which lane each belongs to, before anything is learned of answers."""
+    """Returns the lane of each arrival, before the intake has learned the usual length of answers."""
     intake = SimIntake(config)
     return [intake.request(arrival, 0, 0.0)[0].lane for arrival in workload]
 
 
 def _longest_lane(workload: Workload, lanes: list[str]) -> str:
-    """The lane whose prompts stand out, and which might be better off by itself; empty: none."""
+    """Returns the lane with by far the longest prompts, which might be better off by itself; empty: none."""
     prompts: dict[str, list[int]] = {}
     for arrival, lane in zip(workload, lanes, strict=True):
         prompts.setdefault(lane, []).append(arrival.prompt_tokens)
@@ -198,8 +202,8 @@ def _with_own(
     guess: int,
     about: str = "",
 ) -> ReplicaSplit | None:
-    """The fewest with replicas for this lane alone. The two parts have nothing to do with each other, so each is looked
-    for by itself; then both together. None: it can't be kept that way."""
+    """Returns the fewest replicas with some for this lane alone. The two parts do not affect each other, so each is
+    searched by itself; then both are tried together. None: the SLOs can't be kept that way."""
     found = []
     for mine in (True, False):
         parts = [
@@ -267,7 +271,7 @@ def _little(case: Trial) -> PlanLittle:
 
 
 def _notes(results: Results, judged: Sequence[Judged]) -> list[str]:
-    """What a reader must know before believing the answer."""
+    """Returns what a reader must know before believing the answer."""
     notes = []
     too_long = int((results.kind == KINDS.index("client")).sum())
     if too_long:

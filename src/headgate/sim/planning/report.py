@@ -1,4 +1,4 @@
-"""A plan for people, for programs, and as a plot."""
+"""Shows a plan to people, to programs, and as a plot."""
 
 from html import escape
 from typing import Any
@@ -28,7 +28,7 @@ def render(plan: Plan) -> RenderableType:
 
 
 def how(plan: Plan) -> str:
-    """What the answer is, and the minimum beside it."""
+    """Returns the answer, and the minimum beside it."""
     low, high = OPERATING
     if plan.split == plan.least:
         return f"{plan.split}, the fewest that keep every SLO"
@@ -37,7 +37,7 @@ def how(plan: Plan) -> str:
 
 
 def sentences(plan: Plan) -> list[str]:
-    """What else there is to say, a line each."""
+    """Returns the plan's other findings, a line each."""
     said = []
     if plan.other is not None:
         said.append(f"the other way it takes {plan.other.replicas} at least: {plan.other}")
@@ -111,7 +111,7 @@ def curve_table(curve: Curve) -> Table:
 
 
 def plot(curve: Curve) -> str:
-    """Time to first token against load as inline SVG, with the operating range and where the workload is."""
+    """Plots time to first token against load as inline SVG, with the operating range and the workload's load."""
     if not curve.points:
         return ""
     loads = np.array([point.load * 100 for point in curve.points])
@@ -134,7 +134,7 @@ def plot(curve: Curve) -> str:
 
 
 def section(plan: Plan) -> str:
-    """The answer in HTML, for a page about the run."""
+    """Returns the answer in HTML, for a page about the run."""
     lines = "".join(f"<li>{escape(line)}</li>" for line in sentences(plan))
     head = f"<b>{plan.replicas} × {escape(plan.profile)}</b>: {escape(how(plan))}"
     return f'<div class="panel wide"><p>{head}.</p><ul>{lines}</ul></div>'

@@ -1,4 +1,4 @@
-"""Is it enough? Runs a workload on so many replicas, judges the SLOs, and looks for the fewest that keep them."""
+"""Runs a workload on a number of replicas, judges the SLOs, and finds the fewest replicas that keep them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from headgate.workload.arrival import Arrival
 
 MOST_REPLICAS = 1024
 NO_BETTER = 0.98
-"""Twice the replicas, and what is missed is still missed by this share of what it was: they do not help."""
+"""More replicas do not help if, with twice as many, an SLO is still missed by this share of what it was."""
 Say = Callable[[str], None]
 Workload = Sequence[Arrival]
 
@@ -26,7 +26,7 @@ class Trial:
     replicas: int
     judged: tuple[Judged, ...]
     turned_away: float
-    """Share of the requests that asked which were refused or failed."""
+    """Share of the requests that were refused or failed; those that failed by their client's fault are not counted."""
     simulated: Simulated
 
     @property
@@ -39,14 +39,14 @@ class Trial:
 
     @property
     def strain(self) -> tuple[float, float]:
-        """How near it is to missing something, or how far beyond."""
+        """How near the run is to missing an SLO, or how far beyond, and the share turned away."""
         first = worst(self.judged)
         return (0.0 if first is None else first.use, self.turned_away)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSplit:
-    """How many replicas, and whether a lane has some of its own."""
+    """The number of replicas, and those of them that serve only one lane."""
 
     shared: int
     lane: str = ""
@@ -86,7 +86,7 @@ class Trials:
         failures: tuple[Failure, ...] = (),
         since_s: float = 0.0,
     ) -> Trial:
-        """Judged are those who come from `since_s` on."""
+        """Runs a workload on these replicas and judges the arrivals from `since_s` on."""
         simulated = run(self.config, workload, self.fleet(split, failures), seed, self.level)
         results = simulated.results
         late = results.at_s >= since_s
@@ -100,7 +100,8 @@ class Trials:
         )
 
     def worst(self, workloads: Sequence[Workload], split: ReplicaSplit, targets: Sequence[Target], about: str) -> Trial:
-        """Of all workloads the one that strains it most, or the first that is missed. None is run twice."""
+        """Returns the trial of the workload that strains the replicas most, or the first that misses an SLO. No trial
+        is run twice."""
         known = self._done.get((about, split))
         if known is not None:
             return known
@@ -118,7 +119,7 @@ class Trials:
         return found
 
     def fewest(self, workloads: Sequence[Workload], targets: Sequence[Target], guess: int, about: str) -> int | Trial:
-        """So many shared replicas; or what is missed however many there are."""
+        """Returns the fewest shared replicas that keep the SLOs; or the last trial, if no number does."""
         missed, count = 0, max(1, guess)
         before: Trial | None = None
         while True:
@@ -139,7 +140,7 @@ class Trials:
 
 
 def _no_better(before: Trial, after: Trial) -> bool:
-    """Whether the same is missed by as much as with half the replicas."""
+    """True if an SLO is missed by nearly as much as with half the replicas."""
     (use, away), (was_use, was_away) = after.strain, before.strain
     if use == was_use == float("inf"):
         return away >= NO_BETTER * was_away

@@ -1,8 +1,9 @@
-"""A pool that grows and shrinks, in virtual time: the Scaler of the live fleet around simulated replicas.
+"""Scales a pool in virtual time: the Scaler of the live fleet around simulated replicas.
 
-Carries its decisions out as fleet/controller.py does: what it starts is ready after the cold start, what is parked is
-alive and gets nothing, what drains finishes what it has and is gone then. A replica costs from the moment it is started
-until it is gone, parked or not. Looked at every five seconds, and every second whether anybody waits or is about to.
+It carries out the Scaler's decisions as fleet/controller.py does: a started replica is ready after the cold start, a
+parked one is alive and gets no requests, a draining one finishes its requests and is then gone. A replica costs from
+its start until it is gone, parked or not. The Scaler decides every five seconds, and every second while requests wait
+or are about to.
 """
 
 import random
@@ -35,7 +36,7 @@ from headgate.workload.arrival import Arrival
 LOOK_S, GLANCE_S = 5.0, 1.0
 SAMPLE_S = 60.0
 MONDAY = 4 * 86_400.0
-"""Midnight of a Monday: when a simulated week begins, unless told otherwise."""
+"""Midnight of a Monday, as wall time: when a simulated week begins, unless told otherwise."""
 
 
 class Decides(Protocol):
@@ -44,16 +45,16 @@ class Decides(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """What is scaled, by whom, and from where on."""
+    """The replicas to scale, the scaler that decides, and the starting state."""
 
     member: SimGroup
-    """What each replica is, and how long it takes to start."""
+    """The profile of each replica, and its cold start."""
     scaler: Decides
     at_first: int = 1
-    """That serve from the beginning."""
+    """Replicas that serve from the beginning."""
     parked_at_first: int = 0
     wall_s: float = MONDAY
-    """What time it is when virtual time begins."""
+    """Wall time when virtual time begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class PoolSample:
     serving: int
     parked: int
     coming: int
-    """Starting, or just ready."""
+    """Replicas starting, or just ready."""
     draining: int
     wanted: int
     tokens_per_s: float
@@ -72,15 +73,15 @@ class PoolSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """A run, what its replicas cost, and how it came to that."""
+    """A run, the replica time it took, and the decisions behind it."""
 
     simulated: Simulated
     replica_s: float
-    """Replicas over time, whatever they did."""
+    """Replicas, integrated over time, whatever they did."""
     samples: tuple[PoolSample, ...]
-    """One a minute."""
+    """One sample a minute."""
     decisions: tuple[tuple[float, Decision], ...]
-    """Those that changed anything, and when."""
+    """Decisions that changed anything, each with its time."""
     starts: int
 
     @property
@@ -94,14 +95,14 @@ class _Seat:
     stand_in: SteppedReplica | ServiceReplica
     since: float
     load: Load | None = None
-    """None: it is not warm yet."""
+    """None: the replica is not warm yet."""
     state: Lifecycle = Lifecycle.STARTING
     parks: bool = False
-    """When it has drained: it is kept."""
+    """Once drained, the replica is parked and not stopped."""
 
 
 class Autoscale:
-    """The pool's driver."""
+    """Drives the pool: looks at it, and carries out the scaler's decisions."""
 
     def __init__(
         self,
@@ -183,7 +184,7 @@ class Autoscale:
         )
 
     def _pressed(self) -> bool:
-        """Whether it can't wait for the next look: somebody waits, or will soon and need not."""
+        """True if the next look can't wait: requests wait, or soon will while a parked replica could take them."""
         room, used = self._gateway.dispatcher.fleet.capacity(None)
         parked = any(seat.state is Lifecycle.PARKED for seat in self._seats.values())
         return self._waiting() > 0 or (parked and used >= FULL * room)
@@ -222,7 +223,7 @@ class Autoscale:
         self._move(seat, LifecycleEvent.ANSWERED)
         self._move(seat, LifecycleEvent.WARMED)
         hear, name = self._gateway.hear, seat.replica.id
-        hear(ReplicaParked(name, parked=True))  # known and watched, and gets nothing yet
+        hear(ReplicaParked(name, parked=True))  # known and watched, but gets no requests yet
         hear(ReplicaJoined(seat.replica))
         hear(Probed(name, ok=True))
         seat.load = self._gateway.dispatcher.fleet.loads[name]
@@ -233,7 +234,7 @@ class Autoscale:
         self._gateway.hear(ReplicaParked(seat.replica.id, parked=False, ramp=ramp))
 
     def _put_away(self, seat: _Seat, parks: bool) -> None:
-        """Drained first, if it has anything to do."""
+        """Parks or stops a replica; drains it first if it has requests."""
         seat.parks = parks
         if parks and seat.state is Lifecycle.READY:
             self._move(seat, LifecycleEvent.PARK)
@@ -262,13 +263,13 @@ class Autoscale:
             seat.state, seat.since = state, self._world.now
 
     def close(self) -> None:
-        """The day is over."""
+        """Adds up what remains; the run is over."""
         self.present.change(0, self._world.now)
         self.busy_s += sum(seat.stand_in.busy_s for seat in self._seats.values())
 
 
 def _seen(seat: _Seat, use: Use) -> Seen:
-    """`use`: of its resources beside slots."""
+    """Returns what the scaler sees of a replica. `use`: the utilisation of its resources beside slots."""
     load = seat.load
     return Seen(
         id=seat.replica.id,
@@ -296,7 +297,8 @@ def autoscale(
     title: str = "simulation",
     progress: Callable[[int, float], None] | None = None,
 ) -> Outcomes:
-    """As sim/run.run, with a pool that is scaled. `progress` is told how many have arrived and what time it is."""
+    """Runs a simulation like `sim.run.run`, with a pool that is scaled. `progress` is called every thousand arrivals
+    with their number and the time; None: no progress."""
     world, books, intake, delays = World(), Books(by_stream=False), CountedIntake(config), Delays()
     dispatcher = dispatcher_for(config, random.Random(seed))
     pools: list[Autoscale] = []
@@ -348,7 +350,7 @@ def autoscale(
 def learn(
     forecast: Forecast, config: GatewayConfig, arrivals: Iterable[Arrival], wall_s: float = MONDAY, until_s: float = 0.0
 ) -> None:
-    """Have it see what came, as if it had been there; nothing is served. `until_s`: how long that lasted."""
+    """Shows past arrivals to the forecast; nothing is served. `until_s`: seconds that the arrivals span."""
     intake, now = CountedIntake(config), 0.0
 
     def watch(until: float) -> None:

@@ -1,4 +1,4 @@
-"""`headgate simulate --scale`: a pool that grows and shrinks as the config's fleet.scale says, and what that costs."""
+"""Runs `headgate simulate --scale`: a pool that grows and shrinks as the config's fleet.scale says, and its cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,22 +24,22 @@ from headgate.sim.slo import promised
 DAY_S = 86_400.0
 AS_SET = "as configured"
 MOST_DAYS = 42
-"""What a forecast remembers."""
+"""Days that a forecast remembers."""
 SHOWN = 20
-"""Decisions that are shown."""
+"""Maximum decisions shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleOptions:
     simulate: SimulateOptions
     compare: bool = False
-    """Also without forecast, without warm pool, without both, and with an oracle's foresight."""
+    """Also simulate without forecast, without warm pool, without both, and with an oracle's foresight."""
     history: int = 0
     """Days of the same load, drawn with other seeds, that the forecast has seen before."""
 
 
 def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console | None = None) -> int:
-    """The exit code. Raises StartupError, one line, for what can't be begun."""
+    """Simulates and returns the exit code. Raises StartupError, one line, for options that can't be run."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     base = options.simulate
     if not 0 <= options.history <= MOST_DAYS:
@@ -121,7 +121,7 @@ def _setting(options: ScaleOptions, config: GatewayConfig) -> Setting:
 
 
 def _targets(config: GatewayConfig) -> tuple[Target, ...]:
-    """What is promised of the 99th first token in a hundred; where nothing is, of the 95th."""
+    """Returns the p99 targets of the time to first token; if there are none, all its targets."""
     firsts = [target for target in promised(config) if target.figure == "ttft"]
     return tuple(target for target in firsts if target.level == 0.99) or tuple(firsts)
 

@@ -1,4 +1,4 @@
-"""What do the forecast and the warm pool buy? The same day with and without each, and with an oracle's foresight."""
+"""Compares the same day with and without forecast and warm pool, and with an oracle's foresight."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -24,19 +24,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """All that the variants have in common."""
+    """The settings that all variants share."""
 
     config: GatewayConfig
     scale: ScaleConfig
-    """As with both."""
+    """The scale settings with both forecast and warm pool."""
     member: SimGroup
     arrivals: Callable[[], Iterable[Arrival]]
     targets: tuple[Target, ...]
-    """What must be kept over the whole day."""
+    """The SLOs that must be kept over the whole day."""
     history: dict[str, object] | None = None
     """What the forecast knows at first; None: nothing."""
     at_first: int | None = None
-    """That serve from the beginning; None: the fewest."""
+    """Replicas that serve from the beginning; None: the config's minimum."""
     seed: int = 0
     level: Level = "gateway"
     wall_s: float = MONDAY
@@ -57,10 +57,10 @@ class ScaledDay:
     outcomes: Outcomes
     kept: bool
     p99_s: float
-    """TTFT of all who came; inf: more than one in a hundred was turned away."""
+    """TTFT p99 over all arrivals, in seconds; inf: more than 1 % were refused or failed."""
     turned_away: float
     hours_missed: int
-    """Hours of the day in which the p99 was more than promised."""
+    """Hours of the day in which the p99 exceeded its target."""
     by_hour: tuple[float, ...]
 
     @property
@@ -91,7 +91,8 @@ def one(setting: Setting, variant: str) -> ScaledDay:
 
 
 def with_foresight(setting: Setting, say: Say = lambda text: None) -> ScaledDay | None:
-    """None: nothing keeps what is promised, not even twice what anybody needs."""
+    """Returns the day with the oracle's schedule; None: no schedule that was tried keeps the SLOs, not even one that
+    leaves 60 % of the slots free."""
     found = oracle(
         setting.config,
         setting.arrivals,
@@ -123,7 +124,7 @@ def judged(setting: Setting, name: str, outcomes: Outcomes) -> ScaledDay:
 
 
 def hours(results: Results, width_s: float = HOUR_S) -> list[float]:
-    """TTFT p99 of those who came in each hour; inf: too many were turned away."""
+    """Returns the TTFT p99 over the arrivals of each hour, in seconds; inf: too many were refused or failed."""
     count = int(results.at_s.max() // width_s) + 1 if len(results) else 0
     found = []
     for number in range(count):

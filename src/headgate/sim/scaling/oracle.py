@@ -1,11 +1,11 @@
-"""What would the fewest replicas be, for somebody who knows the day beforehand?
+"""Finds the fewest replicas for a day whose load is known beforehand.
 
-A run with more replicas than anybody needs tells how many requests will be under way at each second. The oracle then
-holds, in each five minutes, as many replicas as those would fill to a certain share, bursts included, has started them
-early enough, and lets them go at once. It has the same gateway and the same promise as the others: the largest share
-that keeps the promise over the day is found by simulating the day again and again. It is the same share all day: where
-requests have to wait, one replica more helps about as many of them in any five minutes. Filled to the last slot it
-would keep nothing, and be no measure of anybody.
+A run with the maximum number of replicas tells how many requests will be in progress at each second. The oracle then
+holds, in each five minutes, as many replicas as those requests would fill to a certain share (in all but the busiest
+fifth of its seconds), starts them early enough, and stops them at once. It has the same gateway and the same SLOs as
+the scalers: the largest share that keeps the SLOs over the day is found by simulating the day again and again. The
+share is the same all day: where requests have to wait, one replica more helps about as many of them in any five
+minutes. Filled to the last slot, the oracle would keep no SLO, and be no measure for a scaler.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,19 +25,20 @@ from headgate.workload.arrival import Arrival
 
 WINDOW_S = 300.0
 BUSIEST = 0.2
-"""Share of a window's seconds that may be busier than what it is held for; among 0.05, 0.2 and 0.3 the cheapest."""
+"""Share of a window's seconds that may be busier than its replicas are planned for; of 0.05, 0.2 and 0.3 the
+cheapest."""
 FILL = (0.6, 0.9)
 TRIES = 6
 """Halvings: the share is found to within half a hundredth."""
 EMPTIEST = 0.4
-"""Tried last, where none of those kept it."""
+"""The share tried last, if none of those kept the SLOs."""
 Kept = Callable[[Outcomes], bool]
 Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Schedule:
-    """So many in each window, whatever happens. Decides as a Scaler does."""
+    """A fixed number of replicas in each window. Decides as a Scaler does."""
 
     levels: Sequence[int]
     window_s: float = WINDOW_S
@@ -47,7 +48,7 @@ class Schedule:
         return self.levels[min(int(now / self.window_s), len(self.levels) - 1)]
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
-        # What is needed when a start would be over is started now, and serves as soon as it is warm.
+        # The replicas needed when a start would be over are started now, and serve as soon as they are warm.
         there = Sorted.of(view.members)
         soon = max(self.at(now), self.at(now + view.start_s))
         most = max(self.levels) + len(there.draining)
@@ -56,7 +57,7 @@ class Schedule:
 
 
 def under_way(config: GatewayConfig, arrivals: Iterable[Arrival], member: SimGroup, count: int, seed: int) -> Floats:
-    """Requests at replicas, second by second, if there were so many of them."""
+    """Returns the requests at replicas, second by second, with `count` replicas."""
     plenty = SimFleet(members=(replace(member, count=count, cold_start_s=0.0),))
     results = run(config, arrivals, plenty, seed, "gateway").results
     began = results.at_s + np.nan_to_num(results.queue_s)
@@ -68,7 +69,8 @@ def under_way(config: GatewayConfig, arrivals: Iterable[Arrival], member: SimGro
 
 
 def levels(present: Floats, room: float, least: int, window_s: float = WINDOW_S) -> list[int]:
-    """For each window, as many as have this much room each for all but its busiest seconds."""
+    """Returns for each window the replicas whose room, `room` requests each, suffices in all but its busiest
+    seconds."""
     found = []
     for begin in range(0, len(present), int(window_s)):
         part = present[begin : begin + int(window_s)]
@@ -88,7 +90,7 @@ def oracle(
     wall_s: float = 0.0,
     say: Say = lambda text: None,
 ) -> Outcomes | None:
-    """The run with fewest replica-hours that keeps it; None: none does."""
+    """Returns the run with the fewest replica-hours that keeps the SLOs; None: none does."""
     slots = member.slots or member.profile.slots
     present = under_way(config, arrivals(), member, most, seed)
 

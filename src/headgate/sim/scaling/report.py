@@ -1,4 +1,4 @@
-"""Scaled days side by side: for people, for programs, and as plots."""
+"""Shows scaled days side by side: to people, to programs, and as plots."""
 
 from collections.abc import Sequence
 from html import escape
@@ -15,14 +15,14 @@ from headgate.sim.scaling.compare import HOUR_S, ORACLE, ScaledDay, hours
 
 HEADINGS = ("", "TTFT p99, ms", "kept", "hours missed", "turned away", "replica-hours", "against the oracle", "starts")
 WIDE = 110
-"""Columns that whole headings take."""
+"""Minimum terminal columns for unbroken headings."""
 PLOT_S = 1800.0
-"""Width of what a point of the p99 plot is of."""
+"""Seconds covered by a point of the p99 plot."""
 MOST_REASONS = 6
 
 
 def rows(cases: Sequence[ScaledDay]) -> list[tuple[str, ...]]:
-    """A line of words for each."""
+    """Returns a row of text for each day."""
     best = next((case.replica_hours for case in cases if case.name == ORACLE), None)
     found: list[tuple[str, ...]] = []
     for case in cases:
@@ -36,7 +36,7 @@ def rows(cases: Sequence[ScaledDay]) -> list[tuple[str, ...]]:
 
 
 def table(cases: Sequence[ScaledDay], width: int = 80) -> Table:
-    """Where there is little room the headings are broken, and no figure is."""
+    """Returns the rows as a table. In a narrow terminal the headings are broken, but no figure is."""
     made = Table(box=None, padding=(0, 1))
     for heading in HEADINGS:
         shown = heading if width >= WIDE else heading.replace("-", "-\n").replace(" ", "\n")
@@ -53,7 +53,7 @@ def markdown(cases: Sequence[ScaledDay]) -> str:
 
 
 def section(cases: Sequence[ScaledDay]) -> str:
-    """For the page of a report."""
+    """Returns the rows as an HTML table, for a report's page."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows(cases))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -80,7 +80,7 @@ def as_dict(case: ScaledDay) -> dict[str, Any]:
 
 
 def decisions(case: ScaledDay, most: int = 40) -> list[str]:
-    """The changes in how many serve, each with its reasons; the first so many."""
+    """Returns the first `most` changes in the number of serving replicas, each with its reasons."""
     found: list[str] = []
     before = None
     for at_s, decision in case.outcomes.decisions:
@@ -95,7 +95,7 @@ def decisions(case: ScaledDay, most: int = 40) -> list[str]:
 
 
 def replicas_plot(cases: Sequence[ScaledDay]) -> str:
-    """How many there were, parked ones and those being started included."""
+    """Plots the number of replicas, including those parked or being started."""
     most = max(sample.serving + sample.parked + sample.coming for case in cases for sample in case.outcomes.samples)
     plot = svg.Plot(_day(cases), svg.linear(float(most)), title="Replicas over the day")
     for index, case in enumerate(cases):
@@ -107,7 +107,7 @@ def replicas_plot(cases: Sequence[ScaledDay]) -> str:
 
 
 def p99_plot(cases: Sequence[ScaledDay], within_s: float) -> str:
-    """TTFT p99 of each half hour; at the top where more than one in a hundred was turned away."""
+    """Plots the TTFT p99 of each half hour; at the top where more than 1 % were refused or failed."""
     found = [(case, hours(case.outcomes.simulated.results, PLOT_S)) for case in cases]
     top = 2.0 * within_s
     plot = svg.Plot(_day(cases), svg.linear(top, lambda value: f"{plain(value, 6)} s"), title="TTFT p99 over the day")

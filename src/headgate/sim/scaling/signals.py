@@ -1,4 +1,4 @@
-"""What a gateway would see of its load: tokens that arrive a second, and how first tokens have been lately."""
+"""Measures load as a gateway sees it: tokens that arrive per second, and the recent times to first token."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from headgate.workload.arrival import Arrival
 
 VELOCITY_S = 30.0
 RECENT_S, RECENT = 60.0, 2048
-"""First tokens that p95 is made of: of the last minute, the latest so many."""
+"""The p95 is taken over the first tokens of the last 60 s, at most the latest 2048."""
 
 
 class CountedIntake(SimIntake):
-    """Notes how much comes."""
+    """An intake that counts the tokens that arrive."""
 
     def __init__(self, config: GatewayConfig) -> None:
         super().__init__(config)
@@ -39,7 +39,7 @@ class CountedIntake(SimIntake):
 
 @dataclass(slots=True)
 class Firsts:
-    """How first tokens have been lately, against what their lanes are promised."""
+    """The recent times to first token, as a share of their lanes' targets."""
 
     recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
