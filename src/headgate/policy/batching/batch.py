@@ -1,7 +1,7 @@
-"""Which sequences run next step, for how many tokens?
+"""Chooses the sequences of the next step, and their tokens.
 
-Decodes go first, each step, all of them; `chunks` says what of each prompt. Waiting sequences are ordered by `urgency`.
-Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
+Every step decodes all running streams first; `chunks` adds a part of each prompt. Waiting sequences are ordered by
+`urgency`. Nothing here knows what runs a step; drivers call `plan`, carry it out, and report `done`.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,10 @@ from headgate.policy.batching.urgency import aged, least_urgent, turn, urgency
 _slot = attrgetter("slot")
 
 OVERTAKERS = 16
-"""How far down a lane's queue to look for a sequence that fits when the first does not."""
+"""Sequences of one lane passed over in search of one that fits, when the first does not."""
 FRESH_STEPS = 8
-"""As long what running sequences are predicted to need is not asked for again, if none starts or ends."""
+"""Steps for which the predicted memory need of the running sequences is reused, until memory is short after one has
+ended."""
 PASSING = 0.25
 """Share of the headroom that a sequence leaves free where less urgent ones hold memory."""
 
@@ -36,20 +37,20 @@ class Wait(Enum):
 
     MEMORY = "memory"
     TURN = "turn"
-    """Of long prompts, or of a prefix that another one is computing."""
+    """Other long prompts are being prefilled, or another sequence is computing a prefix that this one needs."""
     NEIGHBOUR = "neighbour"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRefusal:
-    """Not taken, and why."""
+    """A sequence that the batcher does not accept, and why."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class BatchCounts:
-    """What happened since the start; only ever grows."""
+    """Totals since the start, which only grow."""
 
     steps: int = 0
     prefilled: int = 0
@@ -58,7 +59,7 @@ class BatchCounts:
     swaps: int = 0
     recomputes: int = 0
     yields: int = 0
-    """Swaps that made way for a higher lane, not for lack of memory."""
+    """Preemptions that made way for a higher lane, not for lack of memory."""
     drafted: int = 0
     accepted: int = 0
     ended: int = 0
@@ -76,12 +77,13 @@ class Batcher:
         self._last_victim: int | None = None
         self._output = OutputLength(config.first_output_guess, ledger.slots)
         self._commitment: Commitment | None = None
-        """Of those that run, and of those that have ended since it was made; None: it is too old."""
+        """The predicted memory need of the running sequences, and of those that have ended since it was made; None: out
+        of date."""
         self._ended_since = False
         self._fresh_until = 0
-        """Steps."""
+        """The step at which `_commitment` is out of date."""
         self._tightest_s = float("inf")
-        """Of the running streams' gap targets, as of the latest step."""
+        """The shortest gap target of the running streams, in seconds, as of the latest step."""
 
     # -- sequences come and go ------------------------------------------------------------------------
 
@@ -95,14 +97,14 @@ class Batcher:
         return None
 
     def cancel(self, sequence_id: int, now: float) -> Sequence | None:
-        """Free whatever it holds, now. None: it has ended already."""
+        """Ends a sequence and frees all its memory now. None: the sequence has ended already."""
         sequence = self.running.get(sequence_id) or self.waiting.get(sequence_id)
         if sequence is not None:
             self._end(sequence, Finish.CANCELLED, now)
         return sequence
 
     def pin(self, slot: int, now: float) -> Short | None:
-        """Keep what this slot holds as a prefix for good. Short: host memory has no room for it."""
+        """Keeps the KV of this slot as a prefix for good. Short: host memory has no room for it."""
         moves = self.ledger.pin(slot, now)
         if isinstance(moves, Short):
             return moves
@@ -111,14 +113,14 @@ class Batcher:
 
     @property
     def has_work(self) -> bool:
-        """Whether `plan` would give a step."""
+        """True if there are sequences or moves to handle. `plan` may still return None while all sequences wait."""
         return bool(self.running or self.waiting or self._moves)
 
     # -- one step ---------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Step | None:
-        """What to do next; None when there is nothing to do."""
-        # A prefix whose copy to host memory would hold up a stream for longer than it was promised is not kept.
+        """Returns the next step; None: there is nothing to do."""
+        # A prefix is not kept if its copy to host memory would delay a running stream beyond its gap target.
         each_s = self.step_time.moves.save.token_s
         self.ledger.save_up_to = int(min(self._tightest_s, self.config.save_limit_s) / each_s) if each_s else None
         self._make_room_to_decode(now)
@@ -157,8 +159,8 @@ class Batcher:
     def done(
         self, step: Step, sampled: Iterable[Sampled], stopped: frozenset[int], now: float, took_s: float
     ) -> list[Sequence]:
-        """Book a step that took `took_s`. `stopped` names sequences that ended by what they said. A simulator that
-        ran a repeated step reports all its tokens at once. Gives back the sequences that ended."""
+        """Records a step that took `took_s`, and returns the sequences that ended. `stopped`: sequences ended by their
+        output. A simulator that ran a repeated step reports all its tokens at once."""
         drawn: dict[int, tuple[int, ...]] = {}
         times = 1
         for one in sampled:
@@ -180,8 +182,8 @@ class Batcher:
                 continue
             tokens = drawn.get(sequence.id)
             if tokens and row.count == 1 and not row.draft and sequence.first_token_at is not None:
-                # As nearly always: more of a running stream. Here and not in `_book`, because it is most of what a step
-                # costs.
+                # Nearly always: another token of a running stream. Here and not in `_book`, because it is most of a
+                # step's cost.
                 count, said = len(tokens), sequence.tokens
                 sequence.computed = row.start + count
                 if count == 1:
@@ -227,7 +229,7 @@ class Batcher:
             if len(tokens) == 1 + len(row.draft):
                 sequence.drafts_rested = self.config.draft_rest  # it worked: try again at once
             else:
-                assert sequence.slot is not None  # it has just run
+                assert sequence.slot is not None  # the sequence has just run
                 self._moves.append(Trim(sequence.slot, sequence.computed))
         if drawn:
             sequence.tokens.extend(tokens)
@@ -255,7 +257,7 @@ class Batcher:
     # -- memory -------------------------------------------------------------------------------------------
 
     def _make_room_to_decode(self, now: float) -> None:
-        """Every decoding sequence gets room for its next token; somebody goes if need be."""
+        """Gives every decoding sequence room for its next token; preempts running sequences if need be."""
         for sequence in self.ledger.full(self.running.values()):
             while sequence.decoding and sequence.slot is not None:
                 moves = self.ledger.grow(sequence.slot, len(sequence.tokens))
@@ -265,7 +267,7 @@ class Batcher:
                 self._preempt(self._victim(), now)
 
     def _victim(self) -> Sequence:
-        """Not the same one twice in a row."""
+        """Returns the least urgent running sequence, but not the same one twice in a row."""
         others = [s for s in self.running.values() if s.id != self._last_victim] or list(self.running.values())
         return max(others, key=least_urgent)
 
@@ -288,14 +290,14 @@ class Batcher:
         self.waiting[victim.id] = victim
 
     def _make_way(self, now: float) -> None:
-        """When every slot is taken, the most urgent sequence may still have one: swapping somebody of a lower lane
-        out and in again costs a few decode steps, waiting for it to end costs seconds. Who gave way often enough,
-        or has grown as old as the newcomer is urgent, stays."""
+        """Frees a slot for the most urgent waiting sequence when every slot is taken: swapping a sequence of a lower
+        lane out and in again costs a few decode steps, waiting for its end costs seconds. A sequence that was preempted
+        `most_yields` times, or whose age has made it as urgent as the newcomer, stays."""
         if not self.waiting or self.ledger.free_slots:
             return
         first = min(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
         if not self._made_way_for(first, now):
-            # An aged one that may not push anybody aside must not keep a higher lane from it.
+            # An aged sequence that may not preempt any other must not keep a higher lane from doing so.
             highest = min(self.waiting.values(), key=lambda s: turn(s, now))
             if highest.priority < first.priority:
                 self._made_way_for(highest, now)
@@ -316,7 +318,7 @@ class Batcher:
         del self.running[victim.id]
         would_fit = self._holds_back(first, self._committed(), now) is None
         self.running[victim.id] = victim
-        if would_fit:  # otherwise it would go for nothing
+        if would_fit:  # otherwise the victim would go for nothing
             self.counts.yields += 1
             victim.yields += 1
             self._preempt(victim, now)
@@ -325,7 +327,8 @@ class Batcher:
     # -- admission ----------------------------------------------------------------------------------------
 
     def _admit(self, now: float) -> bool:
-        """Move waiting sequences into slots, in order of urgency, as far as slots and memory go."""
+        """Moves waiting sequences into slots, in order of urgency, as far as slots and memory go. Returns whether any
+        was admitted."""
         free = self.ledger.free_slots
         if not free or not self.waiting:
             return False
@@ -336,9 +339,9 @@ class Batcher:
         before = len(self.running)
         passed_over: dict[int, int] = {}
         short: Sequence | None = None
-        """An aged one that waits for memory: what frees up is for it."""
+        """The first aged sequence that waits for memory: memory that is freed is kept for it. None: there is none."""
         passed_it: Commitment | None = None
-        """What it and those that have passed it need."""
+        """The memory need of that sequence and of those that have passed it."""
         for sequence in queue:
             if not free:
                 break
@@ -367,34 +370,34 @@ class Batcher:
         return len(self.running) > before
 
     def _may_pass(self, sequence: Sequence, short: Sequence, passed_it: Commitment) -> bool:
-        """A higher lane may pass an aged one that waits for memory, as long as all that have passed it leave room for
-        it: when those before it have ended, it fits."""
+        """True if a higher lane's sequence may pass an aged one that waits for memory: all that have passed it must
+        leave room for it, so that it fits when those before it have ended."""
         if sequence.priority >= short.priority:
             return False
         return not passed_it.exceeds(sequence, (1.0 - self.config.headroom) * self.ledger.blocks)
 
     def _holds_back(self, sequence: Sequence, committed: Commitment, now: float) -> Wait | None:
-        """Why it may not be admitted; None: it may, if there is a slot."""
+        """Returns why a sequence may not be admitted; None: it may, if there is a slot."""
         if not self.running:
             return None
         headroom, blocks = self.config.headroom, self.ledger.blocks
         if committed.exceeds(sequence, (1.0 - headroom) * blocks, sequence.priority):
             return Wait.MEMORY
-        # Less urgent ones may take only a part of the headroom from it.
+        # Less urgent sequences may take only a part of the headroom from this one.
         if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks):
             return Wait.MEMORY
         old = aged(sequence, now, self.config)
         long = self._to_prefill(sequence) > self.config.long_prompt_tokens
         if long and self._long_before(sequence, old, now) >= self.config.long_prefills:
             return Wait.TURN
-        # A sequence that has waited past its bound is taken as a neighbour whatever the others would like.
+        # A sequence that has waited past its bound is admitted whatever neighbours the others accept.
         if not old and not self._neighbourly(sequence):
             return Wait.NEIGHBOUR
         return Wait.TURN if self._prefix_is_coming(sequence, now) else None
 
     def _long_before(self, sequence: Sequence, old: bool, now: float) -> int:
-        """Long prompts under way that it has to wait for: those of its own lane, and of more urgent ones, but for an
-        aged one only aged ones of these."""
+        """Returns the number of long prompts being prefilled that a sequence has to wait for: those of its own lane and
+        of more urgent lanes; an aged sequence waits, of the latter, only for aged ones."""
         long, priority = self.config.long_prompt_tokens, sequence.priority
         return sum(
             1
@@ -411,7 +414,7 @@ class Batcher:
         return made
 
     def _committed(self, after: float = float("-inf")) -> Commitment:
-        """What those who run are predicted to need in the end; of those that arrived after that time."""
+        """Returns the predicted final memory need of the running sequences that arrived after `after`."""
         made = Commitment(self._output, self.ledger.block_tokens, self.ledger.longest)
         for sequence in self.running.values():
             if sequence.arrived > after:
@@ -419,7 +422,7 @@ class Batcher:
         return made
 
     def _to_prefill(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that would really have to be computed."""
+        """Returns the tokens of a waiting sequence that would really have to be computed."""
         if sequence.blob is not None or sequence.pending <= self.config.long_prompt_tokens:
             return sequence.pending if sequence.blob is None else 0
         return sequence.pending - self.ledger.match(sequence.chain) * self.ledger.block_tokens
@@ -428,8 +431,8 @@ class Batcher:
         return min(self.ledger.longest, sequence.prompt_len + self._output.of(sequence))
 
     def _neighbourly(self, sequence: Sequence) -> bool:
-        """Nobody in a batch is longer than anyone else in it accepts. A sequence over the engine's own cap does not
-        enjoy its protection, so long ones may share with each other."""
+        """True if every sequence of the batch accepts the others' lengths. A sequence longer than the engine's own cap
+        is not protected by it, so long ones may share a batch."""
 
         return all(self._accepts(sequence, s) and self._accepts(s, sequence) for s in self.running.values())
 
@@ -442,8 +445,8 @@ class Batcher:
         return self._predicted_len(other) <= cap
 
     def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
-        """A sequence whose prompt goes before this one's is computing the very block this one needs next: wait and
-        share it."""
+        """True if a sequence with an earlier turn is computing the very block that this one needs next: waiting shares
+        it."""
         known = self.ledger.match(sequence.chain)
         if known >= len(sequence.chain):
             return False
@@ -456,7 +459,7 @@ class Batcher:
         )
 
     def _enter(self, sequence: Sequence, now: float) -> bool:
-        # Room for the whole prompt is taken at once, so that a prefill under way is never short of memory.
+        # Room for the whole prompt is taken at once, so that a prefill in progress is never short of memory.
         tokens = len(sequence.tokens)
         if sequence.blob is not None:
             placed = self.ledger.swap_in(sequence.id, sequence.blob, tokens, now)
@@ -482,7 +485,7 @@ class Batcher:
         return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
 
     def _drafted(self, decodes: list[Sequence]) -> list[Row]:
-        """Rows with drafts where they are expected to pay, and now and then to find out."""
+        """Returns rows with drafts where they are expected to pay, and now and then to find out."""
         context = sum(sequence.computed + 1 for sequence in decodes)
         rows = []
         for sequence in decodes:
@@ -510,8 +513,8 @@ class Batcher:
         return rows
 
     def _repeat(self, rows: list[Row]) -> int:
-        """How many steps like this until one ends or memory runs short. While somebody waits every step decides
-        anew: as time passes they may become urgent enough to be let in."""
+        """Returns the number of equal steps until a sequence ends or memory runs short. While sequences wait, every
+        step decides anew: as time passes they may become urgent enough to be admitted."""
         if not rows or self.waiting:
             return 1
         longest, steps = self.ledger.longest, self.ledger.longest

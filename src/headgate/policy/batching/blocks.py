@@ -1,15 +1,14 @@
-"""Which KV blocks hold what?
+"""Accounts for KV memory in blocks, and finds cached prefixes.
 
-The ledger accounts for KV memory in blocks of a few tokens. A block is held by exactly one *place*: a slot
-(device memory, one sequence at a time) or a blob (a copy in host memory). A slot whose sequence has ended
-keeps its blocks as prefix cache until somebody needs them.
+A block holds a few tokens and is held by exactly one *place*: a slot (device memory, one sequence at a time) or a blob
+(a copy in host memory). A slot whose sequence has ended keeps its blocks as prefix cache until another sequence needs
+them.
 
-Prefixes are found by a hash chain: the hash of block i covers every token up to its end, so one look-up says
-that a place holds all blocks before it too. That makes presence monotone along a chain, and the longest match
-a binary search.
+Prefixes are found by a hash chain: the hash of block i covers every token up to its end, so one look-up says that a
+place holds all blocks before it too. That makes presence monotone along a chain, and the longest match a binary search.
 
-Slots own whole streams because that is what llama.cpp gives without copying: a finished slot is trimmed and
-reused in place, a busy one is copied, a blob is loaded. See docs/decisions/0002.
+Slots own whole streams because that is what llama.cpp gives without copying: a finished slot is trimmed and reused in
+place, a busy one is copied, a blob is loaded. See docs/decisions/0002.
 """
 
 from array import array
@@ -24,18 +23,18 @@ from headgate.policy.replicas.holders import Holders
 
 
 def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:
-    """Append the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
+    """Appends the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
     for start in range(len(chain) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
         block = array("q", tokens[start : start + block_tokens]).tobytes()
         # Not builtin hash(): it differs between processes, and replay compares decisions across them. `person` keeps a
-        # salt, which a client may choose, from posing as the digest of a block: its prefix would be somebody else's.
+        # salt, which a client may choose, from posing as the digest of a block: its prefix would be another client's.
         before, person = (chain[-1], b"block") if chain else (salt[:64], b"salt")
         chain.append(blake2b(block, digest_size=16, key=before, person=person).digest())
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlacement:
-    """Where a sequence goes, how much of it is there already, and how to make that true."""
+    """A sequence's slot, the tokens of it that are there already, and the moves that make this true."""
 
     slot: int
     length: int
@@ -44,7 +43,7 @@ class BlockPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Not enough memory. `blocks` more would have done."""
+    """Not enough memory: `blocks` more would suffice."""
 
     blocks: int
 
@@ -76,10 +75,11 @@ class Ledger:
         self.blocks = blocks
         self.host_blocks = host_blocks
         self.save_from = 128
-        """Shorter cached prefixes are not worth a host copy: saving costs about as much as computing them."""
+        """Minimum tokens of a cached prefix that is worth a host copy: saving a shorter one costs about as much as
+        computing it."""
         self.save_up_to: int | None = None
-        """Tokens of cached prefixes that may be copied to host memory before the next step; None: any number. More
-        would hold that step up for too long."""
+        """Maximum tokens of cached prefixes that may be copied to host memory before the next step; None: unlimited.
+        More would delay that step for too long."""
         self.owned_blocks = 0
         self.cached_blocks = 0
         self.host_used = 0
@@ -87,16 +87,16 @@ class Ledger:
         """Cached prefixes that had to give up their device memory."""
         self.free_slots = slots
         self.longest = min(slot_tokens, blocks * block_tokens)
-        """Tokens the longest sequence can have."""
+        """Maximum tokens of a sequence."""
         self._slots = [_Place() for _ in range(slots)]
         self._blobs: dict[int, _Place] = {}
         self._next_blob = slots
         self._holders = Holders()
         self._loose: list[tuple[float, int]] = []
-        """A heap: when each blob was used last that may be dropped for room. Whatever a blob does not say itself is out
-        of date."""
+        """A heap of (last use, blob) for blobs that may be dropped for room. An entry whose time differs from the
+        blob's own is out of date."""
         self._loose_blocks = 0
-        """Of those."""
+        """Blocks of the blobs that may be dropped."""
 
     # -- questions ----------------------------------------------------------------------------------
 
@@ -105,18 +105,18 @@ class Ledger:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks no sequence owns; cached ones count, they can be had for the asking."""
+        """Blocks that no sequence owns; cached ones count, since they can be evicted at any time."""
         return self.blocks - self.owned_blocks
 
     def match(self, chain: list[bytes]) -> int:
-        """How many leading blocks of `chain` are held somewhere?"""
+        """Returns the number of leading blocks of `chain` that any place holds."""
         return self._holders.known(chain)
 
     # -- sequences come, grow and go ------------------------------------------------------------------
 
     def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> BlockPlacement | Short:
-        """Give `owner` a slot with room for its `tokens`, holding as much of its prefix as is known; never all of
-        it, since the last token must be computed to know what comes next."""
+        """Gives `owner` a slot with room for its `tokens`, holding as much of its prefix as is cached; never all of it,
+        since the last token must be computed to know what comes next."""
         if (short := self.blocks_for(tokens) - self.available_blocks) > 0:
             return Short(short)
         matched = min(self.match(chain), (tokens - 1) // self.block_tokens)
@@ -144,20 +144,21 @@ class Ledger:
         return BlockPlacement(slot, length, (*moves, *room))
 
     def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Those whose slots have no room for all their tokens: at a block's end, one step in sixteen."""
+        """Returns the sequences whose slots have no room for all their tokens: at a block's end, one step in
+        sixteen."""
         slots, size = self._slots, self.block_tokens
         return [s for s in sequences if s.slot is not None and len(s.tokens) > slots[s.slot].blocks * size]
 
     def grow(self, slot: int, length: int) -> list[Move] | Short:
-        """Reserve blocks so that the slot's owner may have `length` tokens."""
+        """Reserves blocks so that the slot's owner may have `length` tokens."""
         return self._make_room(slot, length)
 
     def commit(self, slot: int, length: int, chain: list[bytes]) -> None:
-        """The slot now really holds `length` tokens, whose full blocks hash to `chain`."""
+        """Records that the slot now really holds `length` tokens, whose full blocks hash to `chain`."""
         self._publish(slot, chain, length)
 
     def commit_all(self, sequences: Iterable[Sequence]) -> None:
-        """The same of all these, as far as they are computed."""
+        """Records the computed tokens of all these sequences, as `commit` does."""
         slots, size = self._slots, self.block_tokens
         for sequence in sequences:
             if sequence.slot is not None:
@@ -168,7 +169,7 @@ class Ledger:
                     place.length = length
 
     def release(self, slot: int, now: float) -> None:
-        """The owner is gone; what it computed stays as prefix cache."""
+        """Frees the owner's slot; the KV that it computed stays as prefix cache."""
         place = self._slots[slot]
         self.owned_blocks -= place.blocks
         place.blocks = self.blocks_for(place.length)
@@ -180,7 +181,7 @@ class Ledger:
     # -- host memory --------------------------------------------------------------------------------
 
     def swap_out(self, slot: int, now: float) -> tuple[int, list[Move]] | Short:
-        """Copy an owned slot to host memory and free its blocks. Short: host memory is full."""
+        """Copies an owned slot to host memory and frees its blocks. Short: host memory is full."""
         place = self._slots[slot]
         moves = self._host_room(self.blocks_for(place.length))
         if isinstance(moves, Short):
@@ -190,7 +191,7 @@ class Ledger:
         return blob, moves
 
     def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> BlockPlacement | Short:
-        """Give a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
+        """Gives a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
         held = self._blobs[blob]
         slot = self._best_free(besides=None)
         short = self.blocks_for(tokens) - self.available_blocks
@@ -214,7 +215,7 @@ class Ledger:
         return [Drop(blob)]
 
     def pin(self, slot: int, now: float) -> list[Move] | Short:
-        """Keep a host copy of what this slot holds for good, so that its prefix never has to be computed again."""
+        """Keeps a host copy of the slot's KV for good, so that its prefix never has to be computed again."""
         place = self._slots[slot]
         moves = self._host_room(self.blocks_for(place.length))
         if isinstance(moves, Short):
@@ -226,7 +227,7 @@ class Ledger:
         return [*moves, Save(slot, blob, place.length)]
 
     def forget(self, slot: int) -> list[Move]:
-        """Empty a slot, owned or cached."""
+        """Empties a slot, owned or cached."""
         place = self._slots[slot]
         if place.owner is None:
             self.cached_blocks -= place.blocks
@@ -241,8 +242,8 @@ class Ledger:
     # -- how it is done -----------------------------------------------------------------------------
 
     def _source(self, deepest: bytes, length: int) -> int:
-        """Of the places that hold this prefix: a free slot if it is there, then a blob (a load is cheaper
-        than copying a whole stream), then a busy slot. Among free slots the one that loses least."""
+        """Returns the best place that holds this prefix: a free slot whose KV is mostly this prefix, then a blob (a
+        load is cheaper than copying a whole stream), then a busy slot. Among free slots the one that loses least."""
 
         def cost(place: int) -> tuple[int, int, int]:
             if place in self._blobs:
@@ -255,15 +256,15 @@ class Ledger:
         return places[0] if len(places) == 1 else min(places, key=cost)
 
     def _worth_taking_over(self, slot: int, length: int) -> bool:
-        """Taking a slot over trims what else it holds, so most of it should be what we came for."""
+        """True if the slot is free and at least half of its KV is this prefix: taking the slot over trims the rest."""
         if slot >= len(self._slots):
             return False
         held = self._slots[slot]
         return held.owner is None and 2 * length >= held.length
 
     def _best_free(self, besides: int | None) -> int | None:
-        """The lowest empty one, because a batch over neighbouring slots is one pass and a hole makes it two; if none is
-        empty, the one whose prefix was used longest ago."""
+        """Returns the lowest empty slot, because a batch over neighbouring slots is one pass and a hole makes it two;
+        if none is empty, the one whose prefix was used longest ago. None: no slot is free."""
         empty = used = other = None
         for slot, place in enumerate(self._slots):
             if place.owner is not None:
@@ -295,7 +296,7 @@ class Ledger:
         place.blocks = blocks
 
     def _evict(self, slot: int, spare: int | None = None) -> list[Move]:
-        """Empty a cached slot, keeping a host copy of what is worth one, but not at the cost of blob `spare`."""
+        """Empties a cached slot. Keeps a host copy if the prefix is worth one, but not at the cost of blob `spare`."""
         place = self._slots[slot]
         moves: list[Move] = []
         if place.length:
@@ -317,7 +318,7 @@ class Ledger:
         return self._holders.only_one(place.chain[-1])
 
     def _make_room(self, slot: int, length: int) -> list[Move] | Short:
-        """Reserve blocks for an owned slot, evicting cached prefixes, least recently used first."""
+        """Reserves blocks for an owned slot, evicting cached prefixes, least recently used first."""
         place = self._slots[slot]
         needed = self.blocks_for(length) - place.blocks
         if needed <= 0:
@@ -333,7 +334,7 @@ class Ledger:
         return moves
 
     def _host_room(self, blocks: int, spare: int | None = None) -> list[Move] | Short:
-        """Make room in host memory by dropping cached copies; never pinned ones or somebody's swapped KV."""
+        """Makes room in host memory by dropping cached copies; never pinned ones or a sequence's swapped KV."""
         most = self.host_blocks - self.host_used + self._loose_blocks
         spared = None if spare is None else self._blobs.get(spare)
         if spared is not None and spared.owner is None and not spared.pinned:
@@ -367,14 +368,14 @@ class Ledger:
         return blob
 
     def _loosen(self, blob: int, held: _Place) -> None:
-        """Say when it was used last."""
+        """Notes a blob's last use in the heap."""
         if len(self._loose) > 2 * len(self._blobs) + 64:
             self._loose = [(one.used_at, name) for name, one in self._blobs.items() if one.owner is None]
             heapify(self._loose)
         heappush(self._loose, (held.used_at, blob))
 
     def _publish(self, slot: int, chain: list[bytes], length: int) -> None:
-        """The slot holds so many tokens, whose full blocks are the first of `chain`."""
+        """Records that the slot holds `length` tokens, whose full blocks are the first of `chain`."""
         place, full = self._slots[slot], length // self.block_tokens
         known = len(place.chain)
         if length < place.length and full < known:  # drafts that were refused, or a shorter prefix

@@ -1,8 +1,8 @@
-"""How much of each prompt goes into the next step?
+"""Chooses how much of each prompt goes into the next step.
 
-All decode first. What is left of the streams' gap targets is for prompts, by lane and deadline. Less urgent prompts
-fill the step up, but hardly lengthen it for a more urgent one; a prompt that its age has lifted past more urgent lanes
-has a share of each step, whatever else there is.
+All streams decode first. The time that their gap targets leave is for prompts, by lane and deadline. Less urgent
+prompts fill the step up, but hardly lengthen it for a more urgent one; a prompt that its age has lifted past more
+urgent lanes has a share of each step, whatever else there is.
 """
 
 from headgate.config.engine import BatchConfig
@@ -18,14 +18,14 @@ class Chunks:
     def __init__(
         self, config: BatchConfig, step_time: StepTime, decodes: list[Sequence], moves_s: float, now: float
     ) -> None:
-        """`moves_s`: what moves of KV take of the step."""
+        """`moves_s`: seconds of the step that KV moves take."""
         self._config = config
         self._step_time = step_time
         self._now = now
         self._decodes = len(decodes)
         self._context = sum([sequence.computed + 1 for sequence in decodes])
         self._streams = self._context
-        """Of `_context`, what the streams attend to."""
+        """The part of `_context` that the streams attend to."""
         self._tokens = 0
         self._most = min(config.chunk_limit, config.step_tokens - self._decodes)
         self._counts: dict[int, int] = {}
@@ -37,11 +37,11 @@ class Chunks:
         self._within_s = (min(config.step_limit_s, in_time_s) - moves_s) / caution
         alone_s = step_time.predict(StepShape(0, self._decodes, self._context))
         self._beside_s = (min(config.step_limit_s + caution * alone_s, in_time_s) - moves_s) / caution
-        """As `_within_s`, with the limit of a step for prompts alone. Otherwise many streams, each with time left,
-        would take all of it, and the most urgent prompt would go on by the least there is."""
+        """Seconds for prompts like `_within_s`, but with the step limit for prompts alone. Otherwise many streams, each
+        with time left, would take all of it, and the most urgent prompt would advance by the minimum only."""
 
     def rows(self, prefilling: list[Sequence]) -> list[Row]:
-        """Of these prompts, which are put in order."""
+        """Returns the rows of these prompts, and sorts the prompts by turn."""
         now, config = self._now, self._config
         prefilling.sort(key=lambda s: turn(s, now))
         first = prefilling[0]
@@ -57,7 +57,7 @@ class Chunks:
         return [self._row(sequence) for sequence in prefilling if self._counts.get(sequence.id)]
 
     def _share(self, prefilling: list[Sequence], first: Sequence) -> None:
-        """Of those that age has lifted past the first, the oldest has a share before anybody else has anything."""
+        """Gives the oldest prompt that age has lifted past the first its share, before any other prompt gets tokens."""
         config, now = self._config, self._now
         oldest = min(prefilling, key=lambda s: urgency(s, now, config))
         if oldest.priority > first.priority:
@@ -73,7 +73,7 @@ class Chunks:
             self._take(oldest, fitting, max(1, int(share * config.chunk_floor)))
 
     def _fill(self, others: list[Sequence], least: int) -> None:
-        """Less urgent prompts, as long as the step takes no longer for them than with a whole chunk of a prompt's
+        """Adds less urgent prompts, as long as the step takes no longer than with a whole chunk of a prompt's
         beginning: a chunk 100 000 tokens further on takes four times as long on a GPU."""
         if others:
             most = self._most
@@ -83,13 +83,14 @@ class Chunks:
                 self._take(sequence, self._fitting(sequence, within_s), least)
 
     def _fitting(self, sequence: Sequence, within_s: float) -> int:
-        """The most of its tokens that the step still holds."""
+        """Returns the maximum tokens of a prompt that the step still holds."""
         start = sequence.computed + self._counts.get(sequence.id, 0)
         most = self._most - self._tokens
         return self._step_time.largest_prefill(within_s, self._decodes, self._context, start, most, self._tokens)
 
     def _take(self, sequence: Sequence, fitting: int, least: int) -> None:
-        """`least`: tokens that a step with any prompt has, however tight the running streams."""
+        """Adds `fitting` tokens of a prompt, or enough that the step has `least` prompt tokens, however tight the
+        running streams."""
         have = self._counts.get(sequence.id, 0)
         count = min(max(fitting, least - self._tokens), sequence.pending - have)
         if count > 0:

@@ -1,8 +1,8 @@
-"""How much KV memory will the running sequences need at most?
+"""Predicts the maximum KV memory that the running sequences will need.
 
-Each grows by a token a step until it ends. What all of them hold so many steps from now is the sum of what each would
-hold then, times the chance that it still runs: those that say little have ended when the others are long. The
-largest such sum is what has to fit.
+Each sequence grows by a token per step until it ends. The memory that all of them hold some steps from now is the sum
+of what each would hold then, times the probability that it still runs: sequences with short outputs have ended when the
+others are long. The largest such sum has to fit.
 """
 
 from math import sqrt
@@ -12,17 +12,17 @@ from headgate.model.sequence import Sequence
 from headgate.policy.batching.output_length import LengthClass, OutputLength
 
 SPREADS: Final = 1.64
-"""Standard deviations above the mean of what many hold together, for a chance of 0.95."""
+"""Standard deviations above the mean of the blocks that many sequences hold together, for a probability of 0.95."""
 FIRST: Final = 64
-"""Tokens of the first span of the future that is looked at."""
+"""Tokens of the first span of the future."""
 WIDER: Final = 2.0**0.5
-"""Each span ends so many times as far from now as the one before it."""
+"""Each span ends this many times as far from now as the one before it."""
 ANY: Final = 1 << 30
 """Less urgent than every priority."""
 
 
 def spans(longest: int) -> list[int]:
-    """Where the spans end, in tokens from now; the first is where they begin."""
+    """Returns where the spans end, in tokens from now; the first is where they begin."""
     ends, at = [0], float(FIRST)
     while ends[-1] < longest:
         ends.append(min(longest, int(at)))
@@ -31,15 +31,16 @@ def spans(longest: int) -> list[int]:
 
 
 class _Future:
-    """What one sequence will hold. Within a span it counts as at its end, and as running on as at its beginning."""
+    """The memory that one sequence will hold. Within a span, its size counts as at the span's end, and its probability
+    to run on as at the span's beginning."""
 
     __slots__ = ("_block_tokens", "_have", "_here", "_said", "_shift", "_surviving", "left")
 
     def __init__(self, have: int, said: int, left: int, block_tokens: int, kind: LengthClass | None) -> None:
-        """`kind`: None: it says all it may."""
+        """`kind`: the class whose expected length applies; None: the sequence generates its maximum."""
         self._block_tokens = block_tokens
         self.left = left
-        """Tokens that it may still say."""
+        """Tokens that the sequence may still generate."""
         self._have = have
         self._said = said
         expected = None if kind is None else kind.expected
@@ -54,14 +55,14 @@ class _Future:
         return float(-(-(self._have + min(end, self.left)) // self._block_tokens))
 
     def share(self, begin: int) -> float:
-        """The chance that it says more than so much from now on."""
+        """Returns the probability that the sequence generates more than `begin` further tokens."""
         if self._surviving is None:
             return 1.0
         return self._surviving[(self._said + begin) >> self._shift] / self._here
 
 
 class _Held:
-    """Blocks within each span of the future: their mean and its variance."""
+    """Blocks held within each span of the future: their mean and its variance."""
 
     __slots__ = ("mean", "peak", "variance")
 
@@ -69,7 +70,7 @@ class _Held:
         self.mean = [0.0] * count
         self.variance = [0.0] * count
         self.peak = -1
-        """The span with the most; −1: not looked for yet."""
+        """The span with the most blocks; −1: not computed yet."""
 
     def add(self, future: _Future, ends: list[int]) -> None:
         mean, variance, begin = self.mean, self.variance, 0
@@ -90,7 +91,7 @@ class _Held:
         self.peak = -1
 
     def most(self) -> float:
-        """With a chance of 0.95."""
+        """Returns the blocks that suffice with a probability of 0.95."""
         found = [mean + SPREADS * sqrt(variance) for mean, variance in zip(self.mean, self.variance, strict=True)]
         most = max(found)
         self.peak = found.index(most)
@@ -98,7 +99,8 @@ class _Held:
 
 
 class Commitment:
-    """Of running sequences, by priority, in the order in which they were admitted."""
+    """The predicted memory need of running sequences, by priority. Of each length class only the first `trusted` added
+    count by their expected length, the others by their maximum."""
 
     def __init__(self, output: OutputLength, block_tokens: int, longest: int) -> None:
         self._output = output
@@ -107,7 +109,7 @@ class Commitment:
         self._ends = spans(longest)
         self._held: dict[int, _Held] = {}
         self._up_to: dict[int, _Held] = {}
-        """The same of all priorities up to one, as far as that was asked for."""
+        """The needs of all priorities up to one, computed when asked for."""
         self._counts: dict[LengthClass, int] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -122,18 +124,20 @@ class Commitment:
                 together.add(future, self._ends)
 
     def needs(self, sequence: Sequence, urgent: int = ANY) -> float:
-        """Blocks, of all of them and this one. `urgent`: of those up to this priority alone."""
+        """Returns the blocks that all of them and this sequence need. `urgent`: count only those up to this
+        priority."""
         held = _Held(len(self._ends) - 1)
         held.add(self._future(sequence), self._ends)
         held.include(self._together(urgent))
         return held.most()
 
     def exceeds(self, sequence: Sequence, blocks: float, urgent: int = ANY) -> bool:
-        """Whether they need more than these."""
+        """True if they and this sequence need more than these blocks."""
         together = self._together(urgent)
         if together.peak < 0:
             together.most()
-        # Where they need most without it they mostly do with it; it is asked for every waiting one at every step.
+        # The span that needs most without the sequence mostly needs most with it; checking it first is cheap, and this
+        # is asked for every waiting sequence at every step.
         at, future, mean, variance = together.peak, self._future(sequence), 0.0, 0.0
         if self._ends[at] < future.left:
             held, share = future.blocks(self._ends[at + 1]), future.share(self._ends[at])

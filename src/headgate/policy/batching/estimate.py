@@ -1,10 +1,10 @@
-"""How long will it take? A step-time model, fitted as steps are run.
+"""Predicts the duration of a step, with a model fitted as steps are run.
 
     step = fixed + per_prefill · prefill tokens + per_decode · decode sequences + per_context · context tokens
 
-Coefficients are never negative, and fitted on relative error, so that a 10 ms decode step counts as much as a
-2 s prefill. Steps with and without prefill are remembered separately: an hour of pure decoding must not wash out
-what is known about prefill, which is asked for at exactly the moment the hour ends.
+Coefficients are never negative, and fitted on relative error, so that a 10 ms decode step counts as much as a 2 s
+prefill. Steps with and without prefill are remembered separately: an hour of pure decoding must not wash out what is
+known about prefill, which is needed at exactly the moment the hour ends.
 """
 
 from bisect import bisect_left, insort
@@ -15,7 +15,7 @@ from headgate.model.step import Step
 from headgate.policy.batching.move_time import MoveTime
 
 MOST_NAMES = 256
-"""Models and lanes remembered: both come from clients, so there must be an end to them."""
+"""Maximum models and lanes remembered: both names come from clients, so their number must be bounded."""
 
 MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
@@ -23,18 +23,19 @@ MEMORY = 200.0
 RATIOS: Final = 128
 """Steps with prefill whose ratios real/predicted are remembered."""
 UPPER: Final = 0.95
-"""Of those ratios, the quantile that a step's length is chosen by: so many steps are in time."""
+"""Quantile of the ratios by which a step's length is chosen: this share of steps is in time."""
 TAIL: Final = 0.985
-"""Of nearly all, none is late by more than half, even in a stretch of bad luck. Not of all: one step that something
-else held up would make every chunk small for the next hundred."""
+"""Quantile of the ratios that may exceed the caution by a factor of TAIL_LATE at most: so nearly no step is late by
+more than half, even in a stretch of bad luck. Not the maximum: one step delayed by something else would make every
+chunk small for the next hundred."""
 TAIL_LATE: Final = 1.4
 FIRST_CAUTION: Final = 1.2
-"""Before any ratio is known."""
+"""Caution before any ratio is known; the minimum while fewer than 16 are."""
 MOST_CAUTION: Final = 3.0
 
 
 class StepShape:
-    """What the duration of a step depends on. Nobody changes it."""
+    """What the duration of a step depends on. Never changed once made."""
 
     __slots__ = ("context", "decodes", "prefill")
 
@@ -42,7 +43,7 @@ class StepShape:
         self.prefill = prefill
         self.decodes = decodes
         self.context = context
-        """KV tokens that the step attends to, in thousands of token pairs: each row's width times its context."""
+        """Token pairs that the step attends to: the sum of each row's width times its context."""
 
     @property
     def features(self) -> tuple[float, float, float, float]:
@@ -98,7 +99,7 @@ class Upper:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
         count = len(self._sorted)
         found = max(self._sorted[int(UPPER * count)], self._sorted[int(TAIL * count)] / TAIL_LATE)
-        if count < RATIOS // 8:  # too few to trust in all of them being in time
+        if count < RATIOS // 8:  # too few to show that nearly all are in time
             found = max(found, FIRST_CAUTION)
         self.value = min(MOST_CAUTION, max(1.0, found))
 
@@ -109,8 +110,9 @@ class StepTime:
         prior: tuple[float, float, float, float] = (0.005, 0.005, 0.005, 0.001),
         moves: MoveTime | None = None,
     ) -> None:
-        """`prior`: about the right size, each of them. A coefficient is held to its own by the square of how far it is
-        off in proportion: what context costs, taken to be a hundredth of what it does, was never learned."""
+        """`prior`: the coefficients' first values, each about the right size. A coefficient is held to its prior by the
+        square of its relative distance: a context cost whose prior was a hundredth of the real one was never
+        learned."""
         self.coefficients = list(prior)
         self._prior = prior
         self._mixed, self._decode = _Memory(), _Memory()
@@ -120,7 +122,7 @@ class StepTime:
 
     @property
     def caution(self) -> float:
-        """How many times as long as predicted a step with prefill may take: the upper quantile of what was seen."""
+        """The factor by which a step with prefill may exceed its prediction: the upper quantile of the ratios seen."""
         return self._upper.value
 
     def predict(self, shape: StepShape) -> float:
@@ -133,8 +135,8 @@ class StepTime:
         if self.observed and shape.prefill:  # the first step tells of the prior, not of the fit
             self._upper.add(seconds / expected)
         self.observed += 1
-        # A step several times slower than expected is somebody else's doing (a neighbour on the machine, a
-        # page fault); it may move the fit, but not by its full square.
+        # A step several times slower than expected was delayed by something else (a neighbour on the machine, a page
+        # fault); it may move the fit, but not by its full square.
         trust = 1.0 if self.observed < 8 or error < 1.0 else 1.0 / error
         memory = self._mixed if shape.prefill else self._decode
         memory.add(shape.features, seconds, trust / max(seconds, 1e-6) ** 2)
@@ -144,8 +146,8 @@ class StepTime:
     def largest_prefill(
         self, within_s: float, decodes: int, context: int, start: int, most: int, beside: int = 0
     ) -> int:
-        """The most prompt tokens, after `start` cached ones, that a step with these decodes, and `beside` prompt tokens
-        of others, fits in `within_s`."""
+        """Returns the maximum prompt tokens, after `start` cached ones, with which a step of these decodes, and
+        `beside` prompt tokens of others, takes at most `within_s`."""
         fixed, prefill, decode, per_context = self.coefficients
 
         def step_s(tokens: int) -> float:  # `predict`, without a shape for every try
@@ -164,7 +166,8 @@ class StepTime:
         return low
 
     def _solve(self) -> None:
-        """Non-negative ridge regression towards the prior, by coordinate descent from where we stand."""
+        """Solves a non-negative ridge regression towards the prior, by coordinate descent from the current
+        coefficients."""
         # Written out: it is done after every eighth step, and loops over loops took a third of a simulated step.
         mixed, decode, prior = self._mixed, self._decode, self._prior
         a = [[m + d for m, d in zip(*rows, strict=True)] for rows in zip(mixed.moments, decode.moments, strict=True)]
@@ -187,7 +190,7 @@ class StepTime:
 
 
 class Ratio:
-    """A figure learned per name, with one for everybody to start from: tokens per byte of prompt, tokens per answer."""
+    """A figure learned per name, with an overall one to start from: tokens per byte of prompt, tokens per answer."""
 
     def __init__(self, start: float, pace: float = 0.05) -> None:
         self._overall = start

@@ -1,8 +1,8 @@
-"""What do moves of KV add to a step? Seconds for each token, learned from steps that have moves.
+"""Predicts the seconds per token that KV moves add to a step, learned from steps that have moves.
 
-A step with moves says that they took at least what it took longer than predicted, and at most all of it. What is known
-is kept between the two, and drifts back to where it began: one step that something else held up must not keep prefixes
-from being saved for good.
+In a step with moves, they took at least the time beyond the prediction, and at most the whole step. The estimate is
+kept between the two, and drifts back to its prior: one step delayed by something else must not keep prefixes from being
+saved for good.
 """
 
 from typing import Final
@@ -10,12 +10,12 @@ from typing import Final
 from headgate.model.step import Copy, Move, Restore, Save
 
 TELLING: Final = 256
-"""Tokens from which on a step tells how long moves take: the step's own time varies more than fewer add."""
+"""Minimum tokens moved in a step from which to learn: the step's own time varies more than fewer tokens add."""
 DRIFT: Final = 0.02
 
 
 class MovePace:
-    """Seconds for each token of one kind of move."""
+    """Seconds per token of one kind of move."""
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
@@ -27,7 +27,7 @@ class MovePace:
 
 class MoveTime:
     def __init__(self, save_s: float = 0.0, load_s: float = 0.0, copy_s: float = 0.0) -> None:
-        """Seconds for each token before anything is learned."""
+        """Seconds per token before anything is learned."""
         self.save = MovePace(save_s)
         self.load = MovePace(load_s)
         self.copy = MovePace(copy_s)
@@ -44,7 +44,8 @@ class MoveTime:
         return seconds
 
     def learn(self, moves: tuple[Move, ...], took_s: float, without_s: float) -> None:
-        """A step with these moves took so long, and was predicted to take so long without."""
+        """Learns from a step with these moves that took `took_s`, and was predicted to take `without_s` without
+        them."""
         saved = loaded = copied = 0
         for move in moves:
             if isinstance(move, Save):
@@ -57,7 +58,7 @@ class MoveTime:
         if tokens < TELLING:
             return
         least_s, most_s = max(0.0, took_s - without_s) / tokens, took_s / tokens
-        if 2 * saved > tokens:  # it tells of the kind that most were
+        if 2 * saved > tokens:  # the step tells of the kind that most moves were
             self.save.learn(least_s, most_s)
         elif 2 * loaded > tokens:
             self.load.learn(least_s, most_s)

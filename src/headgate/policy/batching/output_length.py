@@ -1,8 +1,8 @@
-"""How much will a sequence say? By lane, and by how much it may say.
+"""Predicts the output length of a sequence, by its lane and its output limit.
 
-Those of a burst that end first are those that say least: what the others have said so far counts too, as "at least so
-much" (Kaplan and Meier's estimate), and what can't be told yet as all that they may say. Where hardly any has ended,
-all that may be said is what is predicted.
+The sequences of a burst that end first are the shortest: so the tokens that the others have generated so far count too,
+as a lower bound (Kaplan and Meier's estimate), and the length beyond what is known counts as the limit. Where hardly
+any sequence has ended, the prediction is the limit.
 """
 
 from collections import deque
@@ -11,30 +11,31 @@ from typing import Final
 from headgate.model.sequence import Finish, Sequence
 
 UPPER: Final = 0.9
-"""A sequence says no more than predicted with this chance."""
+"""Probability that a sequence generates no more than predicted."""
 LEAST_ENDED: Final = 8
-"""Fewer tell nothing."""
+"""Minimum ended sequences from which to predict."""
 LEAST_STARTED: Final = 256
-"""Of each kind, the latest that are remembered; more where more of them run at once."""
+"""Minimum of the latest sequences of each class that are remembered; four times the slots where that is more."""
 UNSEEN: Final = 4
-"""Sequences that nobody saw and that say all they may: what few have told is not taken for certain."""
+"""Imaginary sequences that reach their limit, added to those seen: a prediction from few sequences is not certain."""
 LATE_COSTS: Final = 4
-"""One that says more than predicted counts against so many that did not. In a steady lane one of ten does."""
+"""A sequence longer than predicted takes away the trust that this many others earned. In a steady lane one of ten is
+longer."""
 CELLS: Final = 7
-"""A kind's limit is divided by two to this power."""
+"""A class's limit is divided into two to this power cells."""
 
 
 class ExpectedLength:
-    """What sequences of a kind say. Nobody changes it."""
+    """The expected output length of a class. Never changed once made."""
 
     __slots__ = ("shift", "surviving", "upper")
 
     def __init__(self, surviving: list[float], shift: int, upper: int) -> None:
         self.surviving = surviving
-        """The share that says more than 0, 1, 2 … times two to the power of `shift` tokens."""
+        """The share of sequences longer than 0, 1, 2 … times two to the power of `shift` tokens."""
         self.shift = shift
         self.upper = upper
-        """The quantile."""
+        """The UPPER quantile of the length, in tokens."""
 
 
 class _Started:
@@ -42,14 +43,14 @@ class _Started:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence: Sequence | None = sequence
-        """None: it is over."""
+        """None: the sequence is over."""
         self.said = 0
         self.ended = False
-        """By itself, after it had said so much; otherwise it was cancelled or cut then."""
+        """The sequence ended by itself after `said` tokens; False: it was cancelled or cut off then."""
 
 
 class LengthClass:
-    """Sequences of one lane that may say about as much."""
+    """Sequences of one lane with about the same output limit."""
 
     def __init__(self, most: int, bits: int) -> None:
         self.started: deque[_Started] = deque(maxlen=most)
@@ -57,13 +58,14 @@ class LengthClass:
         """None: too few have ended."""
         self.running = 0
         self.trusted = 0
-        """How many at once may be counted by what is expected. Those that come at once say alike: what 300 said one
-        after the other tells little of 300 that come together. So it grows as TCP's window does."""
+        """Concurrent sequences that may be counted by their expected length; others count by their limit. Sequences
+        that come at once have similar lengths: 300 lengths seen one after the other tell little of 300 that come
+        together. So this number grows as TCP's window does."""
         self._limit = (1 << bits) - 1
-        """None of them may say more."""
+        """Maximum tokens that any sequence of the class may generate."""
         self._shift = max(0, bits - CELLS)
         self._ended = 0
-        """Since it was estimated."""
+        """Sequences ended since the last estimate."""
 
     def start(self, one: _Started) -> None:
         self.started.append(one)
@@ -79,7 +81,8 @@ class LengthClass:
             self.expected = self._estimate()
 
     def _vouch(self, said: int) -> None:
-        """One for each that ended in time while about as many ran; fewer where there were never so many."""
+        """Raises `trusted` by one for a sequence that ended in time while at least half as many ran; lowers it by one
+        if fewer ran, and by LATE_COSTS for a sequence longer than predicted."""
         if self.expected is not None and said > self.expected.upper:
             self.trusted = max(0, self.trusted - LATE_COSTS)
         elif 2 * self.running >= self.trusted:
@@ -119,11 +122,12 @@ class OutputLength:
         self.first_guess = first_guess
         self._most = max(LEAST_STARTED, 4 * slots)
         self._kinds: dict[tuple[str, int], LengthClass] = {}
-        """By lane and the power of two that the output's limit is below. Lanes are the engine's own: both are few."""
+        """Classes by lane and the power of two that the output limit is below. Lanes are the engine's own: both are
+        few."""
         self._started: dict[int, _Started] = {}
 
     def start(self, sequence: Sequence) -> None:
-        """It was admitted for the first time."""
+        """Notes a sequence that was admitted for the first time."""
         self._started[sequence.id] = one = _Started(sequence)
         self.kind(sequence).start(one)
 
@@ -134,8 +138,8 @@ class OutputLength:
             self.kind(sequence).end(one)
 
     def of(self, sequence: Sequence) -> int:
-        """Tokens that it is predicted to say in all, at most. One that has said more than most do may say twice as
-        much."""
+        """Returns the maximum output tokens predicted for a sequence. For one that is longer than predicted already, it
+        is twice its length."""
         expected = self.kind(sequence).expected
         guess = self.first_guess if expected is None else expected.upper
         said = len(sequence.tokens) - sequence.prompt_len

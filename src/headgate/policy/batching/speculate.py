@@ -1,7 +1,7 @@
-"""Which tokens probably come next, and is it worth checking them?
+"""Drafts the tokens that probably come next, where checking them pays.
 
-Prompt lookup: where the last few tokens occurred before, what followed then is a guess for what follows now.
-Guesses are verified in the same pass, so they change the speed and never the text.
+Prompt lookup: where the last few tokens occurred before, the tokens that followed then are a guess for those that
+follow now. Guesses are verified in the same pass, so they change the speed and never the text.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from headgate.model.sequence import Sequence
 
 LONGEST_DRAFT = 8
 GAIN = 1.1
-"""Expected speed-up below which a draft is not worth the noise in the gaps."""
+"""Minimum expected speed-up; below it a draft is not worth the noise in the gaps."""
 
 
 def look_up(
     tokens: list[int], most: int, *, longest: int = 4, shortest: int = 2, window: int = 1024
 ) -> tuple[int, ...]:
-    """The tokens that followed the latest earlier occurrence of the current ending, at most `most`."""
+    """Returns the tokens that followed the latest earlier occurrence of the current ending, at most `most`."""
     recent = tokens[-window:]
     for size in range(longest, shortest - 1, -1):
         if len(recent) <= size:
@@ -30,9 +30,10 @@ def look_up(
 
 
 def draft_length(acceptance: float, step_s: Callable[[int], float], allowed: int) -> int:
-    """How many tokens to draft so that tokens per second are highest; 0 where drafting does not pay.
+    """Returns the number of drafted tokens that gives the most tokens per second; 0: drafting does not pay.
 
-    `step_s(k)` predicts the step with k drafted tokens."""
+    `step_s(k)` predicts the step with k drafted tokens.
+    """
     alone = 1.0 / step_s(0)
     best, best_rate, expected = 0, alone * GAIN, 1.0
     for drafted in range(1, allowed + 1):
@@ -44,6 +45,6 @@ def draft_length(acceptance: float, step_s: Callable[[int], float], allowed: int
 
 
 def learn(sequence: Sequence, drafted: int, accepted: int) -> None:
-    """Smooth the share of right guesses. A wrong guess ends the check, so it counts as one trial."""
+    """Smooths the share of right guesses. A wrong guess ends the check, so it counts as one trial."""
     for right in [1.0] * accepted + [0.0] * (accepted < drafted):
         sequence.acceptance += 0.15 * (right - sequence.acceptance)

@@ -1,25 +1,26 @@
-"""Who of an engine's sequences goes first, and who goes last?"""
+"""Orders an engine's sequences by urgency."""
 
 from headgate.config.engine import BatchConfig
 from headgate.model.sequence import Sequence
 
 
 def ageing_bound_s(sequence: Sequence, config: BatchConfig) -> float:
-    """How long it may wait before it goes first."""
+    """Returns the seconds that a sequence may wait before it goes first."""
     return max(config.starve_after_s, sequence.first_token_by - sequence.arrived)
 
 
 def aged(sequence: Sequence, now: float, config: BatchConfig) -> bool:
-    """It has waited past its bound."""
+    """True if the sequence has waited past its bound."""
     return now - sequence.arrived >= ageing_bound_s(sequence, config)
 
 
 def urgency(sequence: Sequence, now: float, config: BatchConfig) -> tuple[float, bool, float, int]:
-    """Smaller goes first. Priority decides, lifted by age; then those that can still keep their deadline go before
-    those that are late anyway, so that one miss does not become two; then the earliest deadline.
+    """Returns a key; smaller goes first. Priority decides, lifted by age; then sequences that can still keep their
+    deadline go before those that are late anyway, so that one miss does not become two; then the earliest deadline.
 
-    Age counts in proportion to what was promised. If a batch request grew old as quickly as a chat, a busy hour
-    would make one queue of all lanes (tests/policy/test_three_hours.py: p99 TTFT of the fast lane 72 s, not 13 s)."""
+    Age counts in proportion to the TTFT target. If a batch request grew old as quickly as a chat, a busy hour would
+    make one queue of all lanes (tests/policy/test_three_hours.py: p99 TTFT of the fast lane 72 s, not 13 s).
+    """
     if aged(sequence, now, config):
         return (float("-inf"), False, sequence.arrived, sequence.id)
     waited = now - sequence.arrived
@@ -29,8 +30,9 @@ def urgency(sequence: Sequence, now: float, config: BatchConfig) -> tuple[float,
 
 
 def turn(sequence: Sequence, now: float) -> tuple[int, bool, float, int]:
-    """Smaller is prefilled first. As `urgency`, without what age adds: an aged prompt has a share of each step
-    (`BatchConfig.aged_share`). With all of it, one prompt of 100 000 tokens kept chats waiting for 8 s."""
+    """Returns a key; smaller is prefilled first. It is `urgency` without the effect of age: an aged prompt has a share
+    of each step (`BatchConfig.aged_share`). When it had the whole step, one prompt of 100 000 tokens kept chats waiting
+    for 8 s."""
     return (sequence.priority, _late(sequence, now), sequence.first_token_by, sequence.id)
 
 
@@ -39,5 +41,6 @@ def _late(sequence: Sequence, now: float) -> bool:
 
 
 def least_urgent(sequence: Sequence) -> tuple[int, float, int, int]:
-    """The lowest lane, the latest deadline (to the second), and of those the least to lose."""
+    """Returns a key; the largest is preempted first: the lowest lane, the latest deadline (to the second), and of those
+    the sequence with the least KV to lose."""
     return (sequence.priority, sequence.first_token_by // 1.0, -sequence.computed, sequence.id)
