@@ -1,4 +1,4 @@
-"""Which policies does a config come to? Gateway, engine and simulator build them here, so that they can't differ."""
+"""Builds the policies of a config. Gateway, engine and simulator build them here, so that they can't differ."""
 
 import random
 from dataclasses import replace
@@ -22,7 +22,7 @@ from headgate.policy.replicas.health import Health, HealthRules
 from headgate.policy.replicas.route import RouteConfig
 
 BLOCK_TOKENS = 16
-"""KV memory is accounted for in blocks of so many tokens."""
+"""Tokens per block of KV memory."""
 
 
 def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
@@ -41,7 +41,8 @@ def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
 
 
 def reconfigure(dispatcher: Dispatcher, config: GatewayConfig) -> None:
-    """As much of a new config as a running dispatcher takes. ValueError: none of it, and why."""
+    """Applies as much of a new config as a running dispatcher takes. Raises ValueError, with the reason, if it takes
+    none."""
     lanes = {lane.name: lane for lane in config.lanes}
     dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), routing(config), expected(config))
 
@@ -55,8 +56,8 @@ def batcher_for(
     batch: BatchConfig | None = None,
     move_token_s: float = 0.0,
 ) -> Batcher:
-    """`kv_tokens` None: all that the slots hold. `host_tokens` None: half of that. `move_token_s`: what moving the KV
-    of a token is taken to need before any is moved."""
+    """Builds an engine's batcher. `kv_tokens` None: all that the slots hold. `host_tokens` None: half of what the slots
+    hold. `move_token_s`: seconds assumed for moving the KV of a token, before any is moved."""
     physical = slots * slot_tokens
     ledger = Ledger(
         slots=slots,
@@ -70,7 +71,7 @@ def batcher_for(
 
 
 def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int:
-    """Host memory for swapped and cached KV: as asked for, or half of what the slots hold."""
+    """Returns the host memory for swapped and cached KV, in tokens: as asked for, or half of what the slots hold."""
     return slots * slot_tokens // 2 if host_tokens is None else host_tokens
 
 
@@ -80,8 +81,8 @@ def classifier(config: GatewayConfig) -> Classifier:
 
 
 def output_of(config: GatewayConfig) -> Output:
-    """Where the operator says how much the gateway's own engines give a request that names no limit, that is the cap of
-    the task `other` and of chats that name no task, unless those have one of their own."""
+    """Returns the output caps. The embedded engines' `default_max_tokens`, if the operator sets it, is the cap of the
+    task `other` and of chats that name no task, unless those have a cap of their own."""
     chosen, embedded = config.output, config.embedded
     told = None if embedded is None else embedded.default_max_tokens
     other = chosen.tasks.get(OTHER)
@@ -91,7 +92,7 @@ def output_of(config: GatewayConfig) -> Output:
 
 
 def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
-    """With its tier's ceiling, where that is lower."""
+    """Returns the tenant with its tier's output ceiling, where that is lower."""
     ceilings = [tier.max_tokens for tier in config.tiers if tier.name == tenant.tier and tier.max_tokens is not None]
     own = [] if tenant.max_tokens is None else [tenant.max_tokens]
     return replace(tenant, max_tokens=min(ceilings + own, default=None))
@@ -122,7 +123,7 @@ def expected(config: GatewayConfig) -> NamedTenants:
 
 
 def tenant_limits(config: GatewayConfig) -> dict[str, TenantLimits]:
-    """Of those that have any."""
+    """Returns the rate limits of the tenants that have any."""
     return {
         tenant.name: TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
         for tenant in (*config.tenants, config.anonymous)
