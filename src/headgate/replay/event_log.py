@@ -1,11 +1,11 @@
-"""What did the dispatcher hear, and what did it answer? One JSON line for each event, appended to a file.
+"""Logs every event that the dispatcher hears and its commands: one JSON line each, appended to a file.
 
-The first line says how the dispatcher was made: its part of the config, the seed of its chance, the versions. A line is
-`[now, event, fields, [[command, fields], …]]`. With both a fresh dispatcher can be made to live through it again
-(replay/replay.py), and must decide the same.
+The first line says how the dispatcher was made: its part of the config, the seed of its random numbers, the versions.
+Every other line is `[now, event, fields, [[command, fields], …]]`. From both, replay/replay.py can put a fresh
+dispatcher through the same events, and it must decide the same.
 
-`add` is on the path of every request, so that it only remembers; a thread of its own encodes and writes. What it can't
-keep up with ends the log: one with a hole can't be replayed. No keys are in it, and nothing of what was asked but
+`add` is on the path of every request, so it only remembers; a thread of its own encodes and writes. If that thread
+can't keep up, the log ends: a log with a hole can't be replayed. The log has no API keys, and of the prompts only
 hashes.
 """
 
@@ -71,14 +71,14 @@ COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse, "hed
 NAMES: Final[dict[type, str]] = {made: name for name, made in (EVENTS | COMMANDS).items()}
 WRITE_EVERY_S: Final = 0.2
 MOST_PENDING: Final = 200_000
-"""Events that may wait to be written: some ten seconds of the busiest gateway."""
+"""Maximum events waiting to be written: some ten seconds of the busiest gateway."""
 MOST_BYTES: Final = 4 << 30
-"""The log ends there; about three million requests."""
+"""Maximum bytes of the log, which ends there: about three million requests."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a config that decides anything here. Lanes and tiers as plain fields: where those are compiled, their
-    types can't be decoded into."""
+    """The part of a config that the dispatcher decides by. Lanes and tiers are plain fields: where their types are
+    compiled, msgspec can't decode into them."""
 
     lanes: tuple[dict[str, Any], ...]
     tenants: tuple[Tenant, ...]
@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health: HealthConfig
     retry: RetryConfig
     hedge: HedgeConfig = HedgeConfig()
-    """As by default where a log does not say: it was written before there was any."""
+    """The default where a log has none: it was written before hedging existed."""
 
 
 def settings_of(config: GatewayConfig) -> Settings:
@@ -111,7 +111,7 @@ class EventLogHeader(msgspec.Struct, frozen=True, kw_only=True):
     headgate: str
     python: str
     seed: str
-    """Of the dispatcher's chance, in hex."""
+    """The seed of the dispatcher's random numbers, in hex."""
     config: Settings
 
 
@@ -119,7 +119,7 @@ Entry = tuple[float, Event | GatewayConfig, list[Command]]
 
 
 def _fields(thing: Any) -> dict[str, object]:
-    """Of the one noun that msgspec does not know how to write."""
+    """Returns the fields of a Request, the one type that msgspec can't encode."""
     if isinstance(thing, Request):
         return thing.fields()
     raise NotImplementedError
@@ -162,9 +162,9 @@ class EventLog:
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.events = -1
-        """Written so far; the header is none."""
+        """Events written so far, without the header."""
         self.stopped = ""
-        """Why nothing more is recorded; empty: all is."""
+        """Why nothing more is recorded; empty: recording continues."""
         self._pending: deque[Entry] = deque()
         self._most_pending = most_pending
         self._bytes_left = most_bytes
@@ -184,18 +184,18 @@ class EventLog:
             raise StartupError(f"can't write the event log {path}: {reason}; name another file") from error
 
     def start(self) -> None:
-        """Write in the background from now on; without it only `flush` and `close` do."""
+        """Writes in the background from now on; without it only `flush` and `close` write."""
         self._thread = threading.Thread(target=self._main, name="headgate-events", daemon=True)
         self._thread.start()
 
     # -- on the path of every request -------------------------------------------------------------------
 
     def add(self, event: Event, now: float, commands: list[Command]) -> None:
-        """What the dispatcher has just answered. Nobody may change `commands` afterwards."""
+        """Records an event and the dispatcher's commands. The caller must not change `commands` afterwards."""
         self._keep((now, event, commands))
 
     def reconfigured(self, config: GatewayConfig, now: float) -> None:
-        """The dispatcher has just taken this config."""
+        """Records that the dispatcher has just taken this config."""
         self._keep((now, config, []))
 
     def _keep(self, entry: Entry) -> None:
@@ -209,7 +209,7 @@ class EventLog:
     # -- aside --------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all that was added before this call."""
+        """Writes all that was added before this call."""
         with self._writing:
             try:
                 for _ in range(len(self._pending)):
@@ -228,7 +228,7 @@ class EventLog:
         self.stopped = self.stopped or "closed"
 
     def _close_file(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written has been told already
+        with contextlib.suppress(OSError):  # what could not be written has been reported already
             self._file.close()
 
     def _write(self, encoded: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Would the dispatcher decide the same again? Feeds a recorded event log through a fresh one, and compares.
+"""Replays a recorded event log through a fresh dispatcher, and compares its decisions.
 
-This is the evidence that nothing but events, time and the seeded chance enters a decision: what the simulator shows of
-the policies is then what the live gateway does.
+This is the evidence that nothing but events, time and the seeded random numbers enters a decision: what the simulator
+shows of the policies is then what the live gateway does.
 """
 
 import random
@@ -27,19 +27,19 @@ JOINED = "replica_joined"
 
 
 class BadLog(StartupError):
-    """It is no event log, or a line of it can't be read; says which."""
+    """The file is no event log, or the named line can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Every decision was the same."""
+    """A replay in which every decision was the same."""
 
     header: EventLogHeader
     events: int
     commands: int
     span_s: float
     truncated: bool
-    """Its last line was cut off, as it is when the gateway was killed while writing."""
+    """The last line was cut off, as when the gateway was killed while writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class DecisionDifference:
     """The first decision that was not the same."""
 
     event_number: int
-    """The first event is 1; it is in the line after, since the first line is the header."""
+    """The first event is 1; it is in line 2, since the first line is the header."""
     now: float
     event: Event
     expected: list[Command]
-    """What was recorded."""
+    """The commands that were recorded."""
     got: list[Command]
 
     @property
@@ -84,7 +84,7 @@ class _Arrived(msgspec.Struct, frozen=True):
 
 
 class _Joined(msgspec.Struct, frozen=True):
-    """Its replica as plain fields: where that is compiled, its type can't be decoded into."""
+    """A ReplicaJoined with its replica as plain fields: where that type is compiled, msgspec can't decode into it."""
 
     replica: dict[str, Any]
 
@@ -105,7 +105,7 @@ Recorded = tuple[float, Event | GatewayConfig, list[Command]]
 
 
 class Log:
-    """A log as it is read."""
+    """An event log being read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,7 +128,7 @@ class Log:
         self._file.close()
 
     def entries(self) -> Iterator[Recorded]:
-        """To the end, once. A last line that was cut off is left out."""
+        """Yields the entries to the end, once. A last line that was cut off is left out."""
         with self._file:
             held: bytes | None = None
             for number, read in enumerate(self._file, 2):
@@ -162,7 +162,7 @@ class Log:
 
 
 def config_of(settings: Settings) -> GatewayConfig:
-    """All of a config that the dispatcher is made of; the rest is as by default."""
+    """Returns the part of a config that the dispatcher is made of; the rest has its defaults."""
     fields = {name: getattr(settings, name) for name in Settings.__struct_fields__}
     fields["lanes"] = tuple(Lane(**lane) for lane in settings.lanes)
     fields["tiers"] = tuple(Tier(**tier) for tier in settings.tiers)
@@ -170,7 +170,7 @@ def config_of(settings: Settings) -> GatewayConfig:
 
 
 def request_of(fields: dict[str, Any]) -> Request:
-    """Raises msgspec.ValidationError or TypeError for what is none."""
+    """Raises msgspec.ValidationError, KeyError or TypeError for fields that are no request."""
     made = {**fields, "prefix": msgspec.convert(fields["prefix"], tuple[bytes, ...])}
     return Request(
         **{**made, "unfit": frozenset(made.get("unfit", ())), "fallback": tuple(made.get("fallback", ()))}
@@ -185,7 +185,7 @@ def replica_of(fields: dict[str, Any]) -> Replica:
 
 
 def replay(path: Path) -> Replayed | DecisionDifference:
-    """Raises BadLog for a file that can't be read."""
+    """Replays the log at `path`. Raises BadLog for a file that can't be read."""
     log = Log(path)
     dispatcher = dispatcher_for(log.config, random.Random(int(log.header.seed, 16)))
     events = decided = 0
