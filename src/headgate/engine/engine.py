@@ -43,7 +43,7 @@ class Runner(Protocol):
         """Prepares to sample for a sequence. Raises InvalidRequest if its sampling settings make no sense."""
 
     def attend(self, sequence_id: int) -> None:
-        """From now on reports the probabilities of the tokens drawn for this sequence, if the runner knows them."""
+        """Reports the probabilities of this sequence's tokens from now on, if the runner knows them."""
 
     def close(self, sequence_id: int) -> None: ...
     def run(self, step: Step) -> list[Sampled]:

@@ -16,7 +16,7 @@ from headgate.policy.compose import capped, classifier, output_of
 from headgate.workload.arrival import Arrival
 
 BYTES_PER_TOKEN = 4
-"""As in English, and as Headgate's own bench sends."""
+"""Bytes per token in English text, and in the prompts that Headgate's own bench sends."""
 ENVELOPE_BYTES = 28
 """Bytes that JSON adds to one message: role and quotes."""
 BATCH_LANE = "batch"

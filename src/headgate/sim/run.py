@@ -41,7 +41,7 @@ class Simulated:
 
     results: Results
     span_s: float
-    """From the first arrival to the last end, in virtual time."""
+    """Virtual seconds from the first arrival to the last end."""
     events: int
     present_s: float
     """Requests in the system, integrated over time: its mean is Little's L."""

@@ -13,7 +13,7 @@ import msgspec
 from headgate.engine.runner.tokenizer import Message, normalised
 
 VOCABULARY = 128_256
-"""As many tokens as Llama 3 has."""
+"""Tokens in the vocabulary, as in Llama 3."""
 _START, _END, _RESERVED = 0, 1, 16
 _MIX = 2_654_435_761
 

@@ -77,7 +77,7 @@ class SimulateOptions:
     cold_start_s: float = 0.0
     """Seconds from a replica's start until it answers."""
     dilation: float = 1.0
-    """As in an emulated engine: real seconds per second of the profile."""
+    """Seconds that pass per second of the profile, as in an emulated engine."""
     goodput: tuple[str, ...] = ()
     by_stream: bool = False
     """Rows are named as the workload names its streams, not by the lanes they were given."""
