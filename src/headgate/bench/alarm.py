@@ -1,4 +1,4 @@
-"""Wake me at that very moment: event loops round to a millisecond, which is a lot of a first token's time."""
+"""Wakes the client at an exact time: event loops round to a millisecond, a large part of a first token's time."""
 
 import asyncio
 import ctypes
@@ -14,7 +14,7 @@ TFD_NONBLOCK, TFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 
 class Alarm(Protocol):
     def set(self, at: float) -> None:
-        """Ring then, on the monotonic clock, instead of whenever it was set to before; in the past: at once."""
+        """Ring at `at` on the monotonic clock, and not at the time set before; a time in the past rings at once."""
 
     def close(self) -> None: ...
 
@@ -22,7 +22,7 @@ class Alarm(Protocol):
 def alarm(loop: asyncio.AbstractEventLoop, clock: Clock, ring: Callable[[], None]) -> Alarm:
     try:
         return _KernelAlarm(loop, ring)
-    except (OSError, AttributeError):  # no Linux, or not allowed here
+    except (OSError, AttributeError):  # not Linux, or timerfd is not allowed here
         return _LoopAlarm(loop, clock, ring)
 
 
@@ -35,7 +35,7 @@ class _Setting(ctypes.Structure):
 
 
 class _KernelAlarm:
-    """A timerfd, exact to some ten microseconds."""
+    """A timerfd, accurate to some ten microseconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -55,7 +55,7 @@ class _KernelAlarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # set anew in the meantime
+            return  # set again in the meantime
         self._ring()
 
     def close(self) -> None:

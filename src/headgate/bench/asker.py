@@ -1,4 +1,4 @@
-"""How is a request put to a server? Where to, as whom, and in which bytes."""
+"""Prepares and sends requests to a server: the address, the API key, and the bytes of head and body."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v
 LIMITS = PoolLimits(max_idle=8192, connect_timeout_s=10.0)
 PROBE_S = 5.0
 MOST_TURNS = 1000
-"""Of the loop, until connections that were closed are gone."""
+"""Loop iterations that close() waits at most for closed connections to go away."""
 Prepared = tuple[Connections, bytes, bytes]
 
 _encode = msgspec.json.Encoder().encode
@@ -30,30 +30,31 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """What is the same for all requests of a run."""
+    """The settings that all requests of a run share."""
 
     endpoint: Endpoint = "chat"
     model: str | None = None
-    """None: the arrival's own, else the first that the server names."""
+    """Model to request. None: the arrival's own, else the first that the server lists."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """API key by tenant; under "" whoever has none of their own."""
+    """API key by tenant; the key under "" is for tenants without one of their own."""
     ignore_eos: bool = False
-    """Say as much as was asked for, even if the model has said all. vLLM, SGLang and Headgate's engine know it."""
+    """Generate as many tokens as requested, past the model's own end. vLLM, SGLang and Headgate's engine know this
+    option."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """More for the body."""
+    """Further fields of the body."""
     stream: bool | None = None
-    """None: as each arrival says."""
+    """Whether to stream. None: as each arrival says."""
     seed: int = 0
     pin: str | None = None
-    """The version to ask Headgate for; None: what it gives."""
+    """The model version to request from Headgate; None: the version that Headgate chooses."""
 
 
 class Asker:
-    """Built and used within one running loop."""
+    """Sends requests to one or more addresses. Built and used within one running loop."""
 
     def __init__(self, urls: tuple[str, ...], asking: Asking, clock: Clock, salt: int = 0) -> None:
-        """Several addresses take turns. With another salt no text is the same: what one run has left in a prefix cache
-        is of no use to the next."""
+        """The addresses take turns. Another salt makes all texts different, so that one run's prefix cache entries do
+        not help the next run."""
         self.asking = asking
         self.urls = tuple(address(url) for url in urls)
         self._pools = [Connections(url, clock=clock, limits=LIMITS) for url in self.urls]
@@ -74,7 +75,7 @@ class Asker:
         return sum(pool.connections for pool in self._pools)
 
     async def probe(self) -> None:
-        """Is anybody there, and what do they serve? Raises StartupError."""
+        """Checks that every address answers, and finds the first model it lists. Raises StartupError."""
         for pool in self._pools:
             status, body = await self._ask_models(pool)
             models = _model_names(body) if status == 200 else []
@@ -102,7 +103,7 @@ class Asker:
             call.cancel()
 
     def prepare(self, arrival: Arrival) -> Prepared:
-        """Everything that can be done before it is due."""
+        """Builds all that can be built before the request is due."""
         pool = next(self._turns)
         tenant, lane = arrival.tenant or "", arrival.lane
         known = (tenant, lane, pool.url)
@@ -138,7 +139,7 @@ class Asker:
         return request_head(path, pool.host, tuple(headers), method)
 
     def _make_tail(self) -> bytes:
-        """What ends every body, with the comma before it."""
+        """The end of every body, with the comma before it."""
         extra: dict[str, Any] = {"ignore_eos": True} if self.asking.ignore_eos else {}
         extra |= self.asking.extra
         return b"," + _encode(extra)[1:] if extra else b"}"
@@ -147,7 +148,7 @@ class Asker:
         asked = arrival.prompt
         chat = self.asking.endpoint == "chat"
         if asked is None:
-            text = prompt_text(arrival, self._rng, self._salt).encode()  # plain words: nothing in it to escape
+            text = prompt_text(arrival, self._rng, self._salt).encode()  # plain words: nothing to escape
             prompt = b'[{"role":"user","content":"%b"}]' % text if chat else b'"%b"' % text
         elif chat and isinstance(asked, str):
             prompt = _encode([{"role": "user", "content": asked}])
@@ -165,7 +166,7 @@ class Asker:
 
 
 def address(url: str) -> str:
-    """What a pool connects to, from whatever people paste. Raises StartupError."""
+    """The address that a pool connects to, from the forms that people paste. Raises StartupError."""
     if url.startswith("unix:"):
         return url
     text = url if "://" in url else f"http://{url}"

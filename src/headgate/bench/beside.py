@@ -1,8 +1,9 @@
-"""What does the pipeline add? The same arrivals through the gateway and straight to the engines, in turns.
+"""Measures the latency that the gateway adds: the same arrivals through the gateway and straight to the engines, in
+turns.
 
-They are cut into slices. Each is played both ways, one after the other and alternately in first place, and both times
-from rest: so both see the same engines at the same time of day, and what differs is the way. Texts differ, or whoever
-comes second would find the first one's prompts in the prefix cache.
+The arrivals are cut into slices. Each slice is played both ways, one after the other and alternately in first place,
+and both times from rest: both ways see the same engines at the same time of day, and only the way differs. The texts
+differ, or the second way would find the first way's prompts in the prefix cache.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ BEYOND = 5
 
 
 def slices(arrivals: Iterator[Arrival], slice_s: float) -> Iterator[tuple[float, list[Arrival]]]:
-    """Stretches of so many seconds, with when they begin; empty ones are left out."""
+    """Yields stretches of `slice_s` seconds, each as its begin and its arrivals; empty stretches are left out."""
     begin: float | None = None
     held: list[Arrival] = []
     for arrival in arrivals:
@@ -37,13 +38,13 @@ def slices(arrivals: Iterator[Arrival], slice_s: float) -> Iterator[tuple[float,
 @dataclass(frozen=True, slots=True)
 class Added:
     lane: str
-    """Empty: all of them."""
+    """Empty: all lanes."""
     what: str
-    """`p99 TTFT`."""
+    """Level and figure, such as `p99 TTFT`."""
     direct_s: float
     through_s: float
     added: Estimate
-    """Seconds."""
+    """Through minus direct, in seconds."""
 
     def as_dict(self) -> dict[str, object]:
         scaled = [
@@ -59,8 +60,8 @@ class Added:
 
 
 def added(through: Results, direct: Results, seed: int = 0) -> list[Added]:
-    """The difference of each percentile. Both are resampled by the same stretches of time: what made a stretch slow in
-    both, such as long prompts, cancels out, and the interval is of the difference alone."""
+    """The difference of each percentile. Both results are resampled by the same stretches of time: a stretch that was
+    slow in both, such as with long prompts, cancels out, and the interval covers the difference alone."""
     if len(through) != len(direct):
         raise ValueError(f"{len(through)} requests one way and {len(direct)} the other")
     rng = np.random.default_rng(seed)

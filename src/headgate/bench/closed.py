@@ -1,7 +1,8 @@
-"""So many at once, all the time: a closed loop. The next request goes out when one before it has ended.
+"""Plays a closed loop: a constant number of requests in flight, the next sent when one of them ends.
 
-This is what people mean by "the p99 at 200 at once". It is not what a service meets: while the server stalls, nothing
-is sent, so a stall is as many slow requests as there are places, and no more. The open loop (player.py) has it all.
+This is what people mean by "the p99 at 200 at once". A service meets something else: while the server stalls, a closed
+loop sends nothing, so a stall is only as many slow requests as there are places. The open loop (player.py) sees all of
+them.
 """
 
 from collections.abc import Iterator
@@ -21,20 +22,21 @@ from headgate.workload.load import Workload
 
 A_TURN = 1000
 PAUSE_S = 0.1
-"""Before the next request where one was refused or failed: a server that refuses at once would be asked for ever."""
+"""Seconds before the next request after a refused or failed one: without a pause, a server that refuses at once would
+get an endless stream of requests."""
 ENOUGH = 8
-"""Beyond two requests for each place, from which on the first ones are left out."""
+"""Requests that a run needs, beyond two per place, for its first request per place to be left out."""
 
 
 def endless(text: str, seed: int) -> Iterator[Arrival]:
-    """The workload's requests again and again, each time with other lengths. When they are due is of no interest."""
+    """The workload's requests again and again, each round with other lengths. Their arrival times are not used."""
     workload = Workload(text, requests=A_TURN)
     for turn in count():
         yield from workload.arrivals(seed + turn * 1_000_003)
 
 
 class ClosedPlayer(Player):
-    """Plays with `places` requests at once, for so many seconds or so many requests."""
+    """Keeps `places` requests in flight, for `lasts_s` seconds or `requests` requests."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class ClosedPlayer(Player):
         super().__init__(arrivals, asker, rows, tally, clock, timeout_s)
         self.places = places
         self.left_out = 0
-        """Requests that began together, as those of no load do, and are not among the rows."""
+        """Requests left out of the rows: the first per place were sent together, as in no real load."""
         self._lasts_s = lasts_s
         self._left = requests
         self._finished = False
@@ -104,7 +106,7 @@ class ClosedPlayer(Player):
         return self._finished or now - self.began >= self._lasts_s or self._left == 0
 
     def _over(self, shot: Shot) -> None:
-        if not self._finished:  # from the loop: what can't be sent at all would call here again and again
+        if not self._finished:  # from the loop: a request that can't be sent at all would recurse here
             self._pausing += 1
             self._loop.call_later(0.0 if shot.kind == "ok" else PAUSE_S, self._again)
         super()._over(shot)

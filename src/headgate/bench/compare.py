@@ -1,4 +1,4 @@
-"""`headgate bench compare A.json B.json`: which differences are real?"""
+"""Runs `headgate bench compare A.json B.json`: says which differences between results are real."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,8 @@ from headgate.report.compare import FigureDifference, compare
 
 
 def run(paths: Sequence[Path], *, page: Path | None = None, seed: int = 0, out: Console | None = None) -> int:
-    """The first file against each of the others. `page` is where an HTML page with all side by side goes."""
+    """Compares the first file with each of the others. `page`: where to write an HTML page with all files side by
+    side."""
     if len(paths) < 2:
         raise StartupError("compare what with what? Give two files or more")
     out = out or Console(highlight=False)

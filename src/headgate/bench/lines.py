@@ -1,7 +1,7 @@
-"""Where do the lines lie? From what was measured to what a config should say. Pure: no clock, no server.
+"""Derives a config's limits (lane boundaries, slots) from measurements. Pure: no clock, no server.
 
-Alone on a replica, a prompt of n tokens has its first token after `fixed + per_token · n`: what every request costs,
-and its prefill. From n = fixed / per_token on, prefill is most of it.
+Alone on a replica, a prompt of n tokens has its first token after `fixed + per_token · n`: the fixed cost of every
+request, plus its prefill. From n = fixed / per_token on, prefill is more than half of that time.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,15 @@ from statistics import median
 from headgate.model.plain import plain
 
 LITTLE: float = 0.2
-"""Of the promise. A prompt whose whole prefill takes less is short whatever else: it can't break the promise."""
+"""Share of the promised TTFT. A prompt whose whole prefill takes less always counts as short: it can't break the
+promise."""
 LONG_SHARE = 0.25
-"""Of a replica's room, what long prompts may have at once."""
+"""Share of all slots that long prompts may use at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One request with nobody beside it."""
+    """One request, measured with no other request on the replica."""
 
     prompt_tokens: int
     ttft_s: float
@@ -28,33 +29,34 @@ class Alone:
 class Prefill:
     fixed_s: float
     token_s: float
-    """For each token of the prompt; 0: it could not be told from nothing."""
+    """Seconds for each token of the prompt; 0: no slope could be measured."""
     shortest: int
     longest: int
-    """Prompts that were measured."""
+    """Lengths of the shortest and longest prompt measured, in tokens."""
 
     def ttft_s(self, prompt_tokens: float) -> float:
         return self.fixed_s + self.token_s * prompt_tokens
 
     @property
     def dominates_from(self) -> int | None:
-        """Tokens from which prefill is more than half of the time to the first token; None: not within what was
-        measured, nor near it."""
+        """Prompt tokens from which prefill is more than half of the time to the first token; None: not up to four times
+        the longest prompt measured."""
         if self.token_s <= 0:
             return None
         at = self.fixed_s / self.token_s
         return max(1, round(at)) if at <= 4 * self.longest else None
 
     def within(self, seconds: float) -> int | None:
-        """The longest prompt whose prefill takes no longer; None: any that was measured, and four times that."""
+        """The longest prompt, in tokens, whose prefill takes at most `seconds`; None: longer than four times the
+        longest prompt measured."""
         if self.token_s <= 0 or seconds / self.token_s > 4 * self.longest:
             return None
         return max(1, int(seconds / self.token_s))
 
 
 def prefill_of(measured: Sequence[Alone]) -> Prefill:
-    """Through the median of each length, each counting by its share: ten percent are as much at a millisecond as at a
-    second. Raises ValueError with fewer than two lengths."""
+    """A line through the median of each length, fitted by relative error: ten percent count as much at a millisecond as
+    at a second. Raises ValueError with fewer than two lengths."""
     by_length: dict[int, list[float]] = {}
     for one in measured:
         by_length.setdefault(one.prompt_tokens, []).append(one.ttft_s)
@@ -69,7 +71,7 @@ def prefill_of(measured: Sequence[Alone]) -> Prefill:
     common = sum(w * (n - mean_n) * (s - mean_s) for w, (n, s) in zip(weights, points, strict=True))
     token_s = max(0.0, common / spread)
     fixed_s = mean_s - token_s * mean_n
-    if fixed_s <= 0:  # all of it is prefill, as far as can be seen
+    if fixed_s <= 0:  # as far as can be measured, all of it is prefill
         fixed_s, token_s = (
             0.0,
             sum(w * n * s for w, (n, s) in zip(weights, points, strict=True))
@@ -80,7 +82,7 @@ def prefill_of(measured: Sequence[Alone]) -> Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """So many at once, all the time."""
+    """The measurement at one number of requests at once, kept constant."""
 
     concurrency: int
     requests: int
@@ -89,9 +91,9 @@ class Level:
     tpot_p50_s: float | None
     tpot_p95_s: float | None
     tokens_per_s: float
-    """Of the output."""
+    """Output tokens per second."""
     failed: int = 0
-    """Refused ones included: a level at which they happen is too much."""
+    """Requests that failed or were refused: a level with any of them is too high."""
 
     def keeps(self, ttft_s: float, tpot_s: float | None) -> bool:
         slow = tpot_s is not None and self.tpot_p95_s is not None and self.tpot_p95_s > tpot_s
@@ -99,7 +101,9 @@ class Level:
 
 
 def next_level(levels: Sequence[Level], ttft_s: float, tpot_s: float | None, most: int) -> int | None:
-    """Doubling until the promise breaks, or more at once brings no more; then halfway between. None: that is it."""
+    """The concurrency to measure next: doubled until a level breaks the promise, then bisected between kept and broken.
+    None: the search is over, because the bounds are close, more brings no more throughput, `most` is reached, or even
+    one at a time breaks the promise."""
     if not levels:
         return 1
     good = max((level.concurrency for level in levels if level.keeps(ttft_s, tpot_s)), default=0)
@@ -115,7 +119,7 @@ def next_level(levels: Sequence[Level], ttft_s: float, tpot_s: float | None, mos
 
 
 def _brings_nothing(levels: Sequence[Level]) -> bool:
-    """Twice doubled, and not a twentieth more came out."""
+    """Two doublings raised the throughput by less than a twentieth."""
     rising = sorted(levels, key=lambda level: level.concurrency)
     return len(rising) >= 3 and rising[-1].tokens_per_s < 1.05 * rising[-3].tokens_per_s
 
@@ -125,13 +129,13 @@ class Advice:
     fast_below_tokens: int
     long_above_tokens: int
     slots: int | None
-    """For each replica; None: the promise is not kept even by one at a time."""
+    """Requests at once that keep the promise, all replicas together; None: not even one request at a time keeps it."""
     long_concurrency: int | None
     why: tuple[str, ...]
 
 
 def advise(prefill: Prefill, levels: Sequence[Level], ttft_s: float, tpot_s: float | None, slow_s: float) -> Advice:
-    """`slow_s` is the promise of the slow lane."""
+    """Recommends limits. `slow_s`: the TTFT that the slow lane promises, in seconds."""
     why: list[str] = []
     dominates, little = prefill.dominates_from, prefill.within(LITTLE * ttft_s)
     if dominates is None:

@@ -1,4 +1,4 @@
-"""What does a person see while it runs? One line, redrawn; where that is not possible, a line every ten seconds."""
+"""Shows a run's progress: one line, redrawn; on a console that can't redraw, a line every ten seconds."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,19 +16,19 @@ from headgate.report.words import count, ms, rate
 
 REDRAW_S, LINE_S = 0.5, 10.0
 WINDOW_S = 5.0
-"""Over which the rate is taken."""
+"""Seconds over which rates are averaged."""
 
 
 class Watcher:
     def __init__(self, console: Console, tally: RunTally, total_s: float | None, clock: Clock) -> None:
-        """`total_s` is how long all of it is scheduled to take; None: nobody knows."""
+        """`total_s`: scheduled length of the whole run, in seconds; None: unknown."""
         self._console, self._tally, self._total_s, self._clock = console, tally, total_s, clock
         self.player: Player | None = None
-        """The one at work."""
+        """The player at work; None: none is."""
         self.passed_s = 0.0
-        """Of the schedule, by earlier players."""
+        """Seconds of the schedule that earlier players have played."""
         self._said: list[tuple[float, int, int]] = [(clock(), 0, 0)]
-        """When, and how much was sent and answered by then; of the last few seconds."""
+        """(time, requests sent, output tokens received) at each redraw of the last WINDOW_S seconds."""
         self._live: Live | None = None
 
     @contextmanager
@@ -45,7 +45,7 @@ class Watcher:
         handle = loop.call_later(every, again)
         try:
             if self._console.is_terminal:
-                # Redrawn from our own timer: a thread of rich's would take turns with the loop at bad moments.
+                # Redrawn from our own timer: rich's own thread would compete with the loop at bad moments.
                 with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
                     yield
             else:

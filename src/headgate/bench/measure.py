@@ -1,4 +1,4 @@
-"""One run of a benchmark, from the first arrival to the last answer: all of it but the reports."""
+"""Runs one benchmark, from the first arrival to the last answer; the reports are made elsewhere."""
 
 import asyncio
 import contextlib
@@ -29,21 +29,21 @@ from headgate.workload.load import Workload
 
 @dataclass(slots=True)
 class Measured:
-    """What a run found."""
+    """The findings of one run."""
 
     results: Results
     behind: str
-    """Why the client's own slowness spoils it; empty: it does not."""
+    """Why the client's own slowness spoils the figures; empty: it does not."""
     interrupted: bool
     messages: dict[str, str] = field(default_factory=dict)
     lanes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What the load calls a request, the lane that the server used for it, and how often."""
+    """Label that the load gives a request → lane that the server used → number of requests."""
     direct: Results | None = None
     added: list[Added] = field(default_factory=list)
 
 
 async def measure(options: BenchOptions, console: Console | None = None, clock: Clock = monotonic) -> Measured:
-    """All of it but the reports. Raises StartupError."""
+    """Runs the benchmark that the options describe, without its reports. Raises StartupError."""
     workload = Workload(
         options.workload,
         rate=options.rate,
@@ -139,7 +139,7 @@ class _Run:
         return self._closed
 
     async def _alternating(self) -> list[Rows]:
-        """Only slices that went both ways count."""
+        """Plays each slice both ways; a slice that was interrupted before its second way ended does not count."""
         options = self._options
         kept = [Rows(), Rows()]
         for index, (begin, slice_) in enumerate(slices(self._workload.arrivals(options.seed), options.slice_s)):
@@ -161,7 +161,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends it with what is there; a second one the usual way."""
+        """Ctrl-C ends the run with the results so far; a second Ctrl-C interrupts the process as usual."""
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -172,7 +172,7 @@ class _Run:
 
         try:
             loop.add_signal_handler(signal.SIGINT, stop)
-        except (RuntimeError, ValueError):  # not the main thread: then nobody presses anything
+        except (RuntimeError, ValueError):  # not the main thread, which alone gets Ctrl-C
             yield
             return
         try:
@@ -208,7 +208,7 @@ class _Run:
 
 
 def _open_files() -> None:
-    """As many connections as the system allows."""
+    """Raises the limit of open files, and with it of connections, to the most that the system allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -220,7 +220,7 @@ def _own_cpu_s() -> float:
 
 
 def _cpu() -> tuple[float, float] | None:
-    """The machine's idle time and all time so far, in ticks; None: it does not say."""
+    """The machine's idle time and total time so far, in ticks; None: /proc/stat can't be read."""
     try:
         ticks = [float(part) for part in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What can be asked of `headgate bench`, and is it sane?"""
+"""Defines the options of `headgate bench` and checks them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ class BenchOptions:
     url: str
     """http://host:port of any OpenAI-compatible server."""
     workload: str
-    """See workload/spec.py."""
+    """See workload/spec.py for the syntax."""
     rate: float | None = None
     time_scale: float | None = None
     duration_s: float | None = None
     requests: int | None = None
     concurrency: int | None = None
-    """So many requests at once, in a closed loop; None: an open one, by the workload's own times."""
+    """Requests in flight, in a closed loop; None: an open loop, by the workload's own times."""
     seed: int = 0
     model: str | None = None
-    """None: the first that the server names."""
+    """None: the first model that the server lists."""
     endpoint: Endpoint = "chat"
     keys: tuple[str, ...] = ()
-    """KEY, or TENANT=KEY; env:NAME in a key's place reads it from the environment."""
+    """KEY, or TENANT=KEY; env:NAME in place of a key reads it from the environment."""
     goodput: tuple[str, ...] = ()
-    """Such as ttft:500 tpot:80, in milliseconds."""
+    """Targets such as ttft:500 tpot:80, in milliseconds."""
     direct: tuple[str, ...] = ()
-    """Engines to which the same load is also put without the gateway."""
+    """Addresses of engines that get the same load without the gateway."""
     slice_s: float = 15.0
-    """How long the two ways take turns."""
+    """Length of a slice, in seconds: the two ways take turns slice by slice."""
     stream: bool | None = None
     ignore_eos: bool = False
     extra_body: str = ""
-    """A JSON object that is added to every body."""
+    """A JSON object whose fields are added to every body."""
     timeout_s: float = 600.0
-    """For one request, from when it was due."""
+    """Timeout of one request, in seconds from when it was due."""
     pin: str | None = None
-    """Version of the model that is asked for, of Headgate and with a trusted key; None: what it gives."""
+    """Model version to request from Headgate, with a trusted key; None: the version that Headgate chooses."""
     allow_lag: bool = False
     """Don't fail a run whose client fell behind."""
     json: Path | None = None
@@ -55,7 +55,7 @@ class BenchOptions:
 
 
 def check_loop(options: BenchOptions) -> None:
-    """What only an open loop has."""
+    """Refuses options of the open loop where `concurrency` asks for a closed one. Raises StartupError."""
     if options.concurrency is None:
         return
     if not 1 <= options.concurrency <= MOST_AT_ONCE:

@@ -1,4 +1,4 @@
-"""Who is asked when? An open loop: requests go out when they are due, whatever became of those before."""
+"""Plays an open loop: sends each request when it is due, whatever became of the requests before."""
 
 import asyncio
 import errno
@@ -17,18 +17,18 @@ from headgate.report.results import Rows
 from headgate.workload.arrival import Arrival
 
 HEAD_START_S = 0.05
-"""From the beginning to the first arrival's time zero: what it takes to get going."""
+"""Seconds from the start to the arrivals' time zero, for the first request to be prepared."""
 MOST_REASONS = 100
 MOST_LANES = 1000
 MOST_MESSAGES = 20
 NO_ROOM = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE), os.strerror(errno.EADDRNOTAVAIL))
 LATE_S, LATE_SHARE, LAG_P99_S = 0.05, 0.01, 0.01
-"""A client that sends one in a hundred this late, or whose p99 is past that, measures itself."""
+"""A client that sends more than 1 % of requests over 50 ms late, or whose p99 lag is over 10 ms, measures itself."""
 
 
 @dataclass(slots=True)
 class RunTally:
-    """What is known of a run so far."""
+    """The counts and sketches of a run so far."""
 
     sent: int = 0
     completed: int = 0
@@ -36,19 +36,19 @@ class RunTally:
     failed: int = 0
     tokens: int = 0
     late: int = 0
-    """Sent more than 50 ms after it was due."""
+    """Requests sent more than 50 ms after they were due."""
     no_room: int = 0
-    """Not sent at all: this machine had no open file or no port left for one more connection."""
+    """Requests not sent at all: this machine had no open file or no port left for another connection."""
     lag: Sketch = field(default_factory=Sketch)
     ttft: Sketch = field(default_factory=Sketch)
     e2e: Sketch = field(default_factory=Sketch)
     messages: dict[str, str] = field(default_factory=dict)
-    """For each reason, what the server said the first time."""
+    """The server's first message for each reason."""
     reasons: set[str] = field(default_factory=set)
     lanes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(what the load calls it, the lane that the server used), as often as it said so."""
+    """Requests by (label that the load gives, lane that the server reports)."""
     prompt_tokens: int = 0
-    """Of answers that said how many of them were cached."""
+    """Prompt tokens of the answers that report cached tokens."""
     cached_tokens: int = 0
 
     @property
@@ -92,9 +92,9 @@ class Player:
         self._next: tuple[Shot, Prepared] | None = None
         self._done: asyncio.Future[None] = self._loop.create_future()
         self.began = 0.0
-        """On the clock, time zero of the arrivals."""
+        """The arrivals' time zero, on the clock."""
         self.started: float | None = None
-        """When it began to play, which is later if the first arrivals are not its own."""
+        """When playing starts, on the clock: later than `began` if the first slice is not the first; None: not yet."""
         self.stopped = False
 
     @property
@@ -102,7 +102,8 @@ class Player:
         return len(self._flying)
 
     async def play(self, from_s: float = 0.0) -> None:
-        """Until the last answer is there, or all are cut off. `from_s` is which of the arrivals' times is now."""
+        """Plays until the last answer has arrived or all requests are cut off. `from_s`: the arrival time that is
+        now."""
         self.started = self._clock() + HEAD_START_S
         self.began = self.started - from_s
         self._alarm = alarm(self._loop, self._clock, self._send_due)
@@ -116,7 +117,7 @@ class Player:
                 shot.cut_off(CUT_OFF)
 
     def stop(self) -> None:
-        """Send no more, and wait for none."""
+        """Sends no more requests, and cuts off those in flight."""
         self.stopped = True
         self._next = None
         for shot in list(self._flying):
@@ -126,7 +127,7 @@ class Player:
     # ------------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """What can be done before the next one is due."""
+        """Builds the next request before it is due."""
         arrival = next(self._arrivals, None)
         if arrival is None:
             self._next = None

@@ -1,4 +1,4 @@
-"""`headgate bench`: offer a load, measure what comes back, say it in a table, a file and a page."""
+"""Runs `headgate bench`: offers a load, measures the answers, and reports them as a table, a file and a page."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from headgate.report.words import ms
 
 INTERRUPTED = 130
 SEEN_S = 5e-6
-"""Less than that would be printed as nothing."""
+"""Seconds below which a figure would be printed as zero."""
 
 
 def run(
     options: BenchOptions, out: Console | None = None, err: Console | None = None, *, clock: Clock = monotonic
 ) -> int:
-    """The exit code. Raises StartupError, one line, for what can't be begun."""
+    """Returns the exit code. Raises StartupError, with a message of one line, for a run that can't start."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     for path in (options.json, options.html):
         if path is not None and not path.absolute().parent.is_dir():

@@ -1,7 +1,8 @@
-"""What becomes of one request? Heard event by event, and told once when it is over.
+"""Follows one request event by event, and reports once when it is over.
 
-Every time counts from when the request was due. A client that counts from when it sent it hides the wait it shared:
-while a server stalls, a closed loop sends nothing, and the stall is one slow request instead of hundreds.
+Every duration counts from when the request was due. A client that counts from when it sent the request hides the wait
+that requests share: while a server stalls, a closed loop sends nothing, and the stall is one slow request instead of
+hundreds.
 """
 
 from array import array
@@ -18,7 +19,7 @@ from headgate.workload.arrival import Arrival
 
 REFUSALS = (429, 503)
 BY_CODE: dict[str, Kind] = {outcome.value: outcome.kind for outcome in Outcome}
-"""Headgate says in the code what it means; from anybody else, 429 and 503 are refusals."""
+"""Headgate's error codes name the outcome; from any other server, 429 and 503 are refusals."""
 LONGEST_WHY = 80
 
 
@@ -63,12 +64,12 @@ class _Timings(msgspec.Struct):
 class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    # Plain Raw: `Raw | None` would take nothing but null.
+    # Plain Raw: `Raw | None` would accept nothing but null.
     error: msgspec.Raw = _ABSENT
     timings: msgspec.Raw = _ABSENT
-    """Our engine's, and llama.cpp's of the same name."""
+    """From Headgate's engine; llama.cpp uses the same name."""
     metrics: msgspec.Raw = _ABSENT
-    """vLLM's, with --enable-per-request-metrics."""
+    """From vLLM with --enable-per-request-metrics."""
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -76,7 +77,7 @@ _decode_timings = msgspec.json.Decoder(_Timings).decode
 
 
 class Shot:
-    """The Listener of one request."""
+    """Listens to the answer of one request."""
 
     __slots__ = (
         "_ended_well",
@@ -120,18 +121,18 @@ class Shot:
         self.ended_at = due
         self.max_gap_s: float | None = None
         self.gaps = array("d")
-        """Between the tokens' events."""
+        """Seconds between events with output."""
         self.prompt_tokens: int | None = None
         self.cached_tokens: int | None = None
-        """Of the prompt, those that the server had in its cache; None: it does not say."""
+        """Prompt tokens that the server had in its prefix cache; None: the server does not report them."""
         self.output_tokens: int | None = None
         self.queue_s: float | None = None
         self.kind: Kind = "ok"
         self.why = ""
         self.lane = ""
-        """The one that the server used; empty: it does not say."""
+        """The lane that the server used; empty: the server does not report it."""
         self.message = ""
-        """What the server said about it, in full."""
+        """The server's error message, in full."""
         self._status = 0
         self._events = 0
         self._ended_well = False
@@ -141,12 +142,12 @@ class Shot:
 
     @property
     def tokens(self) -> int:
-        """As the server counted them, else as many as there were events."""
+        """Output tokens as the server counted them, else the number of events with output (unstreamed: of choices)."""
         return self._events if self.output_tokens is None else self.output_tokens
 
     @property
     def ttft_s(self) -> float | None:
-        """Of what was streamed: for anything else the first token is not seen."""
+        """Seconds to the first token; None: none came, or the answer was not streamed."""
         return None if self.first_at is None else self.first_at - self.due
 
     @property
@@ -265,7 +266,7 @@ class Shot:
     # ------------------------------------------------------------------------------------------------------------
 
     def cut_off(self, why: str) -> None:
-        """Nobody waits for it any longer."""
+        """Cancels the request: the client no longer waits for its answer."""
         self._break_off("client", why)
 
     def _break_off(self, kind: Kind, why: str) -> None:

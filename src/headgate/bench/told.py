@@ -1,4 +1,4 @@
-"""What must a reader know of a run beside its figures? Which lanes the server used, what it had cached, which loop."""
+"""Adds what a reader must know beside a run's figures: the lanes that the server used, the cached share, the loop."""
 
 from headgate.bench.closed import ClosedPlayer
 from headgate.bench.player import RunTally
@@ -6,7 +6,7 @@ from headgate.report.words import count, percent
 from headgate.workload.load import Workload
 
 MUCH = 0.5
-"""Of the prompts' tokens: from there on what was cached is most of what was measured."""
+"""Share of prompt tokens above which the run measured mostly the prefix cache."""
 SHOWN = 12
 
 

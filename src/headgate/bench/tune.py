@@ -1,7 +1,8 @@
-"""`headgate tune`: where do the lines lie on these replicas? Measures a little, within bounds, and says what to set.
+"""Runs `headgate tune`: measures these replicas within a time budget, and says which limits to set.
 
-First one request at a time, longer and longer prompts: when does prefill take over? Then more and more at once: how
-many keep the promise? Prompts are never the same twice, so that no prefix cache flatters.
+First, one request at a time with longer and longer prompts, to find the length at which prefill dominates. Then, more
+and more requests at once, to find how many keep the promise. No prompt is sent twice, so that no prefix cache flatters
+the figures.
 """
 
 import asyncio
@@ -26,20 +27,20 @@ from headgate.workload.arrival import Arrival
 
 SHORTEST = 16
 TIMES = 3
-"""Each length is asked so often, and the median counts."""
+"""Requests per prompt length; the median counts."""
 A_FEW = 4
-"""Output tokens of a request whose first token is of interest."""
+"""Output tokens of a request that is sent for its first token."""
 LENGTHS_SHARE = 0.4
-"""Of the time allowed, for the first part."""
+"""Share of the time budget for the first part."""
 ENOUGH = 30
-"""Requests at least for a p95, or as many as fit the time."""
+"""Requests that a level needs at least for a p95, if the time allows them."""
 LEVELS = 10
-"""The second part's time is shared between so many."""
+"""Number of levels that the second part's time is divided by."""
 INTERRUPTED = 130
 
 
 def run(options: TuneOptions, out: Console | None = None, err: Console | None = None, clock: Clock = monotonic) -> int:
-    """The exit code. Raises StartupError, one line, for what can't be begun."""
+    """Returns the exit code. Raises StartupError, with a message of one line, for a run that can't start."""
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     for path in (options.json, options.html):
         if path is not None and not path.absolute().parent.is_dir():
@@ -103,7 +104,7 @@ class _Client:
         return self.left_s <= 0 or self.tuned.asked >= self.tuned.options.requests
 
     async def ask(self, prompt: int, output: int) -> Shot:
-        """One request, from now to its end. Cut off when the time allowed for all of it is over."""
+        """Sends one request and returns when it is over, at the latest when the time budget is spent."""
         over: asyncio.Future[Shot] = asyncio.get_running_loop().create_future()
         arrival = Arrival(0.0, prompt, output)
         prepared = self.asker.prepare(arrival)
@@ -129,7 +130,7 @@ class _Client:
 async def _lengths(client: _Client, say: Callable[[str], None]) -> None:
     tuned, options = client.tuned, client.tuned.options
     until = client.clock() + LENGTHS_SHARE * options.budget_s
-    first = await client.ask(SHORTEST, A_FEW)  # whatever is cold gets warm
+    first = await client.ask(SHORTEST, A_FEW)  # warms up what is cold
     if first.kind != "ok" or first.ttft_s is None:
         raise StartupError(f"{client.asker.urls[0]} does not answer as it should: {first.message or first.why}")
     length = SHORTEST
@@ -186,7 +187,7 @@ async def _levels(client: _Client, say: Callable[[str], None]) -> None:
 
 
 async def _at(client: _Client, many: int, each_s: float) -> Level | None:
-    """None: there was no time for it."""
+    """Measures `many` requests at once for at most `each_s` seconds. None: there was no time for it."""
     began = client.clock()
     until = min(began + each_s, client.until)
     done: list[Shot] = []
@@ -202,7 +203,7 @@ async def _at(client: _Client, many: int, each_s: float) -> Level | None:
     took_s = client.clock() - began
     if client.left_s <= 0 and len(done) < 2 * many:
         return None
-    # The first of each began together, as no load does; where there is little else, they have to do.
+    # The first request of each task began together, as in no real load; where there are few others, they count too.
     steady = done[many:] if len(done) >= 2 * many + 8 else done
     good = [shot for shot in steady if shot.kind == "ok" and shot.ttft_s is not None]
     ttfts = [shot.ttft_s for shot in good if shot.ttft_s is not None]

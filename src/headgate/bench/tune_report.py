@@ -1,4 +1,4 @@
-"""How is what `headgate tune` found told? A table, a snippet for the config, a file, a page with two plots."""
+"""Reports what `headgate tune` found: a table, a snippet for the config, a JSON file, a page with two plots."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from headgate.report.words import count, ms, rate
 
 
 def snippet(tuned: Tuned) -> str:
-    """For headgate.yaml."""
+    """The recommended settings as YAML for headgate.yaml."""
     advice = tuned.advice
     assert advice is not None
     lines = [

@@ -1,4 +1,4 @@
-"""What can be asked of `headgate tune`, and what it finds."""
+"""Defines the options of `headgate tune`, and its findings."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,22 +10,22 @@ from headgate.bench.lines import Advice, Alone, Level, Prefill
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
     urls: tuple[str, ...]
-    """Replicas of one kind, asked in turn."""
+    """Addresses of replicas of one kind; requests go to them in turn."""
     sla: tuple[str, ...] = ("ttft:500",)
-    """At p95, in milliseconds: ttft, and tpot if given."""
+    """Promises at p95, in milliseconds: ttft, and optionally tpot."""
     slow_ttft_ms: float = 2000.0
-    """What the slow lane promises at p95."""
+    """TTFT that the slow lane promises at p95."""
     longest: int = 8192
-    """Prompt tokens."""
+    """Longest prompt to measure, in tokens."""
     output: int = 64
-    """Tokens of each answer while many are asked at once."""
+    """Output tokens of each answer while many requests run at once."""
     prompt: int | None = None
-    """The same for their prompts; None: half of what is short here."""
+    """Prompt tokens of those requests; None: half of the fast lane's limit, at least 16 and at most 512."""
     concurrency: int = 256
-    """At most so many at once, all replicas together."""
+    """Maximum requests at once, all replicas together."""
     budget_s: float = 180.0
     requests: int = 5000
-    """At most so many in all."""
+    """Maximum requests in total."""
     model: str | None = None
     endpoint: Endpoint = "chat"
     keys: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class TuneOptions:
 
 @dataclass(slots=True)
 class Tuned:
-    """All that was found."""
+    """The findings of one run."""
 
     options: TuneOptions
     model: str
@@ -45,7 +45,7 @@ class Tuned:
     prefill: Prefill | None = None
     levels: list[Level] = field(default_factory=list)
     prompt: int = 0
-    """Tokens of the prompts of the second part."""
+    """Prompt tokens of the requests in the second part."""
     notes: list[str] = field(default_factory=list)
     advice: Advice | None = None
     asked: int = 0
