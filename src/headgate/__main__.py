@@ -1,4 +1,4 @@
-"""The command line: arguments become a config, the config is run, trouble becomes one line."""
+"""Turns arguments into a config and runs it; a StartupError is printed as one line."""
 
 import logging
 import os
@@ -81,7 +81,7 @@ class EngineFlags:
     gap_target_ms: Annotated[float | None, positive, Parameter(group=MEMORY)] = None
     """Longest gap between two tokens of a running stream to aim for. Default: its lane's, 200 ms."""
     step_limit_ms: Annotated[float | None, positive, Parameter(group=MEMORY)] = None
-    """Longest step to aim for while nobody is decoding. Default: 500."""
+    """Longest step to aim for while no sequence is decoding. Default: 500."""
     longest_shared: Annotated[int | None, positive, Parameter(group=MEMORY)] = None
     """Sequences longer than this don't share a batch with shorter ones. Default: any may."""
     in_order: Annotated[bool, Parameter(group=MEMORY, negative="")] = False
@@ -114,7 +114,8 @@ class EngineFlags:
         )
 
     def emulated(self, profile: "Profile", dilation: float) -> EngineConfig:
-        """The same for an engine that takes a GPU's time; what is not said is as the profile says."""
+        """The same config for an engine that emulates a GPU's timing; a flag that is not given keeps the profile's
+        value."""
         from headgate.engine.emulation import emulated_config
 
         config = emulated_config(profile, dilation)
@@ -137,7 +138,7 @@ class EngineFlags:
         )
 
     def embedded(self) -> EmbeddedConfig:
-        """The same for the engine that a gateway runs for itself."""
+        """The same flags as the config of the engine that a gateway runs itself."""
         return EmbeddedConfig(
             model=self.model,
             model_name=self.model_name,
@@ -190,7 +191,7 @@ def serve(
     replica
         A running engine, such as http://10.0.0.7:8000; may be given several times. Without any, Headgate runs its own.
     replica_key_file
-        File with the API key that every --replica wants. It is sent to them, and shown to nobody.
+        File with the API key that every --replica wants. It is sent to them, and never shown.
     config
         YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml).
     engines

@@ -1,11 +1,11 @@
 """Chooses the copy of the package that a command runs: the compiled one, if it was made of exactly these sources.
 
 A checkout's sources run interpreted. `make compiled` puts a copy under build/compiled, with the data path compiled
-(docs/decisions/0007) and a stamp: the hash of what it was made of, and for which Python. A command started on the
-sources hashes them, and starts anew on the copy if the stamp says the same; an older copy is never run. What it starts
-itself (engines, replicas) runs the same copy.
+(docs/decisions/0007) and a stamp: the hash of its sources, and the Python it was made for. A command started on the
+sources hashes them, and restarts on the copy if the stamps are equal; an outdated copy never runs. The processes that
+the command starts (engines, replicas) run the same copy.
 
-It runs before anything else of the package is imported, so that it imports nothing of it.
+This module runs before any other of the package, so the version is all that it imports from the package.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from headgate import __version__
 CHOSEN = "HEADGATE_COPY"
 """Environment variable: the folder whose copy runs, as chosen by a parent, a test or a person."""
 COPY = Path("build", "compiled")
-"""Where a checkout has its compiled copy."""
+"""Path of the compiled copy in a checkout."""
 STAMP = "COMPILED"
-"""File in a compiled copy of the package."""
+"""Name of the stamp file in a compiled copy of the package."""
 HERE = Path(__file__).resolve().parent
 _SUFFIX: str = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 def prefer_compiled(package: Path = HERE) -> None:
-    """Start anew on the compiled copy of these sources; returns where there is none, or the choice was made already.
-    Exits where the copy was named by hand and is of other sources."""
+    """Restarts the command on the compiled copy of these sources. Returns where there is no such copy, or the choice
+    was made already; exits where the running copy was made of other sources."""
     root = _checkout(package)
     chosen = os.environ.get(CHOSEN)
     if root is None or (chosen and Path(chosen).resolve() in (root / "src", root / COPY)):
@@ -41,13 +41,13 @@ def prefer_compiled(package: Path = HERE) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    # -P: a file or folder called headgate, where this command is called, is not meant.
+    # -P: a file or folder called headgate in the current directory is not meant.
     argv = [sys.executable, *_interpreter_options(), "-P", "-m", "headgate", *sys.argv[1:]]
     os.execve(sys.executable, argv, same_copy(copy))
 
 
 def same_copy(package: Path = HERE) -> dict[str, str]:
-    """The environment of a process that is to run the same copy of the package as this one."""
+    """The environment for a process that must run the same copy of the package as this one."""
     if _checkout(package) is None:
         return dict(os.environ)  # installed: there is only one
     first, given = str(package.parent), os.environ.get("PYTHONPATH", "")
@@ -56,7 +56,7 @@ def same_copy(package: Path = HERE) -> dict[str, str]:
 
 
 def version(package: Path = HERE) -> str:
-    """What runs, for a person."""
+    """The version, and whether it runs compiled or interpreted, in words."""
     return f"Headgate {__version__} ({_how(package)})"
 
 
@@ -65,7 +65,8 @@ def is_compiled(package: Path = HERE) -> bool:
 
 
 def stamp_of(package: Path, ending: str = "") -> str:
-    """What a compiled copy of these sources says, if it is for this Python. `ending`: only of such files."""
+    """The stamp of a copy compiled from these sources for this Python. `ending`: hash only files whose names end with
+    it."""
     names = []
     for folder, folders, files in os.walk(package):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -80,7 +81,7 @@ def stamp_of(package: Path, ending: str = "") -> str:
 
 
 def stamp_in(copy: Path) -> str:
-    """Empty: it has none."""
+    """The stamp in a compiled copy; empty: the copy has none."""
     try:
         return (copy / STAMP).read_text()
     except OSError:
@@ -92,7 +93,7 @@ def _is_made(name: str) -> bool:
 
 
 def _checkout(package: Path) -> Path | None:
-    """The checkout that this copy of the package is in; None: it was installed from a wheel."""
+    """The checkout that contains this copy of the package; None: the package was installed from a wheel."""
     for folder in (Path("src"), COPY):
         root = package.parents[len(folder.parts)]
         if package.parent == root / folder and (root / "hatch_build.py").is_file():
@@ -109,6 +110,6 @@ def _how(package: Path) -> str:
 
 
 def _interpreter_options() -> list[str]:
-    """Those that Python itself was started with, such as -X dev."""
+    """The options that Python itself was started with, such as -X dev."""
     before = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     return before[:-2] if before[-2:-1] == ["-m"] else before[:-1]

@@ -1,4 +1,4 @@
-"""When is memory looked through for what nobody uses any more? Seldom, while something is measured or simulated."""
+"""Makes Python's garbage collection rare while something is measured or simulated."""
 
 import gc
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def rarely_collected() -> Iterator[None]:
-    """Nothing of what was there before is looked at, and the rest seldom: requests leave no cycles behind. To a bench a
-    pause would look like the server's; of a simulation it would take a tenth."""
+    """Exempts existing objects from collection and collects the rest rarely: requests leave no cycles behind. In a
+    bench a pause would look like the server's; in a simulation collecting would take a tenth of the time."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What does a person see while something takes time? A few readable lines on standard error."""
+"""Shows a few readable lines on standard error while something takes time."""
 
 import json
 import shlex
@@ -12,14 +12,14 @@ from headgate.compiled import version
 from headgate.model.clock import Clock
 
 KEY = "OPENAI_API_KEY"
-"""Where a shell has a tenant's key, as OpenAI's own clients expect it."""
+"""Environment variable with a tenant's key, as OpenAI's own clients expect it."""
 
 
 class Progress:
     def __init__(self, clock: Clock, console: Console | None = None, *, banner: bool = True) -> None:
         self._clock = clock
         self._banner = banner
-        """False: phases only; somebody else says hello and when it is ready."""
+        """False: phases only; the process that started this one prints the title and the ready line."""
         self._console = console or Console(stderr=True, highlight=False)
 
     def title(self) -> None:
@@ -35,7 +35,7 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[None]:
-        """A spinner while it lasts, then a line with how long it took."""
+        """Shows a spinner while the block runs, then a line with its duration."""
         began = self._clock()
         about = escape(f"{name:<9} {detail}".rstrip())
         with self._console.status(f"{about} …"):
@@ -54,11 +54,11 @@ class Progress:
 
 
 def curl(where: str, model: str, *, key: bool = False) -> str:
-    """A command that a shell takes as it is, whatever the model is called."""
+    """The curl command for a first request, quoted so that a shell takes any model name."""
     if where.startswith("unix:"):
         how, base = f"--unix-socket {shlex.quote(where.removeprefix('unix:'))} ", "http://localhost"
     else:
-        # -k: nobody knows for which name the certificate is, and this goes no further than this machine.
+        # -k: the name in the certificate is not known here, and the request does not leave this machine.
         how, base = "-k " if where.startswith("https:") else "", where
     for anywhere, here in (("//0.0.0.0:", "//127.0.0.1:"), ("//[::]:", "//[::1]:")):
         base = base.replace(anywhere, here)

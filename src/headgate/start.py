@@ -1,4 +1,4 @@
-"""The `headgate` command: it chooses which copy of the package runs before anything else of it is imported."""
+"""Starts the `headgate` command: chooses which copy of the package runs before importing the rest of it."""
 
 from headgate.compiled import prefer_compiled
 
