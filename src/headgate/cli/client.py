@@ -1,4 +1,5 @@
-"""Asking a running gateway from the command line: why was this one slow, which were the slowest, what is wrong?"""
+"""Asks a running gateway from the command line: where one request's time went, which were the slowest, what is
+wrong."""
 
 import json
 import re
@@ -22,7 +23,7 @@ from headgate.model.plain import plain
 TIMEOUT_S = 30.0
 MOST_BYTES = 64 << 20
 BAR = 32
-"""Characters for all of a request's time, where there is room."""
+"""Characters for a request's whole duration, on a console that is wide enough."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STYLES = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
@@ -33,7 +34,7 @@ _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
 
 
 def why(url: str, request_id: str, key: str | None = None, console: Console | None = None) -> None:
-    """Where one request's time went, as a waterfall with the causes beside it."""
+    """Prints where one request's time went, as a waterfall with the causes beside it."""
     answer = AdminClient(url, key).ask(f"/admin/requests/{quote(request_id, safe='')}")
     console = console or _console()
     console.print(waterfall(answer, max(8, min(BAR, console.width // 4))))
@@ -49,7 +50,7 @@ def slow(
     by: str = "e2e",
     console: Console | None = None,
 ) -> None:
-    """The slowest requests of the last while, each with the reason in a line."""
+    """Prints the slowest requests of the last `last`, each with its reason in one line."""
     query = {"last": f"{duration(last):g}", "limit": str(limit), "by": by, **({"lane": lane} if lane else {})}
     answer = AdminClient(url, key).ask(f"/admin/slow?{urlencode(query)}")
     console, rows = console or _console(), answer["slow"]
@@ -70,8 +71,8 @@ def doctor(
     own: str | None = None,
     probe: Callable[[str, Look], ProbeReport] | None = None,
 ) -> bool:
-    """What is wrong, by which figures, and what to do about it. Whether nothing of it is critical. `own` is the
-    gateway's own address where `url` is that of a proxy; `probe` tries out what is between."""
+    """Prints what is wrong, by which figures, and what to do about it. Returns whether the gateway is ready and no
+    finding is critical. `own`: the gateway's own address, where `url` is a proxy's; `probe` tests what lies between."""
     console, gateway = console or _console(), AdminClient(own or url, key)
     gateway.ask("/health/live")
     status, answer = gateway.get("/health/ready")
@@ -100,7 +101,7 @@ def doctor(
 
 
 def answered_lines(figures: dict[str, Any]) -> list[Text]:
-    """Whether there is an outage, and of each lane how many of those that asked were answered."""
+    """One line for an outage, and one line per lane with the share of its requests that were answered."""
     lines = []
     if figures.get("outage"):
         lines.append(Text.assemble(("✗ OUTAGE ", "bold red"), "no replica is usable: nothing can be answered"))
@@ -137,7 +138,7 @@ def _probed(told: ProbeReport, console: Console) -> list[dict[str, Any]]:
 
 
 def duration(text: str) -> float:
-    """90, 90s, 5m, 1h: in seconds."""
+    """Converts 90, 90s, 5m or 1h to seconds. Raises StartupError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip().lower())
     value = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 1 <= value <= 7 * 86_400:
@@ -156,11 +157,11 @@ class AdminClient:
             raise StartupError(f"--url: expected an address such as http://127.0.0.1:8000, got {url!r}")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # Never through a proxy from the environment: it is our own gateway, most often on this machine.
+        # Never through a proxy from the environment: the gateway is our own, most often on this machine.
         self._opener = build_opener(ProxyHandler({}))
 
     def ask(self, path: str) -> dict[str, Any]:
-        """The answer to a question that should have one."""
+        """The JSON answer to a GET. Raises StartupError for an error status."""
         status, answer = self.get(path)
         if status == 401:
             said = _message(answer, status)
@@ -240,7 +241,7 @@ def waterfall(answer: dict[str, Any], width: int = BAR) -> Group:
 
 
 def bar(begins: float, share: float, width: int = BAR) -> str:
-    """A stretch of a line of `width` characters; whatever took any time at all can be seen."""
+    """A bar within a line of `width` characters, at the fraction `begins`; any share above zero is visible."""
     begins = min(max(begins, 0.0), 1.0)
     whole, eighths = divmod(round(min(share, 1.0 - begins) * width * 8), 8)
     start = min(int(begins * width), width - 1)
@@ -251,7 +252,7 @@ def bar(begins: float, share: float, width: int = BAR) -> str:
 
 
 def exact(value: float) -> str:
-    """More digits than in a sentence: columns are compared."""
+    """A duration with more digits than in a sentence: columns are compared."""
     return (
         f"{value * 1e3:.1f} ms" if value < 0.09995 else f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
     )

@@ -1,4 +1,4 @@
-"""`headgate export`: what other tools need, made from the one config."""
+"""Adds `headgate export`, which prints what other tools need, made from the gateway's config."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,21 +138,21 @@ def cloudflare(*, gateway: Gateways = (), name: str = "llm.example.com", config:
 @dataclass(frozen=True, kw_only=True)
 class ClusterFlags:
     name: str = "headgate"
-    """What everything is called; the engines are NAME-engine."""
+    """Name of everything; the engines are NAME-engine."""
     namespace: str | None = None
-    """Default: that of whoever applies it."""
+    """Namespace. Default: the current one of the user who applies the manifests."""
     image: str | None = None
-    """Made from the Containerfile. Default: headgate, of this version."""
+    """The gateway's image, made from the Containerfile. Default: headgate, of this version."""
     engine: str = "headgate"
-    """What they are: vllm, sglang, tgi, tensorrt_llm, triton, llama_cpp, openai. Each has an image of its own."""
+    """Kind: headgate; or vllm, sglang, tgi, tensorrt_llm, triton, llama_cpp, openai, which need --engine-image."""
     engine_image: str | None = None
-    """Default: the same, for Headgate's own engine."""
+    """The engines' image. Default: for Headgate's own engine, the gateway's."""
     engine_arg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
     """One word of the engine's command line, in order; may be given many times. Default: as the engine wants it."""
     gateways: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1
-    """How many. With more than one, KEDA has to scale the engines."""
+    """Number of gateways. With more than one, KEDA has to scale the engines."""
     gpus: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0
-    """For each engine."""
+    """GPUs for each engine."""
     keda: Annotated[bool, Parameter(negative="")] = False
     """KEDA scales the engines, and the gateway does not."""
 

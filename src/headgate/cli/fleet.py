@@ -1,4 +1,4 @@
-"""Commands that change a running gateway: its fleet, its config; and what its tenants have used."""
+"""Adds the commands that change a running gateway's fleet and config, and that print its tenants' usage."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -75,12 +75,12 @@ def zero(
     """Stop every replica of the fleet on purpose, and measure what the next request pays for it.
 
     Sends a few requests while all is warm, stops everything, sends one, and keeps both figures at the gateway as its
-    baseline. Whoever else sends a request meanwhile pays too: not for a gateway that is in use.
+    baseline. Any other client that sends a request meanwhile pays too: not for a gateway that is in use.
 
     Parameters
     ----------
     requests
-        How many to measure while warm.
+        Number of requests to measure while warm.
     patience
         Seconds to wait for the first token afterwards.
     api_key

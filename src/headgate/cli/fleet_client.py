@@ -1,4 +1,4 @@
-"""Changing a running gateway from the command line."""
+"""Changes a running gateway from the command line."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ NOTES = 10
 
 
 class Changer(AdminClient):
-    """Also sends."""
+    """An AdminClient that also sends changes."""
 
     def send(
         self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
@@ -148,7 +148,7 @@ def usage(url: str, last: str, form: str, out: Path | None, key: str | None = No
 
 
 def zero(url: str, key: str | None, api_key: str | None, requests: int, patience_s: float) -> dict[str, Any]:
-    """What it costs to start from nothing. Gives the figures, and has the gateway keep them."""
+    """Measures a start from zero replicas. Returns the figures, and has the gateway keep them."""
     gateway = Changer(url, key)
     warm_s = [_first_token_s(gateway, api_key, patience_s) for _ in range(requests)]
     print(f"warm: first token after {seconds(median(warm_s))} (median of {requests}), {seconds(max(warm_s))} at worst")
@@ -178,7 +178,7 @@ def _until_none_is_left(gateway: Changer) -> None:
 
 
 def _first_token_s(gateway: Changer, api_key: str | None, patience_s: float) -> float:
-    """Until a token is there: one that is told to come back does."""
+    """Seconds until a request gets its one token; a refused request is sent again until `patience_s` have passed."""
     began, pause = monotonic(), Event()
     body = {"model": "default", "prompt": "Hello", "max_tokens": 1, "stream": False}
     while True:

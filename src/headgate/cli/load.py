@@ -1,4 +1,4 @@
-"""`headgate bench`: load on any OpenAI-compatible server, and what came of it."""
+"""Adds `headgate bench`, which puts a load on any OpenAI-compatible server and reports what came of it."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ TARGET = Group("The server")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
 SEEDS = 1_000_000
-"""Of which one is drawn, short enough to be written down."""
+"""Seeds are drawn below this number, so that they are short enough to be written down."""
 
 
 def add_to(app: App) -> None:
@@ -67,9 +67,9 @@ def run(
     duration
         Seconds. Default: as long as the trace is, or a minute.
     requests
-        At most so many.
+        Maximum number of requests.
     concurrency
-        A closed loop: so many requests at once, the next when one ends, for --duration or --requests. The load says
+        A closed loop: this many requests at once, the next when one ends, for --duration or --requests. The load says
         only what they are.
     seed
         The same seed asks the same at the same times, which a server may have in its prefix cache by then. Default:
@@ -81,10 +81,10 @@ def run(
     extra_body
         A JSON object added to every request.
     direct
-        An engine behind the gateway, to be asked the same beside it; may be given several times. Says what the gateway
-        adds.
+        An engine behind the gateway, which gets the same load in turns with it; may be given several times. Says what
+        the gateway adds.
     slice_s
-        Seconds that the two ways take turns, where there is --direct.
+        Length in seconds of the slices in which the two ways take turns, where there is --direct.
     model
         Model to ask for. Default: the first that the server names.
     pin
@@ -104,9 +104,9 @@ def run(
     html
         File for a report with plots.
     title
-        What to call it.
+        Title of the result.
     progress
-        Say how it goes while it runs.
+        Show progress during the run.
     """
     from headgate.bench.options import BenchOptions
     from headgate.bench.run import run as run_bench
@@ -132,7 +132,7 @@ def compare(*files: Path, html: Path | None = None, seed: int = 0) -> None:
     html
         File for a report with plots.
     seed
-        Of the resampling.
+        Seed of the resampling.
     """
     from headgate.bench.compare import run as run_compare
 

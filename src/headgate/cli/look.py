@@ -1,4 +1,4 @@
-"""Commands that ask a running gateway: why, slow, doctor."""
+"""Adds the commands that ask a running gateway: why, slow, doctor."""
 
 import sys
 from typing import Annotated
@@ -41,11 +41,11 @@ def slow(
     Parameters
     ----------
     lane
-        Only of this lane.
+        Only requests of this lane.
     last
         How far back: 90s, 5m, 1h.
     limit
-        How many.
+        Maximum number of requests.
     by
         ttft, e2e or gap.
     """
@@ -73,9 +73,9 @@ def doctor(
     gateway
         The gateway's own address, where --url is that of a proxy which does not let the admin API through.
     api_key
-        A tenant's key, if the gateway answers nobody without.
+        A tenant's key, if the gateway requires one.
     probe
-        Whether answers are asked for.
+        Whether to send these two requests.
     """
     from headgate.cli import client, proxy_probe
 

@@ -1,7 +1,7 @@
-"""Does anything between here and the gateway hold tokens back, or hide that a client has left? It is tried out.
+"""Tests whether anything between here and the gateway holds tokens back, or hides that a client has left.
 
-One short answer is streamed through the address that clients use, and the times at which its events arrive are held
-against those at which the gateway sent them, which its own record of the request tells. A second one is left in the
+One short answer is streamed through the address that clients use, and the arrival times of its events are compared with
+the times at which the gateway sent them, taken from its own record of the request. A second request is abandoned in the
 middle, and the gateway is asked whether it has noticed.
 """
 
@@ -22,29 +22,29 @@ from headgate.explain.explanation import seconds
 from headgate.model.clock import Clock, monotonic
 
 Look = Callable[[str], tuple[int, dict[str, Any]]]
-"""A GET to the gateway itself: status and JSON. Raises what client.Gateway raises."""
+"""A GET to the gateway itself: returns status and JSON. Raises what AdminClient.get raises."""
 NOTICED_S = 1.0
-"""A client that left must be known to have left after this."""
+"""Seconds within which the gateway must notice that a client has left."""
 TOO_QUICK_S = 0.05
-"""An answer sent within this says nothing about what is in between."""
+"""An answer sent within these seconds says nothing about what lies between."""
 HELD_SHARE = 0.5
 """Events that arrive within this share of the time over which they were sent were held back."""
 LUMP_S = 0.25
-"""A gap that is this much longer here than at the gateway."""
+"""Seconds by which a gap must be longer here than at the gateway to count as held back."""
 LEAST_EVENTS = 8
 PAUSE_S = 0.01
-"""Between two questions about the same."""
+"""Seconds between two questions about the same request."""
 TIMEOUT_S = 60.0
 _ERRORS = (OSError, HTTPException, ValueError)
 _EXPORTS = {"nginx": "nginx", "openresty": "nginx", "envoy": "envoy", "cloudflare": "cloudflare", "awselb": "alb"}
 
 Finding = dict[str, Any]
-"""As /admin/doctor tells them."""
+"""In the format of /admin/doctor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What is asked."""
+    """The prompts and lengths of the two requests."""
 
     streamed: str = "Count from one to fifty in words, one number on each line."
     streamed_tokens: int = 64
@@ -57,17 +57,17 @@ class ProbeReport:
     passed: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """What could not be tried, and why."""
+    """What could not be tested, and why."""
 
 
 @dataclass(slots=True)
 class TimedAnswer:
-    """An answer as it came in here."""
+    """An answer as it arrived here."""
 
     sent_at: float
     headers: dict[str, str]
     at: list[float]
-    """When each event had arrived."""
+    """Arrival time of each event, on the clock."""
 
     @property
     def over_s(self) -> float:
@@ -79,13 +79,13 @@ class TimedAnswer:
 
 
 class Untried(Exception):
-    """It could not be tried; the message says why."""
+    """The test was not possible; the message says why."""
 
 
 def probe(
     url: str, api_key: str | None, look: Look, tries: Tries | None = None, clock: Clock = monotonic
 ) -> ProbeReport:
-    """Try it. `url` is what clients use; `look` asks the gateway itself."""
+    """Runs both tests. `url`: the address that clients use; `look` asks the gateway itself."""
     tries, found = tries or Tries(), ProbeReport()
     client = ProbeClient(url, api_key, clock)
     try:
@@ -142,7 +142,8 @@ def _compare(seen: TimedAnswer, record: dict[str, Any], found: ProbeReport) -> N
 
 
 def _judge_alone(seen: TimedAnswer, found: ProbeReport, status: int) -> None:
-    """Without the gateway's own record: an answer that took its time, and then was all there at once."""
+    """Judges without the gateway's own record: an answer that took long, and then arrived all at once, was held
+    back."""
     if seen.at[0] - seen.sent_at > 4 * LUMP_S and seen.over_s < TOO_QUICK_S:
         found.findings.append(
             {
@@ -167,7 +168,8 @@ def _judge_alone(seen: TimedAnswer, found: ProbeReport, status: int) -> None:
 
 
 def _judge_leaving(client: "ProbeClient", model: str, look: Look, tries: Tries, found: ProbeReport) -> None:
-    """With an answer that is not streamed: where nothing is written, only a proxy that looks notices."""
+    """Leaves an answer that is not streamed: while nothing is written, only a proxy that watches the client's
+    connection notices."""
     request_id = _new_id()
     path, clock = f"/admin/requests/{quote(request_id)}", client.clock
     with client.asking(_body(model, tries.left, tries.left_tokens, False), request_id) as connection:
@@ -209,7 +211,8 @@ def _until(
 
 
 def _leave(connection: HTTPConnection) -> None:
-    """At once, as a process that is killed does: also a response that nobody has asked for keeps no socket open."""
+    """Disconnects at once, as a killed process does: after shutdown(), not even an unread response keeps the socket
+    open."""
     if connection.sock is not None:
         with suppress(OSError):
             connection.sock.shutdown(SHUT_RDWR)
@@ -220,7 +223,7 @@ def _leave(connection: HTTPConnection) -> None:
 
 
 class ProbeClient:
-    """What a client of the OpenAI API would send, with a stopwatch."""
+    """Sends what a client of the OpenAI API would send, and times the answer."""
 
     def __init__(self, url: str, api_key: str | None, clock: Clock) -> None:
         self.clock = clock
@@ -255,7 +258,7 @@ class ProbeClient:
 
     @contextmanager
     def asking(self, body: bytes, request_id: str) -> Iterator[HTTPConnection]:
-        """One that has been sent, and whose answer nobody reads."""
+        """Sends a request whose answer is not read."""
         with self._connected() as connection:
             self._send(connection, body, request_id)
             yield connection
@@ -291,7 +294,8 @@ class ProbeClient:
 
 
 def _decoder(encoding: str) -> Callable[[bytes], bytes]:
-    """Whatever compresses a stream may also collect it, so it is accepted, as the official clients do."""
+    """Decompresses gzip, which is accepted as by the official clients: a proxy that compresses a stream may also buffer
+    it."""
     if encoding not in ("", "gzip"):
         raise Untried(f"whether tokens are held back: the stream comes back as {encoding}, which nobody asked for")
     return zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress if encoding else lambda data: data
@@ -318,7 +322,7 @@ def _hint(status: int) -> str:
 
 
 def _proxy(headers: dict[str, str]) -> str | None:
-    """Who it is, as far as it says."""
+    """The proxy, as far as its headers name it; None: they do not."""
     told = f"{headers.get('server', '')} {headers.get('via', '')}".lower()
     told += " cloudflare" if "cf-ray" in headers else ""
     return next((name for name in _EXPORTS if name in told), None)

@@ -1,4 +1,4 @@
-"""`headgate rollout`: try a new version out, see how it does, give it everything, or take it back."""
+"""Adds `headgate rollout`, which tries a new version out, compares it, promotes it, or rolls it back."""
 
 from typing import Any, Literal
 
@@ -30,12 +30,12 @@ def start(
     name
         What clients ask for: a name under `models` in the gateway's config.
     version
-        Which of its versions.
+        The version to try out.
     mode
         canary: in steps, promoted or rolled back by itself. split: a fixed share (A/B). blue-green: everything at once,
         the old one kept warm. shadow: copies of requests, answers thrown away.
     share
-        Of a split or a shadow, between 0 and 1. Default: the config's.
+        Share of requests in a split or a shadow, between 0 and 1. Default: the config's.
     """
     from headgate.cli import rollout_client
 
@@ -50,7 +50,7 @@ def status(name: str | None = None, *, url: Url = HERE, key: Key = None) -> None
     Parameters
     ----------
     name
-        Only of this one. Default: of all.
+        Only this model. Default: all models.
     """
     from headgate.cli import rollout_client
 
@@ -73,7 +73,7 @@ def promote(name: str, *, url: Url = HERE, key: Key = None) -> None:
 
 @rollout.command
 def rollback(name: str, *, url: Url = HERE, key: Key = None) -> None:
-    """Back to what there was before, from the next request on.
+    """Go back to the previous version, from the next request on.
 
     Parameters
     ----------

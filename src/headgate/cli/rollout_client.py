@@ -1,4 +1,4 @@
-"""Rollouts from the command line."""
+"""Starts, shows and ends rollouts from the command line."""
 
 from typing import Any
 from urllib.parse import quote

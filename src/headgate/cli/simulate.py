@@ -1,4 +1,4 @@
-"""`headgate simulate`, `plan`, `replay` and `fit`: production's own policies in virtual time."""
+"""Adds `headgate simulate`, `plan`, `replay` and `fit`: production's own policies in virtual time."""
 
 import sys
 from pathlib import Path
@@ -71,7 +71,7 @@ def simulate(
     duration
         Seconds of load.
     requests
-        At most so many.
+        Maximum number of requests.
     seed
         The same seed gives the same result, on any machine.
     config
@@ -79,7 +79,7 @@ def simulate(
     profile
         What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
     replicas
-        How many. Default: those in the config, or one.
+        Number of replicas. Default: those in the config, or one.
     slots
         Requests that a replica is given at once. Default: as config or profile say.
     level
@@ -170,11 +170,11 @@ def plan(
     duration
         Seconds of load. One that is the same at any time is played for 4 000 requests at least.
     requests
-        At most so many.
+        Maximum number of requests.
     seed
-        Of the first draw.
+        Seed of the first draw.
     draws
-        How many days of the same load must be kept.
+        Number of random draws of the same load for which every promise must be kept.
     slo
         LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5, or * for all lanes. Default: the config's promises.
     config
@@ -186,7 +186,7 @@ def plan(
     level
         gateway: service times. step: every step of every engine, which takes longer.
     price
-        Of a replica for an hour, in any currency.
+        Price of one replica for an hour, in any currency.
     json
         File for the plan.
     html

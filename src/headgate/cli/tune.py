@@ -1,4 +1,4 @@
-"""`headgate tune`: measure replicas, and say where a config's lines should lie."""
+"""Adds `headgate tune`, which measures replicas and recommends a config's limits."""
 
 import sys
 from pathlib import Path
@@ -32,8 +32,8 @@ def tune(
 ) -> None:
     """Find the line between short and long prompts, and how many at once keep the promise, on running replicas.
 
-    Point it at the replicas themselves, not at a gateway, whose queue would be measured too. Nobody else should use
-    them meanwhile.
+    Point it at the replicas themselves, not at a gateway, whose queue would be measured too. No other client should
+    use them meanwhile.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def tune(
     longest
         Longest prompt to try, in tokens.
     prompt
-        Prompt tokens while many are asked at once. Default: half of what turns out to be short.
+        Prompt tokens while many are asked at once. Default: half of what turns out to be short, 16 to 512.
     output
         Output tokens while many are asked at once.
     concurrency
