@@ -1,9 +1,9 @@
-"""An AWS Application Load Balancer in front of the gateway, as a CloudFormation template.
+"""Renders an AWS Application Load Balancer in front of the gateway, as a CloudFormation template.
 
-An ALB passes tokens on as they come, and closes its connection to the gateway when the client closes its own. What has
-to be said: a longer patience than its 60 s, no slow start and no stickiness (the gateway knows better), and requests to
-whoever has fewest. It keeps unused connections for as long as its patience lasts, so the gateway must keep them longer:
-`timeouts.idle_s`.
+An ALB forwards tokens as they come, and closes its connection to the gateway when the client closes its own. The
+template sets the rest: an idle timeout longer than the default 60 s, no slow start and no stickiness (the gateway knows
+better), and routing to the gateway with the fewest outstanding requests. An ALB keeps unused connections for as long as
+its idle timeout, so the gateway must keep them longer: `timeouts.idle_s`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from headgate.config.gateway import GatewayConfig
 from headgate.export.proxy import Facing
 
 MOST_PATIENCE_S = 4000
-"""idle_timeout.timeout_seconds is at most this."""
+"""Maximum of idle_timeout.timeout_seconds."""
 
 Part = dict[str, Any]
 

@@ -1,8 +1,8 @@
-"""Cloudflare in front of the gateway: a tunnel's config file, and what to know that no file can say.
+"""Renders Cloudflare in front of the gateway: a tunnel's config file, with notes on what no file can set.
 
-Cloudflare passes text/event-stream on as it comes, and resets the connection to the gateway when a client leaves. Its
-patience can be changed only on the Enterprise plan, so it is the one proxy that may give up before the gateway does;
-which lanes that concerns is said.
+Cloudflare forwards text/event-stream as it comes, and resets the connection to the gateway when a client leaves. Its
+timeout can be changed only on the Enterprise plan, so Cloudflare is the one proxy that may give up before the gateway
+does; the notes name the lanes concerned.
 """
 
 import yaml
@@ -12,9 +12,11 @@ from headgate.export.proxy import Facing, first_byte_s
 from headgate.model.plain import plain
 
 PATIENCE_S = 120
-"""Proxy Read Timeout, then 524. It was 100 until 2025, and counts between any two reads."""
+"""Proxy Read Timeout in seconds, after which the client gets 524. It was 100 until 2025, and applies between any two
+reads."""
 KEPT_S = 900
-"""Proxy Idle Timeout: how long an unused connection to the origin is kept. A tunnel has its own, set below."""
+"""Proxy Idle Timeout in seconds: how long an unused connection to the origin is kept. A tunnel has its own, set
+below."""
 
 
 def cloudflare(config: GatewayConfig, facing: Facing, hostname: str = "llm.example.com") -> str:
@@ -29,7 +31,7 @@ def cloudflare(config: GatewayConfig, facing: Facing, hostname: str = "llm.examp
             "disableChunkedEncoding": False,
         },
         "ingress": [
-            # One public name, and only what clients need: the admin API is not asked through Cloudflare.
+            # One public name, and only the paths that clients need: the admin API is not reached through Cloudflare.
             {"hostname": hostname, "path": "^/(v1|health)/", "service": f"{scheme}://{facing.gateways[0]}"},
             {"service": "http_status:404"},
         ],

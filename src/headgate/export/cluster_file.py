@@ -1,6 +1,6 @@
-"""The gateway's config file as it is right within a cluster: the same, but for where things are.
+"""Adapts the gateway's config file to a cluster: changes addresses and replicas, and nothing else.
 
-Its YAML nodes are edited, not its values, so that whatever stands there is still written as it was: other readers take
+The YAML nodes are edited, not the values, so that every other entry is still written as it was: other readers take
 `no`, `1:30` or `0777` for something else than config/file.py does.
 """
 
@@ -8,7 +8,7 @@ import yaml
 
 
 def in_cluster(text: str, engines: str, port: int, engine_port: int, scaled_here: bool) -> str:
-    """Listening to others, with pods for replicas. Comments are lost."""
+    """The config text with the gateway listening on all addresses and pods as its replicas. Comments are lost."""
     root = yaml.compose(text) if text.strip() else None
     if root is None:
         root = yaml.MappingNode("tag:yaml.org,2002:map", [])

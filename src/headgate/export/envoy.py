@@ -1,8 +1,8 @@
-"""Envoy in front of the gateway, as a v3 bootstrap with one listener and one cluster.
+"""Renders Envoy in front of the gateway, as a v3 bootstrap with one listener and one cluster.
 
-Envoy does not buffer and resets the upstream stream when a client leaves. What has to be said: no limit on how long an
-answer takes (15 s by default), a longer patience with a silent stream, small buffers so that a slow client is felt by
-the gateway, and room for more than the 1024 requests a cluster may have by default.
+Envoy does not buffer, and resets the upstream stream when a client leaves. The bootstrap sets the rest: no limit on the
+duration of an answer (15 s by default), a longer timeout for a silent stream, small buffers so that the gateway notices
+a slow client, and room for more than the 1024 requests that a cluster may have by default.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ import yaml
 from headgate.export.proxy import Facing
 
 BUFFER_BYTES = 32 * 1024
-"""Per connection, each way: a client that does not read is noticed by the gateway after this much."""
+"""Buffer per connection and direction, in bytes: the gateway notices a client that does not read after this amount."""
 _TYPES = "type.googleapis.com/envoy"
 _MANAGER = f"{_TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _ROUTER = f"{_TYPES}.extensions.filters.http.router.v3.Router"
@@ -23,7 +23,7 @@ Part = dict[str, Any]
 
 
 def envoy(facing: Facing, listen: int = 8080) -> str:
-    """The whole file; `envoy -c` takes it."""
+    """The whole file, as `envoy -c` takes it."""
     bootstrap = {"static_resources": {"listeners": [_listener(facing, listen)], "clusters": [_cluster(facing)]}}
     text = yaml.safe_dump(bootstrap, sort_keys=False, width=120)
     return f"# Made by `headgate export envoy`: change the config, not this file.\n{text}"
@@ -34,7 +34,7 @@ def _listener(facing: Facing, port: int) -> Part:
         "@type": _MANAGER,
         "stat_prefix": "headgate",
         "codec_type": "AUTO",
-        "use_remote_address": True,  # sets x-forwarded-for, by which the admin API knows who is not on its machine
+        "use_remote_address": True,  # sets x-forwarded-for, by which the admin API knows which clients are remote
         "preserve_external_request_id": True,
         "max_request_headers_kb": max(1, facing.header_bytes // 1024),
         "common_http_protocol_options": {"idle_timeout": "3600s"},
@@ -59,7 +59,7 @@ def _listener(facing: Facing, port: int) -> Part:
 
 
 def _route(facing: Facing) -> Part:
-    """0 s: an answer takes as long as it takes. Without a retry policy nothing is sent twice."""
+    """0 s: no limit on the duration of an answer. Without a retry policy no request is sent twice."""
     return {
         "match": {"prefix": "/"},
         "route": {"cluster": "headgate", "timeout": "0s", "idle_timeout": f"{facing.quiet_s}s"},

@@ -1,10 +1,10 @@
-"""PromQL about a whole fleet, from the figures of every gateway in front of it: true for one gateway and for N.
+"""Renders PromQL about a whole fleet, from the figures of every gateway in front of it: true for one gateway and for N.
 
-Each gateway counts its own requests, so these add up. What a replica can take is the replica's, however many gateways
-tell of it: where its slots are known the largest figure counts once (gateways that share through Redis have a part of
-it each, those that know nothing of each other believe to have all of it). Where they are not, each gateway finds out
-how many of its own requests fit beside the others', so these limits add up too. A replica that any gateway may use is
-in use: one gateway that can't reach it, or has not found it yet, does not make the fleet smaller.
+Each gateway counts its own requests, so these add up. A replica's slots belong to the replica, however many gateways
+report them: where they are known, the largest figure counts once (gateways that share through Redis each have a part of
+the slots, gateways that know nothing of each other each assume all of them). Where the slots are unknown, each gateway
+finds out how many of its own requests fit beside the others', so these limits add up too. A replica that any gateway
+may use is in use: one gateway that can't reach it, or has not found it yet, does not make the fleet smaller.
 """
 
 from headgate.config.gateway import GatewayConfig
@@ -14,18 +14,19 @@ _ROOM = "(max by (replica) (headgate_replica_slots) or sum by (replica) (headgat
 
 
 def waiting_per_replica() -> str:
-    """Requests that wait in all gateways, for each replica in use. Also where there is none."""
+    """Requests waiting in all gateways, per replica in use; with no replica in use, all waiting requests."""
     return f"sum(headgate_waiting) / clamp_min(count{_USABLE} or vector(0), 1)"
 
 
 def utilisation() -> str:
-    """Share of the scarcest resource of replicas in use that is taken (policy/replicas/utilisation.py), 0 to 1, above
-    it where gateways send more than there are slots for. Nothing where no replica is in use."""
+    """Share of the scarcest resource of replicas in use that is taken (policy/replicas/utilisation.py), 0 to 1, or more
+    where gateways send more requests than there are slots. Absent where no replica is in use."""
     return f"max({' or '.join(_named(resource, expr) for resource, expr in _resources().items())})"
 
 
 def _resources() -> dict[str, str]:
-    """Each gateway knows of its own prompts and tokens, so these add up; an engine's own word is the same to all."""
+    """PromQL for the taken share of each resource. Each gateway knows its own prompts and tokens, so these add up; what
+    an engine reports is the same for all gateways."""
     taken = f"sum(sum by (replica) (headgate_replica_requests) and {_USABLE})"
     prompts = "clamp_max(sum by (replica) (headgate_replica_prefill_busy), 1)"
     limits = f"(max by (replica) (headgate_replica_token_limit) and {_USABLE})"
@@ -42,11 +43,11 @@ def _resources() -> dict[str, str]:
 
 
 def _named(resource: str, expr: str) -> str:
-    """Under a name of its own: `or` keeps only one of those that are called the same."""
+    """Gives the series a label of its own: `or` keeps only one of several series with equal labels."""
     return f'label_replace({expr}, "resource", "{resource}", "", "")'
 
 
 def one_fleet(config: GatewayConfig) -> bool:
-    """Whether gateways with this config have their replicas in common, under the same names. Those that a gateway
-    starts for itself on its own machine are called the same on every machine."""
+    """Whether gateways with this config share their replicas, under the same names. Replicas that a gateway starts on
+    its own machine have the same names on every machine."""
     return bool(config.replicas) or config.fleet.kind in ("kubernetes", "ray")

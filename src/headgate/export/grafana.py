@@ -1,6 +1,7 @@
-"""A Grafana dashboard of the same figures, with the promises of the one config drawn in.
+"""Renders a Grafana dashboard of the gateway's figures, with the promises of the config drawn in.
 
-It shows what the page at `/` shows, over days, and of all gateways together. Import it, choose a Prometheus, done.
+The dashboard shows what the page at `/` shows, over days, and for all gateways together. Import it and choose a
+Prometheus.
 """
 
 import json
@@ -22,7 +23,7 @@ RATE = "$__rate_interval"
 
 
 def dashboard(config: GatewayConfig) -> str:
-    """JSON, as Grafana imports it."""
+    """The dashboard as JSON, as Grafana imports it."""
     board = Board()
     _overview(board, config)
     _latency(board, config)
@@ -36,8 +37,8 @@ def dashboard(config: GatewayConfig) -> str:
 
 
 def queries(dashboard: str, *, lane: str = ".*", interval: str = "1m", reported: bool = False) -> list[str]:
-    """Every PromQL expression of a dashboard, its variables replaced. With `reported` also of the panels in closed
-    rows: they are about what not every replica and machine tells."""
+    """Every PromQL expression of a dashboard, its variables replaced. `reported`: include the panels in collapsed rows,
+    whose figures only some replicas and machines report."""
     found = []
     for panel in _panels(json.loads(dashboard), reported):
         for target in panel.get("targets", ()):
@@ -208,7 +209,7 @@ def _process(board: Board) -> None:
 
 
 def _reported(board: Board) -> None:
-    """Closed: who has neither such engines nor GPUs has nothing to see here."""
+    """A collapsed row: without such engines or GPUs its panels are empty."""
     board.row("Where replicas and machines report it", closed=True)
     for title, expr, unit in (
         ("KV memory in use", "headgate_replica_kv_ratio", "percentunit"),
@@ -235,7 +236,7 @@ def _quantile(percentile: float, figure: str) -> str:
 
 
 def _promise_lines(config: GatewayConfig, figure: str) -> str:
-    """The bounds, as series with the lane and percentile for labels, of the lanes that are shown."""
+    """The promised bounds of the lanes shown, as series labelled with lane and percentile."""
     lines = [
         _labelled(f"vector({promise.within_s:.9g})", lane=lane.name, percentile=str(promise.percentile))
         for lane in config.lanes
@@ -252,7 +253,7 @@ def _labelled(expr: str, **labels: str) -> str:
 
 
 def _or_none(share: str, lanes: str = "") -> str:
-    """A share of what has never happened yet is 0, not absent."""
+    """Makes the share 0, not absent, where nothing of the kind has happened yet."""
     return f"({share}) or {f'0 * sum by (lane) ({lanes})' if lanes else 'vector(0)'}"
 
 

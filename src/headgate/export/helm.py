@@ -1,7 +1,7 @@
-"""A Helm chart: the manifests of kubernetes.py, with expressions in the place of what differs between clusters.
+"""Renders a Helm chart: the manifests of kubernetes.py, with template expressions for what differs between clusters.
 
-One source for both: the manifests are made with marks such as ⟦.Values.engine.replicas⟧ in them, and the marks become
-template expressions. So chart and manifests can't drift apart.
+Chart and manifests have one source: the manifests are made with marks such as ⟦.Values.engine.replicas⟧ in them, and
+the marks become template expressions. So the two can't drift apart.
 """
 
 import json
@@ -55,7 +55,7 @@ With more than one gateway none of them scales the engines: set keda.enabled, or
 def write_chart(
     config: GatewayConfig, parts: ManifestValues, folder: Path, text: str = "", prometheus: str = keda.PROMETHEUS
 ) -> list[Path]:
-    """The files written. A folder that holds anything but such a chart is left alone."""
+    """Writes the chart and returns its files. Raises StartupError for a folder that holds anything but such a chart."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "Chart.yaml").is_file():
         raise StartupError(f"{folder} is not empty and no chart: give --out another folder")
     written = []
@@ -70,7 +70,7 @@ def write_chart(
 def chart(
     config: GatewayConfig, parts: ManifestValues, text: str = "", prometheus: str = keda.PROMETHEUS
 ) -> dict[str, str]:
-    """Path within the chart → text."""
+    """The chart's files: path within the chart → text."""
     about = {
         "apiVersion": "v2",
         "name": "headgate",
@@ -98,8 +98,8 @@ def chart(
 
 
 def _marked(parts: ManifestValues) -> ManifestValues:
-    """The same with marks. `gateways` and `keda` are decided when the chart is installed, so all that either may need
-    is in it: the role allows scaling, and the config's scaled_here is an expression."""
+    """The same values as marks. `gateways` and `keda` are decided when the chart is installed, so the chart has all
+    that either may need: the role allows scaling, and the config's scaled_here is an expression."""
     return replace(
         parts,
         name="⟦.Release.Name⟧",
@@ -120,7 +120,7 @@ def _template(manifest: Manifest) -> str:
     if kind == "Deployment" and component == "gateway":
         manifest["spec"]["replicas"] = "⟦.Values.gateway.replicas⟧"
     text = dump(manifest)
-    # A list that values may add to, and a block of text: more than an expression in the place of a value.
+    # A list that values may add to, and a block of text, need more than an expression in place of a value.
     text = re.sub(
         r"^( *)- '?⟦range \.Values\.engine\.args⟧'?\n",
         r"\1{{- range .Values.engine.args }}\n\1- {{ . | quote }}\n\1{{- end }}\n",
@@ -171,8 +171,8 @@ def _image(text: str) -> dict[str, str]:
 
 
 def _config_value(config: GatewayConfig, parts: ManifestValues, text: str) -> str:
-    """The gateway's file as a template: what depends on the release is an expression, whatever else looks like one
-    is not."""
+    """The gateway's file as a template: what depends on the release is an expression; other text that looks like an
+    expression is escaped."""
     inside = cluster_text(config, replace(parts, name="⟦.Release.Name⟧", gateways=1, keda=False), text)
     inside = inside.replace("{{", '⟦"{{"⟧')
     scaled = "⟦and (not .Values.keda.enabled) (eq (int .Values.gateway.replicas) 1)⟧"

@@ -1,9 +1,9 @@
-"""A KEDA ScaledObject: the engines are scaled on the gateways' own queue depth, and on how full the engines are.
+"""Renders a KEDA ScaledObject: it scales the engines on the gateways' queue depth, and on the engines' utilisation.
 
-Two figures, because one is not enough: a queue is empty as long as engines have room, also where they are nearly full,
-so by itself it would take away engines until people wait. KEDA makes a HorizontalPodAutoscaler of it, which wants the
-larger of the two. Both are of the whole fleet, whatever the number of gateways (fleet_figures.py). An interactive pool
-never goes to zero: the first to come would wait for a cold start.
+One figure is not enough: a queue is empty as long as engines have room, even where they are nearly full, so by itself
+it would remove engines until requests wait. KEDA makes a HorizontalPodAutoscaler, which follows the larger of the two
+needs. Both figures cover the whole fleet, whatever the number of gateways (fleet_figures.py). An interactive pool never
+scales to zero: its first request would wait for a cold start.
 """
 
 import math
@@ -16,7 +16,7 @@ from headgate.export.kubernetes import Manifest, ManifestValues, dump
 PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
 POLL_S = 5
 INTERACTIVE_S = 60.0
-"""A lane that promises its first token sooner than this has somebody waiting in front of it."""
+"""Seconds. A lane that promises its first token sooner than this is interactive: a user waits for it."""
 
 
 def keda(config: GatewayConfig, parts: ManifestValues, prometheus: str = PROMETHEUS) -> str:
@@ -53,7 +53,8 @@ def interactive(config: GatewayConfig) -> bool:
 
 
 def _behavior(config: GatewayConfig) -> Manifest:
-    """Up at once and by half again at most, down slowly: as policy/scaling/scale.py does."""
+    """Scales up at once, by at most double or two pods per up cooldown; scales down slowly, by `down_share` per down
+    cooldown, as policy/scaling/scale.py does."""
     scale = config.fleet.scale
     up_s, down_s = (min(1800, max(1, math.ceil(s))) for s in (scale.up_cooldown_s, scale.down_cooldown_s))
     more = [
@@ -72,7 +73,7 @@ def _behavior(config: GatewayConfig) -> Manifest:
 
 
 def _trigger(name: str, query: str, threshold: float, prometheus: Any) -> Manifest:
-    """Value, not AverageValue: both figures are for each replica already. Without figures nothing is changed."""
+    """Value, not AverageValue: both figures are already per replica. Without figures the scale does not change."""
     metadata = {
         "serverAddress": prometheus,
         "query": query,

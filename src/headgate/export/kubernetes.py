@@ -1,7 +1,8 @@
-"""Manifests for a gateway and its engines on Kubernetes, from the one config.
+"""Renders manifests for a gateway and its engines on Kubernetes, from the gateway's config.
 
-What scales the engines is one of two, never both: the gateway itself, through the engines' scale (then there is one
-gateway: two would pull at it from both sides), or KEDA, on the gateways' queue depth (then there may be several).
+Either the gateway or KEDA scales the engines, never both: the gateway through the engines' scale subresource (then
+there is one gateway: two would work against each other), or KEDA on the gateways' queue depth (then there may be
+several).
 """
 
 import math
@@ -21,24 +22,24 @@ from headgate.replica.dialects import DIALECTS
 Manifest = dict[str, Any]
 
 NOTICE_S = 5
-"""A pod that goes is still in a Service's list for about as long: it keeps serving meanwhile."""
+"""Seconds for which, roughly, a pod that goes away is still in a Service's list; the pod serves meanwhile."""
 USER = 10001
-"""As in the Containerfile."""
+"""The user id of the Containerfile."""
 MOUNT = "/etc/headgate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestValues:
-    """What differs between one cluster and the next. In a Helm chart each is a template's expression."""
+    """The values that differ between clusters. In a Helm chart each is a template expression."""
 
     name: str = "headgate"
     namespace: str | None = None
     image: str = f"headgate:{__version__}"
     engine_image: str | None = None
-    """None: the same image."""
+    """None: the gateway's image."""
     gateways: Any = 1
     engines: Any = None
-    """None: as many as fleet.scale says at least. Left out where something scales them."""
+    """Number of engines; None: the minimum of fleet.scale. Not used where KEDA or the gateway scales the engines."""
     gpus: int = 0
     keda: bool = False
     gateway_resources: Any = field(
@@ -46,13 +47,13 @@ class ManifestValues:
     )
     engine_resources: Any = None
     engine_kind: str = "headgate"
-    """As in replica/dialects.py. Another one has an image of its own, which is started as its maker meant it."""
+    """A kind of replica/dialects.py. Any other than headgate has its own image, which starts as its maker intended."""
     engine_args: Any = None
-    """The engine's command line; None: as `headgate engine` wants it, and none for another kind."""
+    """The engine's command line; None: that of `headgate engine`, and none for another kind."""
     engine_flags: tuple[str, ...] = ()
-    """What `headgate engine` is told on top."""
+    """Further options for `headgate engine`."""
     config: str | None = None
-    """The gateway's file as it is mounted; None: made here."""
+    """The gateway's config file as it is mounted; None: it is made here."""
 
     @property
     def scaled_here(self) -> bool:
@@ -64,13 +65,13 @@ class ManifestValues:
 
 
 def kubernetes(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
-    """All of it for `kubectl apply -f -`. `text` is the config file itself."""
+    """All manifests, for `kubectl apply -f -`. `text`: the config file itself."""
     made = [it for group in manifests(config, parts, text).values() for it in group]
     return notes(config, parts) + "---\n".join(dump(it) for it in made)
 
 
 def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> dict[str, list[Manifest]]:
-    """By what they are about. Order matters only to people."""
+    """The manifests by topic. Their order matters only to readers."""
     groups = {
         "config": [_config(config, parts, text)],
         "access": _access(parts),
@@ -102,7 +103,7 @@ def dump(manifest: Manifest) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines as people write it, and nothing as an alias."""
+    """Writes text of several lines as a block, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -115,7 +116,7 @@ _Dumper.add_representer(
 
 
 def checked(parts: ManifestValues) -> ManifestValues:
-    """The same, if Kubernetes takes its names and there is such an engine."""
+    """Returns the same values. Raises StartupError for a name that Kubernetes refuses, or an unknown engine."""
     if parts.engine_kind not in DIALECTS:
         hint = did_you_mean(parts.engine_kind, sorted(DIALECTS))
         raise StartupError(f"--engine: no engine is called {parts.engine_kind!r}; {hint}")
@@ -132,12 +133,12 @@ def checked(parts: ManifestValues) -> ManifestValues:
 
 
 def cluster_text(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
-    """The gateway's file as it is mounted."""
+    """The gateway's config file as it is mounted."""
     return in_cluster(text, parts.engine_name, config.listen.port, config.fleet.kubernetes.port, parts.scaled_here)
 
 
 def _config(config: GatewayConfig, parts: ManifestValues, text: str) -> Manifest:
-    """A Secret, because hashes of keys and headers for collectors are in it."""
+    """A Secret, because the config holds hashes of keys and headers for collectors."""
     data = parts.config if parts.config is not None else cluster_text(config, parts, text)
     return {
         **_head("v1", "Secret", parts.name, parts, "gateway"),
@@ -147,7 +148,7 @@ def _config(config: GatewayConfig, parts: ManifestValues, text: str) -> Manifest
 
 
 def _access(parts: ManifestValues) -> list[Manifest]:
-    """What fleet/kubernetes_fleet.py does with the API, and nothing else."""
+    """Allows what fleet/kubernetes_fleet.py does with the API, and nothing else."""
     group = "rbac.authorization.k8s.io"
     rules = [
         {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": ["get"]},
@@ -233,7 +234,7 @@ def _engine(config: GatewayConfig, parts: ManifestValues) -> Manifest:
         "ports": [{"name": "http", "containerPort": config.fleet.kubernetes.port}],
         "resources": parts.engine_resources or _engine_resources(parts.gpus),
         **_probes(False, math.ceil(config.fleet.start_limit_s / 5), "/health/live" if own else health, health),
-        # The gateway sends no more as soon as the pod is to go; what it has is given this long before SIGTERM.
+        # The gateway sends no more requests once the pod is to go; those in flight have this long before SIGTERM.
         "lifecycle": _linger(linger_s),
         **({"securityContext": _confined()} if own else {}),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
@@ -247,7 +248,7 @@ def _engine(config: GatewayConfig, parts: ManifestValues) -> Manifest:
     }
     scale = config.fleet.scale
     count = parts.engines if parts.engines is not None else scale.least + scale.warm
-    # Where something scales them, applying this once more must not undo what it has done.
+    # Where KEDA or the gateway scales the engines, applying the manifests again must not undo their scaling.
     fixed = None if parts.keda or parts.scaled_here else count
     return _deployment(parts, "engine", parts.engine_name, fixed, pod, {})
 
@@ -267,7 +268,7 @@ def _engine_resources(gpus: int) -> Manifest:
 
 
 def _policy(config: GatewayConfig, parts: ManifestValues) -> Manifest:
-    """Engines ask nobody for a key, so only gateways may ask them."""
+    """Allows only gateways to reach the engines, which ask for no key."""
     gateways = {"podSelector": {"matchLabels": _labels(parts, "gateway")}}
     return {
         **_head("networking.k8s.io/v1", "NetworkPolicy", parts.engine_name, parts, "engine"),
@@ -287,7 +288,7 @@ def _deployment(
 ) -> Manifest:
     labels = _labels(parts, component)
     meta: Manifest = {"labels": labels} | ({"annotations": annotations} if annotations else {})
-    # One more before one less: capacity never drops while a new version comes.
+    # One more before one less: capacity never drops during a rollout.
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     spec = {
         **({} if replicas is None else {"replicas": replicas}),
@@ -307,7 +308,7 @@ def _budget(parts: ManifestValues, component: str) -> Manifest:
 
 
 def _probes(tls: bool, starts: int, live: str = "/health/live", ready: str = "/health/ready") -> Manifest:
-    """`starts`: times five seconds that a start may take before it is given up."""
+    """`starts`: attempts, five seconds apart and at least 12, before a start is given up."""
 
     def get(path: str, **more: int) -> Manifest:
         request = {"path": path, "port": "http"} | ({"scheme": "HTTPS"} if tls else {})
@@ -316,7 +317,7 @@ def _probes(tls: bool, starts: int, live: str = "/health/live", ready: str = "/h
     return {
         "startupProbe": get(live, periodSeconds=5, failureThreshold=max(12, starts)),
         "readinessProbe": get(ready, periodSeconds=2, failureThreshold=2),
-        # Late rather than early: a busy engine is slow to answer, and killing it makes that worse.
+        # Late rather than early: a busy engine answers slowly, and killing it makes that worse.
         "livenessProbe": get(live, periodSeconds=10, failureThreshold=6),
     }
 

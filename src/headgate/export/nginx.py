@@ -1,8 +1,8 @@
-"""nginx in front of the gateway: nothing is held back, and who leaves is known to have left.
+"""Renders nginx in front of the gateway, so that no token is held back and disconnects reach the gateway.
 
-nginx's own defaults are made for pages: it collects an answer before it passes it on, talks HTTP/1.0 without keep-alive
-to what is behind it, and gives up after a minute. All that is said here although some of it is a default, because a
-line in `http {}` may say otherwise.
+nginx's defaults are made for pages: it collects an answer before it forwards it, talks HTTP/1.0 without keep-alive to
+the upstream, and gives up after a minute. The file sets all of this, even where it equals a default, because a line in
+`http {}` may differ.
 """
 
 import re
@@ -11,7 +11,7 @@ from headgate.export.proxy import Facing
 from headgate.model.errors import StartupError
 
 IN_MEMORY = 1 << 20
-"""A body up to this waits in memory until all of it is there; a larger one is written to a file."""
+"""Bytes of a request body that wait in memory until the body is complete; a larger body is written to a file."""
 
 
 def nginx(facing: Facing, listen: int = 80, name: str = "_") -> str:
@@ -81,7 +81,7 @@ server {{
 
 
 def server_name(text: str) -> str:
-    """What may stand behind server_name without changing the meaning of the file."""
+    """Returns a name that is safe after server_name. Raises StartupError for any other."""
     if not re.fullmatch(r"[A-Za-z0-9_.*-]{1,253}", text):
         raise StartupError(f"--name: expected a host name such as llm.example.com, got {text!r}")
     return text

@@ -1,4 +1,4 @@
-"""How does Grafana want to be told? Panels, rows and variables of its dashboard model."""
+"""Builds the panels, rows and variables of Grafana's dashboard model."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,11 +20,11 @@ class PanelQuery:
 
 @dataclass(slots=True)
 class Board:
-    """Rows of panels, each as wide as it says, left to right and then down."""
+    """Places panels by their widths, left to right and then down, in rows."""
 
     panels: list[Model] = field(default_factory=list)
     _closed: list[Model] | None = None
-    """Panels of the row being filled, if it is shown closed: they are in it, not below it."""
+    """Panels of the row being filled, if that row is collapsed: they are in it, not below it. None: the row is open."""
     _ids: int = 0
     _x: int = 0
     _y: int = 0
@@ -54,7 +54,7 @@ class Board:
         return {"id": self._ids}
 
     def model(self, title: str, uid: str, lanes_of: str) -> Model:
-        """`lanes_of` is a series that each lane always has."""
+        """The whole dashboard. `lanes_of`: a series that every lane always has."""
         return {
             "uid": uid,
             "title": title,
@@ -154,7 +154,7 @@ def stat(
 
 
 def states(title: str, about: str, query: PanelQuery) -> Model:
-    """A strip for each series, coloured by the state it is in."""
+    """A strip for each series, coloured by its state."""
     (_, (_, lowest)), *others = STATES.items()
     marks = tuple((value, colour) for value, (_, colour) in others)
     defaults: Model = {"thresholds": _thresholds(marks, lowest), "mappings": _mappings(True)}
@@ -166,7 +166,7 @@ def states(title: str, about: str, query: PanelQuery) -> Model:
 
 
 def heatmap(title: str, about: str, query: PanelQuery) -> Model:
-    """From a histogram's buckets, as Prometheus counts them."""
+    """A heatmap of a histogram's buckets, as Prometheus counts them."""
     panel = _panel("heatmap", title, about, (query,))
     panel["targets"][0]["format"] = "heatmap"
     return {

@@ -1,7 +1,7 @@
-"""The same promises and alerts for those who have a Prometheus: recording and alerting rules, from the one config.
+"""Renders the promises and alerts as Prometheus recording and alerting rules, from the gateway's config.
 
-`policy/promises/slo.py` judges the same things in process, by the same bounds and windows. What differs: quantiles here
-are read off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
+`policy/promises/slo.py` judges the same things in process, by the same bounds and windows. The difference: quantiles
+here are read off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
 
 Loads into Prometheus 2.42 or later. Scrape every 15 s or more often: one alert looks at single minutes.
 """
@@ -41,25 +41,26 @@ HISTOGRAMS = {
     "answer": "headgate_answer_per_token_seconds",
 }
 COUNTED = {**HISTOGRAMS, "gap": HISTOGRAMS["tpot"]}
-"""By what each figure's requests are counted: gaps are as many as tokens."""
+"""The histogram that counts each figure's requests; the gap histogram would count gaps, of which there are as many as
+tokens."""
 LONG = "headgate_long_answer_duration_seconds"
-"""Answers for which no time is promised: they are part of the others' histogram, and taken out of it."""
+"""Answers for which no duration is promised: they are in the e2e histogram too, and are subtracted from it."""
 ANSWERS = "headgate_answers_total"
 TENANTS = "headgate_tenant_requests_total"
 ASKED = "answered|refused|failed"
-"""Results that availability is a share of: without clients' own errors and tenants over their own limits."""
+"""Results that count for availability: without clients' own errors and tenants over their own limits."""
 MISSED = "refused|failed"
 PROMISED = "on (lane, figure, percentile) headgate:promise_seconds"
 
 OF_LANE = "Lane {{ $labels.lane }}: {{ $value | humanizePercentage }}"
 GONE_S = 30.0
-"""A single scrape that fails is nothing yet."""
+"""Seconds before an absent gateway alerts: a single failed scrape means nothing."""
 
 Rule = dict[str, Any]
 
 
 def rules(config: GatewayConfig) -> str:
-    """A rule file: `promtool check rules` accepts it."""
+    """The rule file, as `promtool check rules` accepts it."""
     groups = [
         _group("headgate-promises", 15, _promises(config)),
         _group("headgate-usual", 60, _usual()),
@@ -74,12 +75,12 @@ def rules(config: GatewayConfig) -> str:
 
 
 def _group(name: str, interval_s: int, made: list[Rule]) -> dict[str, Any]:
-    """Rules of a group are evaluated one after the other: each sees what those before it have just recorded."""
+    """Rules of a group are evaluated one after the other: each sees what the rules before it have just recorded."""
     return {"name": name, "interval": f"{interval_s}s", "rules": made}
 
 
 def quantile(percentile: float, figure: str, window: str) -> str:
-    """Of e2e at p99, without the answers that are longer than it is promised for."""
+    """The quantile by lane. For e2e at p99, without the answers that are too long for its promise."""
     buckets = f"sum by (lane, le) (rate({HISTOGRAMS[figure]}_bucket[{window}]))"
     if (figure, percentile) == ("e2e", 99):
         buckets = f"{buckets} - (sum by (lane, le) (rate({LONG}_bucket[{window}])) or 0 * {buckets})"
@@ -133,7 +134,7 @@ def _labels(promise: Promise) -> dict[str, str]:
 
 
 def _latency(promise: Promise, window: str, least: int) -> Rule:
-    """Absent where there are too few requests to tell."""
+    """Records one percentile; absent where there are too few requests to tell."""
     count = f"sum by (lane) (increase({COUNTED[promise.figure]}_count[{window}]))"
     expr = f"{quantile(promise.percentile, promise.figure, window)}\nand on (lane) {count} >= {least}"
     return _record(f"latency_seconds:{window}", expr, **_labels(promise))
@@ -152,8 +153,8 @@ def _look() -> str:
 
 
 def _usual() -> list[Rule]:
-    """As policy/replicas/baseline.py: the median of a day, of moments that were calm. After a day of the same trouble
-    nothing calm is left to compare with, and it is the new usual."""
+    """Compares with what is usual, as policy/replicas/baseline.py does: the median of a day's calm moments. After a day
+    of the same trouble no calm moment is left to compare with, and the trouble is the new usual."""
     name, now, calm = "HeadgateTtftOverUsual", "headgate:ttft_seconds:5m", "headgate:ttft_seconds:calm"
     count = f"sum by (lane) (increase({HISTOGRAMS['ttft']}_count[5m]))"
     minutes = int(USUAL_POINTS * POINT_S / 60)
@@ -183,7 +184,8 @@ def _usual() -> list[Rule]:
 
 
 def _budget(budget: float) -> list[Rule]:
-    """Google's SRE workbook, chapter 5: a long window so that it matters, a short one so that it still goes on."""
+    """Burn rates of Google's SRE workbook, chapter 5: a long window shows that the burn matters, a short one that it
+    still goes on."""
     if budget >= 1:
         return []
     made = [_record(f"missed_share:{window}", share_of(MISSED, window)) for window in ("5m", "30m", "1h", "6h")]
@@ -207,7 +209,8 @@ def _budget(budget: float) -> list[Rule]:
 
 
 def share_of(results: str, window: str, more: str = "") -> str:
-    """Of the requests that asked for an answer, those with such a result, by lane. `more`: further matchers."""
+    """Share of the requests that asked for an answer which had one of these results, by lane. `more`: further
+    matchers."""
     return (
         f'sum by (lane) (rate({ANSWERS}{{{more}result=~"{results}"}}[{window}]))\n'
         f'/ (sum by (lane) (rate({ANSWERS}{{{more}result=~"{ASKED}"}}[{window}])) > 0)'
@@ -219,8 +222,8 @@ def increase_of(results: str, window: str) -> str:
 
 
 def _answers(config: GatewayConfig, budget: float) -> list[Rule]:
-    """Refused and failed, each by its share of five minutes, and promises that are missed for them. As in
-    policy/promises/availability.py."""
+    """Alerts on the shares of refused and of failed requests in five minutes, and on promises missed because of them,
+    as in policy/promises/availability.py."""
     if budget >= 1:
         return []
     made = [_record(f"{result}_share:5m", share_of(result, "5m")) for result in ("refused", "failed")]
@@ -258,7 +261,8 @@ def _tenants(budget: float) -> Rule:
 
 
 def _missed(config: GatewayConfig) -> Rule:
-    """Where more get no answer than a percentile lets be late, it is, over all arrivals, of one of those."""
+    """Alerts where more requests get no answer than a percentile may be late: over all arrivals, that percentile is
+    missed."""
     levels = sorted({promise.percentile for lane in config.lanes for promise in promises(lane)})
     missed = [
         f'headgate:promise_seconds{{percentile="{level}"}}\n'
@@ -277,8 +281,8 @@ def _missed(config: GatewayConfig) -> Rule:
 
 
 def _presence() -> list[Rule]:
-    """Who is there to answer. Whether a gateway is, only Prometheus can tell: it has scraped it within a day, and now
-    it can't; or there is none at all."""
+    """Alerts on missing replicas and gateways. Only Prometheus can tell that a gateway is missing: it was scraped
+    within a day, and can't be now; or there is none at all."""
     gone = "HeadgateGatewayGone"
     known = (
         "last_over_time(headgate_waiting_per_replica[1d]) or "
@@ -337,7 +341,7 @@ def _cold_starts() -> list[Rule]:
 
 
 def _capacity(config: GatewayConfig) -> list[Rule]:
-    """Of the fleet, where gateways have one in common; otherwise of each gateway's own replicas."""
+    """Alerts on the fleet's queue and utilisation where gateways share a fleet; otherwise on those of each gateway."""
     queue, use = config.observe.queue_per_replica, config.observe.utilisation_target
     common = [_record("waiting_per_replica", waiting_per_replica()), _record("utilisation", utilisation())]
     each, taken = ("headgate:waiting_per_replica", "headgate:utilisation")
@@ -384,7 +388,7 @@ def _alert(name: str, severity: str, expr: str, summary: str, description: str, 
 
 
 class _Dumper(yaml.SafeDumper):
-    """Expressions of several lines as people write them."""
+    """Writes expressions of several lines as blocks."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

@@ -1,8 +1,8 @@
-"""What must a proxy in front of the gateway know? The figures that nginx, Envoy, an ALB and Cloudflare are told.
+"""Derives the settings for a proxy in front of the gateway: the figures for nginx, Envoy, an ALB and Cloudflare.
 
-One rule is behind all of them: whoever gives up first should be the gateway, because it knows why and says so. A proxy
-with a shorter patience turns a request that is waiting its turn into a bare 504; one that keeps connections longer than
-the gateway does sends requests into connections that are being closed.
+One rule is behind all of them: the gateway should give up first, because it knows why and says so. A proxy with a
+shorter timeout turns a waiting request into a bare 504; a proxy that keeps connections longer than the gateway sends
+requests into connections that are being closed.
 """
 
 import math
@@ -14,9 +14,10 @@ from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import StartupError
 
 CLIENTS_WAIT_S = 600.0
-"""What the official clients wait for a whole answer that is not streamed. All that time nothing may be sent."""
+"""Seconds that the official clients wait for a whole answer that is not streamed. In all that time nothing may be
+sent."""
 KEPT_SHARE = 0.8
-"""Of the time that the gateway keeps an unused connection, that for which a proxy may keep it."""
+"""Share of the gateway's idle timeout for which a proxy may keep an unused connection."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -35,11 +36,11 @@ class Facing:
 
     gateways: tuple[Address, ...]
     tls: bool
-    """Whether the gateways themselves speak TLS."""
+    """Whether the gateways themselves use TLS."""
     quiet_s: int
-    """The longest the gateway may say nothing and still be well."""
+    """Longest time in seconds for which a healthy gateway may send nothing."""
     kept_s: int
-    """How long an unused connection to a gateway may be kept."""
+    """Seconds for which an unused connection to a gateway may be kept."""
     connect_s: int
     drain_s: int
     header_s: int
@@ -50,7 +51,7 @@ class Facing:
 
 
 def facing(config: GatewayConfig, gateways: Sequence[str] = ()) -> Facing:
-    """`gateways` are host:port; none: this machine, on the configured port."""
+    """`gateways`: addresses as host:port; empty: this machine, on the configured port."""
     limits, timeouts = config.limits, config.timeouts
     return Facing(
         gateways=tuple(map(address, gateways)) or (_own(config),),
@@ -68,7 +69,8 @@ def facing(config: GatewayConfig, gateways: Sequence[str] = ()) -> Facing:
 
 
 def first_byte_s(config: GatewayConfig) -> float:
-    """The longest a request may wait for its first byte: in the queue, for a replica, and on each that is tried."""
+    """Longest time in seconds that a request may wait for its first byte: in the queue, for a replica, and on each
+    attempt."""
     timeouts = config.timeouts
     waiting = max((lane.wait_bound_s for lane in config.lanes), default=0.0) + timeouts.no_replica_wait_s
     return waiting + timeouts.first_token_s * config.retry.attempts
