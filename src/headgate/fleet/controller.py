@@ -1,9 +1,9 @@
-"""Drives the fleet: what the Scaler decides is carried out, and what becomes of replicas is followed.
+"""Drives the fleet: carries out the Scaler's decisions, and follows each replica's lifecycle.
 
-Once a second, and at once when a replica is ready or lost or room gets scarce while warm ones are parked, the pool is
-shown to `policy/scaling/scale.Scaler`, and its actions are carried out: starts and stops through the fleet, routing
-through the gateway. Which state a replica is in, and what may follow, is `policy/scaling/lifecycle`'s table. Whatever
-is decided is noted with its reasons.
+Once a second, and at once when a replica is ready or lost or capacity gets scarce while warm replicas are parked, the
+controller shows the pool to `policy/scaling/scale.Scaler` and carries out its actions: starts and stops through the
+fleet, routing through the gateway. A replica's states and transitions are the table in `policy/scaling/lifecycle`.
+Every decision is noted with its reasons.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 GLANCE_EVERY_S = 0.05
-"""Between looks: whether there is hardly any room left while a warm replica is parked. A burst must not wait for the
-next look."""
+"""Seconds between checks, beside the looks, whether capacity is scarce while a warm replica is parked. A burst must not
+wait for the next look."""
 OUT_FOR_S = 60.0
-"""A replica that has been out for so long is replaced."""
+"""Seconds after which a replica that health keeps out is replaced."""
 ASK_AGAIN_S = (1.0, 60.0)
-"""After a start that could not be had: how soon the next is tried, doubling up to the second."""
+"""Seconds until the next try after a failed start: the first pause, which doubles up to the second."""
 STOP_GRACE_S = 5.0
-"""For a process that has been drained already."""
+"""Seconds that a drained process gets to stop."""
 
 
 def _nobody(change: Change) -> None:
-    """Who hears of changes once the controller is closed."""
+    """Ignores changes once the controller is closed."""
 
 
 class ScalingPolicy(Protocol):
@@ -61,11 +61,11 @@ class Controller:
         self.decision = Decision(0, 0)
         self.scaler = scaler
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails if nothing can be started at all: then there is no point in being up."""
+        """Fails if no replica can be started at all: then the gateway has no reason to run."""
         self.held = False
-        """Scaled to zero on purpose, until somebody asks for something."""
+        """Scaled to zero on purpose, until a request waits."""
         self.was_ready = asyncio.Event()
-        """Set once any replica was."""
+        """Set once any replica has been ready, or none is meant to serve."""
         self._fleet = fleet
         self._spec = spec
         self._hands = hands
@@ -80,7 +80,7 @@ class Controller:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises FleetError if there is nothing to start replicas on."""
+        """Runs until cancelled. Raises FleetError if there is nothing to start replicas on."""
         await self._fleet.open()
         self._fleet.watch(self.on_change)
         look_at = self._clock()
@@ -97,7 +97,7 @@ class Controller:
                 pass
 
     async def close(self) -> None:
-        """Stop all that was started."""
+        """Stops every replica that this fleet started."""
         self._fleet.watch(_nobody)
         for task in self._tasks:
             task.cancel()
@@ -115,7 +115,7 @@ class Controller:
             self.book.note("decision", "no longer held at zero", ("a request has come",))
         decision = self.scaler.decide(self.view(now), now, self._wall())
         if not decision.serving:
-            self.was_ready.set()  # that none serves is as it should be: whoever comes waits for a start
+            self.was_ready.set()  # zero serving is intended: a request waits for a start
         carried_out = [text for action in decision.actions if (text := self._carry_out(action, now))]
         wanted = (decision.serving, decision.parked)
         if carried_out or wanted != (self.decision.serving, self.decision.parked):
@@ -126,14 +126,14 @@ class Controller:
         self.decision = decision
 
     def view(self, now: float) -> PoolView:
-        """The pool as the Scaler is shown it."""
+        """The pool as the Scaler sees it."""
         start_s = self.book.start_s(self._config.start_s)
         return shown.pool_view(self.members.values(), self._asked_for, self._hands, start_s, now)
 
     # -- what people ask for -----------------------------------------------------------------------------------
 
     def drain(self, replica_id: ReplicaId, why: str) -> bool:
-        """Whether there is anything to drain."""
+        """Returns whether there was anything to drain."""
         return bool(self._drain(replica_id, why, self._clock()))
 
     def park(self, replica_id: ReplicaId, why: str) -> bool:
@@ -143,7 +143,7 @@ class Controller:
         return bool(self._activate(replica_id, why, self._clock()))
 
     def to_zero(self) -> int:
-        """Stop them all, until the next request. Gives how many there are."""
+        """Stops all replicas until the next request. Returns how many there are."""
         self.held = True
         now = self._clock()
         stopping = [member for member in tuple(self.members.values()) if member.state not in OVER]
@@ -158,19 +158,19 @@ class Controller:
         return {"kind": self._config.kind, "held_at_zero": self.held, "start_s": start_s, **found}
 
     def news(self) -> dict[str, Any]:
-        """The part of it that the page shows."""
+        """The part of the state that the page shows."""
         return shown.news(self.decision, self.book)
 
     def paid_for(self) -> int:
-        """Replicas that are paid for: from asked for to gone, whatever they do."""
+        """Replicas that are paid for: from the request for a start until they are gone, whatever they do."""
         return self._asked_for + sum(not is_gone(member) for member in self.members.values())
 
     def owns(self, replica_id: ReplicaId) -> bool:
-        """Whether it is one of this fleet."""
+        """Whether the replica is one of this fleet."""
         return replica_id in self.members
 
     def lifecycle(self, replica_id: ReplicaId) -> str | None:
-        """None: not of this fleet."""
+        """The state's name; None: the replica is not of this fleet."""
         member = self.members.get(replica_id)
         return None if member is None else member.state.name.lower()
 
@@ -192,7 +192,7 @@ class Controller:
             member.happened(LifecycleEvent.STARTED, "started again", now)
             member.asked_at, member.comes_back, member.cold_start = now, False, {}
         else:
-            self._hands.leave(replica.id)  # the same under another address
+            self._hands.leave(replica.id)  # the same replica at another address
         member.replica = replica
         self.book.note("replica", f"{replica.id} is starting", replica=replica.id)
         self._hands.join(replica, lambda: self._ready(member))
@@ -207,9 +207,9 @@ class Controller:
         member.comes_back = comes_back
         if not comes_back:
             del self.members[member.id]
-        here = self._config.kind == "processes"  # elsewhere, whoever runs the cluster may be about to mend it
+        here = self._config.kind == "processes"  # in a cluster the operator may be about to mend it
         if here and member.state is Lifecycle.FAILED and not self.was_ready.is_set() and not self.broken.done():
-            # It would not get ready the next time either.
+            # The next start would not get ready either.
             self.broken.set_exception(StartupError(f"no replica gets ready: {member.id}: {why}"))
 
     async def _wait_for_answer(self, member: Member) -> None:
@@ -261,7 +261,7 @@ class Controller:
     # -- what is decided -----------------------------------------------------------------------------------------
 
     def _carry_out(self, action: Action, now: float) -> str:
-        """What was done, for people; empty: nothing, because it was done already or can't be yet."""
+        """What was done, in words; empty: nothing, because it was done already or is not possible yet."""
         if isinstance(action, Start):
             return self._start(action.count, now)
         if isinstance(action, Activate):
@@ -296,7 +296,7 @@ class Controller:
         if member is None or not member.happened(LifecycleEvent.ACTIVATED, why, now):
             return ""
         before = any(other.state in ROUTED and other.since < now for other in self.members.values())
-        ramp = member.state is Lifecycle.RAMPING and before  # with nobody to take the rest people would only wait
+        ramp = member.state is Lifecycle.RAMPING and before  # alone, a ramp would only make requests wait
         self._hands.route(replica_id, True, ramp)
         return f"activate {replica_id}"
 

@@ -1,11 +1,12 @@
-"""For a fleet that somebody else scales, such as KEDA: whoever is ready serves, and nobody is started or stopped."""
+"""Decides for a fleet that something else scales, such as KEDA: every ready replica serves, none is started or
+stopped."""
 
 from headgate.policy.scaling.lifecycle import OVER, Lifecycle
 from headgate.policy.scaling.scale import Activate, Decision, PoolView
 
 
 class Follow:
-    """In the place of policy/scaling/scale.Scaler."""
+    """Takes the place of policy/scaling/scale.Scaler."""
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         there = [member for member in view.members if member.state not in OVER]

@@ -1,4 +1,4 @@
-"""What is kept of a fleet over restarts: what its forecast has learned, and its last measured start from zero."""
+"""Keeps a fleet's forecast and its last measured start from zero over restarts."""
 
 import asyncio
 import json
@@ -18,12 +18,13 @@ _MARK = "headgate-fleet-1"
 
 
 class History:
-    """`path` None: nothing is kept. Raises StartupError for a file that is not one: it is not written over."""
+    """The history in a file. `path` None: nothing is kept. Raises StartupError for a file that is no history, and does
+    not overwrite it."""
 
     def __init__(self, path: Path | None, quantile: float) -> None:
         self.forecast = Forecast(quantile)
         self.baseline: dict[str, Any] | None = None
-        """How long a first token took when everything had to be started for it; see `headgate fleet zero`."""
+        """TTFT when everything had to be started for the request; see `headgate fleet zero`. None: never measured."""
         self._path = path
         if path is not None and path.exists():
             self._read(path, quantile)
@@ -33,7 +34,7 @@ class History:
         return self._path is not None
 
     async def keep(self) -> None:
-        """Save now and then, until cancelled."""
+        """Saves every SAVE_EVERY_S seconds, until cancelled."""
         while self._path is not None:
             await asyncio.sleep(SAVE_EVERY_S)
             text = self._text()
@@ -69,7 +70,7 @@ class History:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or none: a crash in between leaves the one before."""
+    """Writes all or nothing: a crash in between leaves the previous file."""
     aside = path.with_name(f"{path.name}.new")
     aside.write_text(text)
     os.replace(aside, path)

@@ -1,9 +1,9 @@
-"""The few calls to a Kubernetes API server that the fleet makes: get, list, patch, delete, watch.
+"""Makes the few calls to a Kubernetes API server that the fleet needs: get, list, patch, delete, watch.
 
-No client library: those bring a hundred megabytes and threads of their own for what is five requests. A connection for
-each call, since calls are rare; a watch is one whose answer does not end, a JSON object on each line.
+No client library: those bring a hundred megabytes and threads of their own for five kinds of request. Each call has its
+own connection, since calls are rare; a watch is a call whose answer does not end, with a JSON object on each line.
 
-The service account's token is read anew for each call, because the kubelet replaces it every hour.
+The service account's token is read again for each call, because the kubelet replaces it every hour.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_S = 10.0
 CONNECT_S = 5.0
 SILENCE_S = 120.0
-"""A watch that says nothing for this long is taken for dead: bookmarks come about every minute."""
+"""Seconds of silence after which a watch is taken for dead: bookmarks come about every minute."""
 MOST_BYTES = 64 << 20
-"""Of one answer, or of one line of a watch."""
+"""Maximum size of one answer, or of one line of a watch."""
 PAGE = 500
-"""Objects of a list asked for at a time."""
+"""Objects per page of a list."""
 
 Object = dict[str, Any]
 Objects = list[Object]
 
 
 class ApiError(FleetError):
-    """The API server said no, or nothing. `status` 0: it was not reached."""
+    """The API server refused, or did not answer. `status` 0: it was not reached."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -45,12 +45,12 @@ class ApiError(FleetError):
 
 
 class WatchExpired(ApiError):
-    """What has changed since then is no longer known: list anew."""
+    """The server no longer knows what has changed since that version: list again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Where the API server is, and how to be let in."""
+    """The API server's address, and the credentials for it."""
 
     url: str
     namespace: str
@@ -95,14 +95,14 @@ class Api:
         return await self._call("GET", path)
 
     async def patch(self, path: str, change: Object) -> Object:
-        """A merge patch: what is not named stays."""
+        """A merge patch: fields that are not named stay."""
         return await self._call("PATCH", path, change, "application/merge-patch+json")
 
     async def delete(self, path: str, options: Object) -> Object:
         return await self._call("DELETE", path, options, "application/json")
 
     async def list(self, path: str, selector: str) -> tuple[Objects, str]:
-        """All of them, page by page, and the version from which a watch goes on."""
+        """All objects, page by page, and the version from which a watch continues."""
         found: Objects = []
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
@@ -114,7 +114,8 @@ class Api:
             query["continue"] = further
 
     async def watch(self, path: str, selector: str, version: str) -> AsyncGenerator[Object, None]:
-        """What changes from then on, until the server ends it. Raises WatchExpired if then is too long ago."""
+        """Yields changes since `version`, until the server ends the watch. Raises WatchExpired if that version is too
+        old."""
         query = {
             "labelSelector": selector,
             "watch": "true",

@@ -1,11 +1,11 @@
-"""Replicas as pods of a Deployment or StatefulSet.
+"""Runs replicas as pods of a Deployment or StatefulSet.
 
-How many there should be is said through the workload's scale; which there are is found by its selector, with list and
-watch, so pods that somebody else started or took away are known too. A pod that is being deleted, for whatever reason,
-has vanished at once for whoever watches: it gets no more requests, and what it has may finish in the time that
-Kubernetes gives it (terminationGracePeriodSeconds).
+The number of pods is set through the workload's scale; the pods are found by its selector, with list and watch, so that
+pods started or removed by others are known too. A pod that is being deleted, for whatever reason, is reported as
+vanished at once: it gets no more requests, and those in flight may finish within the time that Kubernetes gives the pod
+(terminationGracePeriodSeconds).
 
-The pods belong to their workload, not to this process: they are left alone when it ends, and found again by the next.
+The pods belong to their workload, not to this process: they stay when the process ends, and the next one finds them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from headgate.model.replica import Replica, ReplicaId
 log = logging.getLogger(__name__)
 
 PAUSES_S = (0.2, 10.0)
-"""After trouble with the API server: how soon it is asked again, doubling up to the second."""
+"""Seconds until the next try after trouble with the API server: the first pause, which doubles up to the second."""
 LAST = "-1000000"
 """The deletion cost of the pod that is to go: the lowest goes first."""
 COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -32,21 +32,21 @@ VERSION = "app.kubernetes.io/version"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What of a pod is of interest."""
+    """The parts of a pod's status that the fleet uses."""
 
     name: str
     uid: str
     ip: str | None
     restarts: int
     going: str | None
-    """Why it is none to send requests to; None: it is, as soon as it has an address."""
+    """Why it gets no requests; None: it may get them, as soon as it has an address."""
     trouble: str
-    """What keeps it from running, as Kubernetes says; empty: nothing."""
+    """Why it does not run, as Kubernetes reports it; empty: it has no trouble."""
     version: str | None
 
     @property
     def ordinal(self) -> int:
-        """Of a StatefulSet's pod."""
+        """The number in the name of a StatefulSet's pod; -1: it has none."""
         number = self.name.rpartition("-")[2]
         return int(number) if number.isdigit() else -1
 
@@ -85,10 +85,10 @@ def _trouble(status: Object) -> str:
 
 
 class KubernetesFleet:
-    """Implements `Fleet`. `spec` is what its pods are, also those that were there before."""
+    """Implements `Launcher`. `spec` describes the pods, including those that were there before."""
 
     def __init__(self, config: KubernetesConfig, spec: Spec, most: int | None = None) -> None:
-        """`most`: pods that the workload may have; None: any number."""
+        """`most`: maximum pods of the workload; None: unlimited."""
         self._config = config
         self._most = most
         self._spec = spec
@@ -97,11 +97,11 @@ class KubernetesFleet:
         self._selector = config.selector or ""
         self._pods: dict[str, Pod] = {}
         self._replicas: dict[ReplicaId, Replica] = {}
-        """Those with an address, as they were told."""
+        """Pods with an address, as reported to the watcher."""
         self._claims: deque[asyncio.Future[Replica]] = deque()
-        """Starts that wait for a pod, the first first."""
+        """Starts that wait for a pod, the oldest first."""
         self._leaving: set[str] = set()
-        """Pods (uid) that the workload was told to do without, and that are still there."""
+        """Uids of pods that the workload was told to remove and that still exist."""
         self._scaling = asyncio.Lock()
         self._changed = asyncio.Condition()
         self._callback: Callback | None = None
@@ -132,8 +132,8 @@ class KubernetesFleet:
         return tuple(self._replicas.values())
 
     async def start(self, spec: Spec) -> Started:
-        """One more pod than there are. One that the workload owes already, because another was lost, is waited for and
-        not asked for again."""
+        """Adds one pod. A pod that the workload owes already, because another was lost, is waited for and not requested
+        again."""
         if not self._config.scaled_here:
             raise FleetError("fleet.kubernetes.scaled_here is false: whatever scales this workload has to start more")
         claim: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
@@ -144,7 +144,7 @@ class KubernetesFleet:
                 unplaced = sum(pod.ip is None for pod in there)
                 wanted = len(there) + max(0, len(self._claims) - unplaced)
                 if self._most is not None and wanted > self._most:
-                    # The workload has replaced a pod by itself since whoever asks last looked.
+                    # The workload has replaced a pod by itself since the caller last looked.
                     raise FleetError(f"{self._workload} has {len(there)} pods, as many as it may")
                 if await self._scale() < wanted:
                     await self._scale(wanted)
@@ -168,12 +168,12 @@ class KubernetesFleet:
             raise FleetError("fleet.kubernetes.scaled_here is false: whatever scales this workload has to stop it")
         victim = await self._give_up_one(pod)
         if not await self._is_gone(victim, grace_s):
-            with contextlib.suppress(ApiError):  # it went in the meantime
+            with contextlib.suppress(ApiError):  # the pod has gone meanwhile
                 await self._api.delete(self._at(victim.name), {"gracePeriodSeconds": 0})
             await self._is_gone(victim, grace_s)
         self._leaving.discard(victim.uid)
         if victim is not pod and (kept := self._replicas.get(pod.name)) is not None:
-            # A StatefulSet chose another one to lose: this one goes on, empty as it is, in the place of that.
+            # A StatefulSet removed another pod: this one, empty by now, continues in its place.
             self._tell(Vanished(pod.name, f"{victim.name} was taken in its place", comes_back=True))
             self._tell(Appeared(kept))
 
@@ -187,7 +187,7 @@ class KubernetesFleet:
     # -- how many ------------------------------------------------------------------------------------------
 
     async def _scale(self, wanted: int | None = None) -> int:
-        """How many pods the workload is to have; from now on this many."""
+        """The number of pods that the workload should have; with `wanted`, sets it first."""
         path = f"{self._workload}/scale"
         if wanted is None:
             return int((await self._api.get(path))["spec"].get("replicas", 0))
@@ -195,7 +195,7 @@ class KubernetesFleet:
         return wanted
 
     async def _give_up_one(self, pod: Pod) -> Pod:
-        """Want one less, this one if it can be chosen. Gives the one that goes."""
+        """Scales down by one, choosing this pod where that is possible. Returns the pod that goes."""
         async with self._scaling:
             if pod.going is not None:
                 return pod
@@ -208,7 +208,7 @@ class KubernetesFleet:
             return pod
 
     async def _take_back(self) -> None:
-        """One that never came is not wanted any more."""
+        """Scales down by one for a pod that never got a place."""
         with contextlib.suppress(FleetError):
             async with self._scaling:
                 placed = sum(pod.ip is not None for pod in self._staying())
@@ -329,7 +329,7 @@ class KubernetesFleet:
 
 
 def _as_text(selector: Object) -> str:
-    """A label selector as the query of a list wants it."""
+    """A label selector as text, for the query of a list."""
     parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
     for it in selector.get("matchExpressions") or ():
         key, values = it["key"], ",".join(it.get("values") or ())

@@ -1,4 +1,4 @@
-"""A replica as the controller knows it, and what is told of the fleet: cold starts, decisions, changes of state."""
+"""Describes a replica as the controller knows it, and keeps the fleet's cold starts, decisions and changes of state."""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import Lifecycle, LifecycleEvent, next_state
 
 NOTES = 256
-"""Decisions and changes of state that are kept, the latest."""
+"""Decisions and changes of state to keep, the latest."""
 STARTS = 32
-"""Cold starts that are kept, the latest."""
+"""Cold starts to keep, the latest."""
 RECENT_STARTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is wanted of the whole pool; see policy/scaling/scale.PoolView for what each means."""
+    """The demand on the whole pool; policy/scaling/scale.PoolView explains each field."""
 
     waiting: int = 0
     waiting_tokens: int = 0
@@ -28,66 +28,66 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one replica has to do, and how much of it health lets be used."""
+    """One replica's load, and the share of its capacity that health allows."""
 
     requests: int = 0
     tokens: int = 0
     cached_tokens: int = 0
     slots: int = 1
     share: float = 1.0
-    """0: it is out. Below 1: it ramps up."""
+    """0: the replica is out. Below 1: it ramps up."""
     use: float = 0.0
-    """Share of its scarcest resource beside slots that is taken."""
+    """Taken share of its scarcest resource other than slots."""
     binding: str = ""
-    """Which that is."""
+    """Name of that resource."""
 
 
 class Hands(Protocol):
-    """What the controller can do to the gateway. wiring/fleet.py has them."""
+    """What the controller can do to the gateway; wiring/fleet.py implements it."""
 
     def join(self, replica: Replica, ready: Callable[[], None]) -> None:
-        """Have it watched, without any requests; `ready` is called once it has been warmed up."""
+        """Watches the replica without sending requests; `ready` is called once the replica has been warmed up."""
 
     def leave(self, replica_id: ReplicaId) -> None:
-        """Know it no more. What it is doing may finish."""
+        """Forgets the replica. Its requests in flight may finish."""
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
-        """Whether it gets requests; `ramp`: a few at first."""
+        """Sets whether the replica gets requests; `ramp`: only a few at first."""
 
     def waiting(self) -> int:
-        """Requests without a replica. Asked often."""
+        """Requests without a replica. Called often."""
 
     def strained(self) -> bool:
-        """Whether anybody waits, or those that serve are nearly full. Asked often."""
+        """Whether requests wait, or the serving replicas are nearly full. Called often."""
 
     def demand(self, now: float) -> Demand: ...
 
     def work(self, replica_id: ReplicaId, now: float) -> Work:
-        """Also of one that is not there, which has none."""
+        """Returns an empty Work for an unknown replica."""
 
     async def answers(self, replica_id: ReplicaId) -> bool:
-        """Whether there is anybody at its address yet."""
+        """Whether a server answers at its address yet."""
 
     async def cold_start(self, replica_id: ReplicaId) -> dict[str, float]:
-        """How long each phase of its start took, as it says itself; empty: it does not."""
+        """Seconds of each phase of its start, as the replica reports them; empty: it does not."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     replica: Replica
     asked_at: float
-    """When its start began."""
+    """When its start began, on the clock."""
     since: float
     state: Lifecycle = Lifecycle.STARTING
     why: str = "started"
     then_park: bool = False
-    """While it drains: it is kept afterwards, not stopped."""
+    """While it drains: it is parked afterwards, not stopped."""
     drained_by: float = 0.0
-    """While it drains to be stopped: when what is left is cut off."""
+    """While it drains to be stopped: when its remaining requests are cut off."""
     comes_back: bool = False
     """It failed, and its fleet starts it again."""
     out_since: float | None = None
-    """Since when health has it out; None: it is well."""
+    """Since when health keeps it out; None: it is well."""
     cold_start: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Member:
         return self.replica.id
 
     def happened(self, happened: LifecycleEvent, why: str, now: float) -> bool:
-        """Whether that changed anything."""
+        """Applies the event; returns whether it changed the state."""
         after = next_state(self.state, happened)
         if after is self.state:
             return False
@@ -105,7 +105,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line of what the fleet did, for people."""
+    """One line about what the fleet did, for people to read."""
 
     wall: float
     kind: str
@@ -132,5 +132,5 @@ class Book:
         self.starts.append({"replica": replica_id, "wall": self._wall(), "took_s": took_s, "phases": phases})
 
     def start_s(self, guess: float) -> float:
-        """How long a start takes: the longest of the last few, since it is waited for."""
+        """Seconds to expect of a start: the longest of the last few, since it is waited for; without any, `guess`."""
         return max((start["took_s"] for start in list(self.starts)[-RECENT_STARTS:]), default=guess)

@@ -1,8 +1,8 @@
-"""Replicas as processes on this machine, each on a Unix socket of its own: the fleet that needs nothing installed.
+"""Runs replicas as processes on this machine, each on its own Unix socket: the fleet that needs nothing installed.
 
-A process that ends unasked is started again under the same id, after a pause that doubles; one that has ended five
-times in a row without having run for ten seconds is given up. None outlives the gateway, however that ends: see
-replica/local.py.
+A process that ends unasked is started again under the same id, after a pause that doubles; a process that has ended
+five times in a row without having run for ten seconds is given up. No process outlives the gateway, however the gateway
+ends: see replica/local.py.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ CLOSE_GRACE_S = 12.0
 
 
 Spawn = Callable[[Sequence[str], Path], Awaitable[Process]]
-"""Start an engine with these flags on this socket."""
+"""Starts an engine with these flags on this socket."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,12 +39,12 @@ class _Kept:
     process: Process | None = None
     stopping: bool = False
     short: int = 0
-    """Times in a row that it ended soon."""
+    """Times in a row that its process ended within SHORT_S."""
     task: asyncio.Task[None] = field(init=False)
 
 
 class ProcessFleet:
-    """Implements `Fleet`. `folder` is where the sockets are, and this object's alone."""
+    """Implements `Launcher`. `folder` holds the sockets, and belongs to this object alone."""
 
     def __init__(self, folder: Path, clock: Clock, *, spawn: Spawn = local.spawn, most: int = 1024) -> None:
         self._folder = folder

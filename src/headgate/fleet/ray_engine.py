@@ -1,7 +1,7 @@
-"""What runs on a Ray node: an actor that has an engine process, and ends with it.
+"""Runs on a Ray node: an actor that owns an engine process, and ends with it.
 
-Ray starts the actor again, on this node or another, whenever it ends unasked: that is how a replica comes back after
-its engine has crashed or its node has gone. The engine does not outlive the actor, however that ends.
+Ray starts the actor again, on this node or another, whenever it ends unasked: so a replica comes back after its engine
+has crashed or its node has gone. The engine does not outlive the actor, however the actor ends.
 """
 
 import ctypes
@@ -20,22 +20,23 @@ from headgate.compiled import same_copy
 from headgate.fleet.port import Spec
 
 PAUSE_S = 2.0
-"""Between an engine's end and the next one: one that can't start must not be all that a node does."""
+"""Seconds between an engine's end and the next start: an engine that can't start must not take all of a node's time."""
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RayPlace:
-    """Where a replica is, for now."""
+    """A replica's current address."""
 
     url: str
     node: str
     pid: int
-    """Of the engine."""
+    """Process id of the engine."""
 
 
 class EngineActor:
-    """Made an actor by RayFleet. Its methods are called from anywhere in the cluster, several at a time."""
+    """The class that RayFleet makes an actor of. Its methods are called from anywhere in the cluster, several at a
+    time."""
 
     def __init__(self, spec: Spec) -> None:
         ray: Any = importlib.import_module("ray")
@@ -71,7 +72,7 @@ class EngineActor:
         return RayPlace(f"http://{self._host}:{self._port}", self._node, self._process.pid)
 
     def until_end(self) -> None:
-        """Never returns of itself: whoever waits is told by Ray that the actor has ended."""
+        """Blocks until `stop` is called; if the actor ends unasked, Ray raises an error at the caller."""
         self._stopping.wait()
 
     def stop(self, grace_s: float) -> None:
@@ -86,7 +87,7 @@ class EngineActor:
     def _end_with_it(self) -> None:
         self._process.wait()
         if not self._stopping.wait(PAUSE_S):
-            os._exit(1)  # unasked: Ray starts it again
+            os._exit(1)  # unasked: Ray starts the actor again
 
 
 def _free_port(host: str) -> int:
@@ -97,7 +98,7 @@ def _free_port(host: str) -> int:
 
 
 def _dying_with(parent: int) -> Callable[[], None]:
-    """For between fork and exec, as in replica/local.py."""
+    """Prepares the child between fork and exec, as in replica/local.py."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:

@@ -1,8 +1,8 @@
-"""Replicas as actors on a Ray cluster, placed by the resources that each takes.
+"""Runs replicas as actors on a Ray cluster, placed by the resources that each takes.
 
-An actor has a name in the fleet's namespace, so every gateway that uses the same finds all of them, whoever started
-them. It belongs to the gateway that did: with that gateway's end Ray ends it too. In between Ray keeps it alive: a node
-that goes takes its replicas along, and they come back under their names wherever there is room.
+An actor has a name in the fleet's namespace, so every gateway with the same namespace finds all actors, whichever
+gateway started them. An actor belongs to the gateway that started it: when that gateway ends, Ray ends the actor too.
+Until then Ray keeps it alive: the replicas of a lost node come back under their names wherever there is room.
 
 Ray's own calls block, so they are made in a thread; answers of actors are awaited.
 """
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 PREFIX = "headgate:"
 LOOK_EVERY_S = 1.0
-"""How often names are looked for. What becomes of a replica that is known is told by Ray at once."""
+"""Seconds between searches for new names. Ray reports changes of known replicas at once."""
 AGAIN_S = 0.2
-"""How soon one that is between two places is asked again where it is."""
+"""Seconds until a replica that is between two places is asked again where it is."""
 CALLS = 64
-"""Of one actor at once: each gateway waits for its end."""
+"""Concurrent calls to one actor: each gateway keeps one open to learn of its end."""
 T = TypeVar("T")
 
 
 class RayFleet:
-    """Implements `Fleet`."""
+    """Implements `Launcher`."""
 
     def __init__(self, config: RayConfig) -> None:
         self._config = config
@@ -69,7 +69,7 @@ class RayFleet:
         return tuple(self._replicas.values())
 
     def where(self, replica_id: ReplicaId) -> "asyncio.Future[RayPlace]":
-        """The node it is on, and its engine's process there."""
+        """The replica's node, and its engine's process there."""
         handle = self._handles[replica_id]
         return asyncio.ensure_future(_answer(handle.where))
 
@@ -84,7 +84,7 @@ class RayFleet:
             resources=config.resources or None,
             max_restarts=-1,
             max_concurrency=CALLS,
-            scheduling_strategy="SPREAD",  # so that a node that goes takes few along
+            scheduling_strategy="SPREAD",  # so that a lost node takes few replicas along
         )
         handle = await self._in_thread(lambda: options.remote(spec))
         self._started.add(replica_id)
@@ -145,11 +145,11 @@ class RayFleet:
         return f"no node had {asked} free within {plain(config.place_s, 6)} s; {hint}"
 
     async def _look(self) -> None:
-        """Replicas that other gateways started."""
+        """Finds replicas that other gateways started."""
         while True:
             try:
                 names = await self._in_thread(self._names)
-            except Exception as error:  # Ray raises many kinds while its head is away
+            except Exception as error:  # Ray raises many kinds of error while its head is away
                 log.warning("Ray can't be asked right now: %s", error)
                 names = ()
             for name in names:
@@ -159,7 +159,8 @@ class RayFleet:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _names(self) -> tuple[str, ...]:
-        # All namespaces, because ours may not be this driver's own: it may have been started by somebody else.
+        # All namespaces, because ours may not be this driver's own, which may have been initialized elsewhere in the
+        # process.
         found = self._ray.util.list_named_actors(all_namespaces=True)
         return tuple(
             it["name"] for it in found if it["namespace"] == self._config.namespace and it["name"].startswith(PREFIX)
@@ -181,7 +182,7 @@ class RayFleet:
         self._followers[replica_id] = asyncio.get_running_loop().create_task(follower)
 
     async def _follow(self, replica_id: ReplicaId, handle: Any, spec: Spec) -> None:
-        """From one place to the next, until it is gone for good."""
+        """Follows the replica from one place to the next, until it is gone for good."""
         died = self._ray.exceptions.ActorDiedError
         while True:
             try:

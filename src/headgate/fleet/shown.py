@@ -1,4 +1,4 @@
-"""The pool as others are shown it: the Scaler, the page, the admin API."""
+"""Shows the pool to others: the Scaler, the page, the admin API."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -14,7 +14,7 @@ NEWS = 8
 
 
 def pool_view(members: Iterable[Member], asked_for: int, hands: Hands, start_s: float, now: float) -> PoolView:
-    """For the Scaler. `asked_for`: starts that the fleet has not answered yet."""
+    """The pool for the Scaler. `asked_for`: starts that the fleet has not answered yet."""
     demand = hands.demand(now)
     there = [_as_seen(member, hands, now) for member in members if not is_gone(member)]
     coming = [
@@ -36,7 +36,8 @@ def is_gone(member: Member) -> bool:
 
 
 def _as_seen(member: Member, hands: Hands, now: float) -> scale.PoolMember:
-    """One that is out or being started again is on its way back: others stand in, and no further one is started."""
+    """A replica that is out or being started again counts as starting: others stand in, and no further one is
+    started."""
     work = hands.work(member.id, now)
     coming = member.out_since is not None or member.state is Lifecycle.FAILED
     return scale.PoolMember(
@@ -53,7 +54,7 @@ def _as_seen(member: Member, hands: Hands, now: float) -> scale.PoolMember:
 
 
 def news(decision: Decision, book: Book) -> dict[str, Any]:
-    """For the page."""
+    """The state for the page."""
     decisions = [note for note in reversed(book.notes) if note.kind != "replica"]
     return {
         "wanted": {"serving": decision.serving, "parked": decision.parked},
@@ -63,7 +64,7 @@ def news(decision: Decision, book: Book) -> dict[str, Any]:
 
 
 def whole(members: Iterable[Member], decision: Decision, book: Book, hands: Hands, now: float) -> dict[str, Any]:
-    """For the admin API."""
+    """The state for the admin API."""
     return {
         "wanted": {"serving": decision.serving, "parked": decision.parked},
         "reasons": decision.reasons,
