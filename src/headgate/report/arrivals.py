@@ -1,8 +1,8 @@
-"""What did everybody get who came? Availability, and percentiles over all arrivals beside those over the served.
+"""Judges all arrivals: availability, and percentiles over all arrivals beside those over the served.
 
-A percentile over the served says nothing of those that were not: whoever refuses enough keeps any promise to the rest.
-So a request that was refused, failed or was cut off counts as one that took longer than any bound. Aside are the
-asker's own faults and a tenant over its own limit (429): no server could have answered them.
+A percentile over the served says nothing about the requests that were not: a server that refuses enough requests keeps
+any promise to the rest. So a request that was refused, failed or was cut off counts as longer than any bound. Left out
+are the client's own errors and refusals of a tenant over its own limit (429): no server could have answered them.
 """
 
 from math import inf, nan
@@ -15,14 +15,13 @@ from headgate.report.results import KINDS, Floats, Results
 
 CUT_OFF = "cut off when the run was ended"
 OWN_LIMIT = "429"
-"""What the reason of a refusal begins with where the tenant was over its own limit; Headgate's other refusals are
-503."""
+"""Prefix of a refusal's reason where the tenant was over its own limit; Headgate's other refusals are 503."""
 _REFUSED, _FAILED, _CLIENT = KINDS.index("refused"), KINDS.index("failed"), KINDS.index("client")
 
 
 def missed(results: Results, *, own_limits: bool = False) -> NDArray[np.bool_]:
-    """Which asked for an answer and got none, or not all of it. `own_limits`: also those of tenants over their own
-    limits, where the question is whether a whole workload is served."""
+    """Marks the requests that asked for an answer and got none, or not all of it. `own_limits`: include those of
+    tenants over their own limits, where the question is whether a whole workload is served."""
     own = np.array([not own_limits and reason.startswith(OWN_LIMIT) for reason in results.reasons], np.bool_)
     cut = np.array([reason == CUT_OFF for reason in results.reasons], np.bool_)
     refused = (results.kind == _REFUSED) & ~own[results.why]
@@ -39,9 +38,10 @@ def arrivals(
     own_limits: bool = False,
     up_to_tokens: int | None = None,
 ) -> tuple[Floats, float]:
-    """The figure of those that were served from `since_s` on, and how many more there were that count as having missed
-    it. Not every answer has each figure: one in a single piece has no first token of its own, and the refused are taken
-    to have had it as often as the answered have; so they are of `up_to_tokens`, where only such answers count."""
+    """The figure of the requests served from `since_s` on, and the number of further requests that count as having
+    missed it. Not every answer has each figure: an unstreamed one has no first token of its own. The missed requests
+    are taken to have the figure as often as the answered ones; likewise to have at most `up_to_tokens` tokens, where
+    only such answers count."""
     mine = results.of_lane(lane) & (results.at_s >= since_s)
     column = results.figure(figure)
     answered = mine & results.ok
@@ -53,7 +53,7 @@ def arrivals(
 
 
 def quantile(served: Floats, missed: float, level: float) -> float:
-    """Over all arrivals; inf: it is one that got no answer. NaN: nobody came."""
+    """The quantile over all arrivals. inf: it falls on a request that got no answer. NaN: there were no arrivals."""
     many = len(served)
     if not many:
         return inf if missed > 0 else nan

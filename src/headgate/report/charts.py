@@ -1,4 +1,4 @@
-"""Which pictures show a tail? Percentiles on a scale that stretches it, requests over time, and what went through."""
+"""Draws the plots of a tail: percentiles on a scale that stretches it, requests over time, and throughput."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from headgate.report.summary import LaneSummary
 from headgate.report.words import count, figure_name, interval_ms, level_name, ms
 
 MOST_DOTS = 2500
-"""Of one lane; the slowest are always among them."""
+"""Maximum dots per lane; the slowest requests are always among them."""
 BINS = 80
 
 
@@ -31,7 +31,7 @@ class ChartSeries:
 
 def percentiles(figure: str, series: Sequence[ChartSeries], title: str) -> str:
     """Latency by percentile: nines are evenly spaced, so that p99 and p99.9 have as much room as p90. Whiskers are 95 %
-    intervals. Empty if nobody has the figure."""
+    intervals. Empty if no request has the figure."""
     drawn = [(one, one.results.values(figure, one.lane)) for one in series]
     drawn = [(one, np.sort(values) * 1e3) for one, values in drawn if len(values)]
     targets = _targets(figure, series)
@@ -65,7 +65,7 @@ def percentiles(figure: str, series: Sequence[ChartSeries], title: str) -> str:
 
 
 def over_time(figure: str, series: Sequence[ChartSeries], title: str, *, top_s: float | None = None) -> str:
-    """Every request by when it was due; those that were refused or failed are a row of ticks at the top."""
+    """Each request by when it was due; refused and failed requests are a row of ticks at the top."""
     if not series:
         return ""
     results = series[0].results
@@ -100,8 +100,8 @@ def over_time(figure: str, series: Sequence[ChartSeries], title: str, *, top_s: 
 
 
 def throughput(runs: Sequence[Results], titles: Sequence[str]) -> list[str]:
-    """Requests a second that ended well, were refused or failed, by when they ended; the line is what was offered. One
-    plot for each, all on one scale."""
+    """Requests per second that completed, were refused or failed, by when they ended; the line is the offered load. One
+    plot per run, all on one scale."""
     edges = _edges(runs)
     width = edges[1] - edges[0]
     counted = []
@@ -131,7 +131,7 @@ NAMES = ("completed", "refused", "failed")
 
 
 def tokens(results: Results, series: Sequence[ChartSeries], title: str) -> str:
-    """Output tokens a second, one lane upon the other; each request's are spread from its first token to its end."""
+    """Output tokens per second, lanes stacked; each request's tokens are spread from its first token to its end."""
     if not series:
         return ""
     edges = _edges([results])
@@ -162,7 +162,7 @@ def token_rate(results: Results, lane: str | None, edges: Floats) -> Floats:
 
 
 def _targets(figure: str, series: Sequence[ChartSeries]) -> list[tuple[Target, str]]:
-    """Those that concern any of the series, each once."""
+    """The targets that concern any of the series, each once."""
     found: dict[tuple[str | None, float, float | None], tuple[Target, str]] = {}
     for one in series:
         for target in (*one.results.promises, *one.results.goodput):
@@ -174,7 +174,7 @@ def _targets(figure: str, series: Sequence[ChartSeries]) -> list[tuple[Target, s
 
 
 def _draw_targets(plot: svg.Plot, targets: list[tuple[Target, str]]) -> None:
-    """Those of one height share a label."""
+    """Draws the targets; those at the same height share a label."""
     for within_s in sorted({target.within_s for target, _ in targets}):
         mine = [(target, colour) for target, colour in targets if target.within_s == within_s]
         colour = mine[0][1] if len(mine) == 1 else "var(--promise)"

@@ -1,11 +1,11 @@
-"""Which differences are real? Every percentile of every lane, in two results or more.
+"""Decides which differences between results are real, for every percentile of every lane.
 
-A difference is called real if resampling both runs says so (see statistics.py) even though many are looked at: Holm's
-rule keeps the chance that any at all of a comparison's verdicts is a mistake at 5 %.
+A difference is called real if resampling both runs says so (see statistics.py) even though many differences are looked
+at: Holm's rule keeps the chance that any of a comparison's verdicts is a mistake at 5 %.
 
-Where both had the same arrivals, as a simulation has and what is put beside it, they are compared pairwise: both are
-resampled by the same stretches of time. A burst that made a stretch slow in both cancels out, and what is left is the
-difference alone. Taken for two runs of their own, such a difference would be lost among the bursts.
+Where both results had the same arrivals, as a simulation and its what-if have, they are compared pairwise: both are
+resampled by the same stretches of time. A burst that made a stretch slow in both cancels out, and the difference alone
+is left. Treated as two independent runs, such a difference would be lost among the bursts.
 """
 
 import math
@@ -32,16 +32,16 @@ Verdict = Literal["real", "not told apart", "too few"]
 class FigureDifference:
     lane: str
     what: str
-    """`p99 TTFT`, `good`, `refused`, `failed`."""
+    """`p99 TTFT`, `good`, `refused` or `failed`."""
     unit: Literal["ms", "%"]
     before: float
     after: float
     """Seconds, or shares."""
     low: float | None = None
     high: float | None = None
-    """95 % interval of the change: relative for milliseconds, in shares for shares."""
+    """95 % interval of the change: relative for milliseconds, in shares for shares. None: no interval."""
     chance: float | None = None
-    """How often so large a difference comes up between equals."""
+    """Probability that equal runs differ by this much; None: too few requests to say."""
     verdict: Verdict = "too few"
 
     @property
@@ -59,7 +59,7 @@ class FigureDifference:
         return "" if self.low is None or self.high is None else f"[{_signed(self.low)}, {_signed(self.high)}]"
 
     def __str__(self) -> str:
-        """p99 TTFT fast: 412 → 198 ms, −52 % [−58, −44], real"""
+        """One line, such as: p99 TTFT fast: 412 → 198 ms, −52 % [−58, −44], real"""
         if self.unit == "ms":
             said = f"{ms(self.before)} → {ms(self.after)} ms"
         else:
@@ -72,7 +72,8 @@ class FigureDifference:
 def compare(
     before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS
 ) -> list[FigureDifference]:
-    """Lane by lane; lanes that only one of them has are left out. With several lanes, all together come last."""
+    """Compares lane by lane; lanes that only one result has are left out. With several lanes, all together come
+    last."""
     rng = np.random.default_rng(seed)
     paired = same_arrivals(before, after)
     lanes: list[str | None] = [lane for lane in before.lanes if lane in after.lanes]
@@ -87,32 +88,33 @@ def compare(
 
 
 def same_arrivals(before: Results, after: Results) -> bool:
-    """The same requests at the same times, so that row by row they are pairs."""
+    """Whether both have the same requests at the same times, so that their rows are pairs."""
     return len(before) == len(after) > 0 and np.array_equal(before.at_s, after.at_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Each request beside itself, of those that were answered both times."""
+    """Each request beside itself, for requests that were answered both times."""
 
     lane: str
     figure: str
     faster: int
     slower: int
-    """By more than one percent."""
+    """Requests that differ by more than one percent."""
     same: int
     change: float
-    """The median, relative."""
+    """Median of the relative changes."""
 
     def __str__(self) -> str:
-        """fast TTFT of each request beside itself: 412 faster, 30 slower, 58 the same; −12 % at the median"""
+        """One line, such as: fast TTFT of each request beside itself: 412 faster, 30 slower, 58 the same; −12 % at the
+        median"""
         counts = f"{self.faster} faster, {self.slower} slower, {self.same} the same"
         what = f"{self.lane or 'all lanes'} {figure_name(self.figure)} of each request beside itself"
         return f"{what}: {counts}; {_signed(self.change)} % at the median"
 
 
 def pairs(before: Results, after: Results, figures: Sequence[str] = ("ttft", "e2e")) -> list[Pairs]:
-    """Empty where arrivals were not the same."""
+    """Pairs by lane and figure; empty where the arrivals were not the same."""
     if not same_arrivals(before, after):
         return []
     lanes: list[str | None] = [*before.lanes, None] if len(before.lanes) != 1 else [*before.lanes]
@@ -140,7 +142,8 @@ def pairs(before: Results, after: Results, figures: Sequence[str] = ("ttft", "e2
 
 
 def judged(found: list[FigureDifference]) -> list[FigureDifference]:
-    """Holm's rule over all that have a chance: the likeliest first, each against what is left of 5 %."""
+    """Applies Holm's rule to all differences that have a chance: the smallest first, each against 5 % divided by those
+    left."""
     order = sorted(
         (i for i, difference in enumerate(found) if difference.chance is not None), key=lambda i: _chance(found[i])
     )
@@ -194,7 +197,7 @@ def _drawn(values: Floats, levels: tuple[float, ...], rng: np.random.Generator) 
 def _drawn_together(
     before: Results, after: Results, lane: str | None, figure: str, levels: tuple[float, ...], rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Both by the same stretches of the arrivals. Resamples in which one of them has nothing are left out."""
+    """Resamples both by the same stretches of the arrivals. Resamples in which either has no value are left out."""
     count = min(block_count(before.values(figure, lane)), block_count(after.values(figure, lane)))
     weight, block = weights(count, rng), blocks(len(before), count)
     drawn = []
@@ -215,7 +218,7 @@ def difference(
     level: float,
     requests: int,
 ) -> FigureDifference:
-    """Of a percentile in seconds, from what it is and what resampling makes of it."""
+    """The difference of a percentile in seconds, from its two values and their resamples."""
     plain = FigureDifference(lane=lane or "", what=what, unit="ms", before=points[0], after=points[1])
     beyond = requests * min(level, 1 - level)
     if beyond < BEYOND:
@@ -271,9 +274,10 @@ def _drawn_shares(hits: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _between_equals(seen: float, steps: Floats, freedom: float) -> float:
-    """How often equals differ by so much, if differences are as wide as resampling shows them. By Student's law rather
-    than by counting: a thousand resamples can't tell small chances from smaller ones, and how wide they show it is
-    itself uncertain: a resampled percentile's converges only with the fourth root of the number of requests."""
+    """Probability that equal runs differ by this much, if differences are as wide as resampling shows them. By
+    Student's distribution rather than by counting: a thousand resamples can't tell small probabilities from smaller
+    ones, and the width itself is uncertain: that of a resampled percentile converges only with the fourth root of the
+    number of requests."""
     width = float(np.nanstd(steps))
     if width == 0.0:
         return 1.0 if seen == 0.0 else 0.0
@@ -284,7 +288,7 @@ def _between_equals(seen: float, steps: Floats, freedom: float) -> float:
 
 
 def _signed(share: float) -> str:
-    """In percent, with a real minus."""
+    """The share in percent, with a real minus sign."""
     value = share * 100
     if not math.isfinite(value):
         return "∞"

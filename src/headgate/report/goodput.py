@@ -1,4 +1,4 @@
-"""Which requests were good enough? `ttft:500 tpot:80 batch.e2el:60000`: milliseconds, as in `vllm bench serve`."""
+"""Parses the targets of goodput: `ttft:500 tpot:80 batch.e2el:60000`, in milliseconds, as in `vllm bench serve`."""
 
 import re
 from collections.abc import Iterable

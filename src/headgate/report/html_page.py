@@ -1,4 +1,4 @@
-"""Results as one page that needs nothing else: no script, no font, no address to fetch from."""
+"""Renders results as one self-contained page: no script, no font, no address to fetch from."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -26,7 +26,7 @@ ABOUT = {
     "queue": "waiting for a turn, as the server tells it",
 }
 OF_SERVED = "of the served"
-"""What the plots of percentiles are of; tables give them over all arrivals too."""
+"""The requests that the plots of percentiles cover; tables give percentiles over all arrivals too."""
 
 
 def write(
@@ -52,8 +52,8 @@ def render(
     title: str | None = None,
     more: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """One page for one Results; several are shown side by side, and what differs from the first is judged. `more` is
-    further sections, each a heading and HTML of the caller's own."""
+    """Renders one result, or several side by side with a verdict on each difference from the first. `more`: further
+    sections, each a heading and the caller's own HTML."""
     names = list(names or (one.title for one in results))
     summaries = [summarise(one, seed) for one in results]
     single = len(results) == 1
@@ -94,7 +94,7 @@ def _resource(name: str) -> str:
 
 
 def _one(results: Results, summaries: dict[str, LaneSummary]) -> list[tuple[str, str, list[Any], bool]]:
-    """Lanes are the lines."""
+    """The sections for one result: its lanes are the lines."""
     lanes = [
         ChartSeries(lane, results, summaries[lane], lane, svg.colour(index), svg.dash(index))
         for index, lane in enumerate(results.lanes)
@@ -129,7 +129,8 @@ def _one(results: Results, summaries: dict[str, LaneSummary]) -> list[tuple[str,
 def _several(
     results: Sequence[Results], names: Sequence[str], summaries: Sequence[dict[str, LaneSummary]]
 ) -> list[tuple[str, str, list[Any], bool]]:
-    """Results are the lines, and each lane has plots of its own; over time they stand side by side, on one scale."""
+    """The sections for several results: the results are the lines, and each lane has its own plots; over time the
+    results stand side by side, on one scale."""
     everyone = list(dict.fromkeys(lane for one in results for lane in one.lanes))
     sections = []
     for lane in everyone:
@@ -249,7 +250,7 @@ def _promises(results: Results, summary: LaneSummary, figure: str, level: float)
 
 
 def _told_apart(found: list[FigureDifference]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Those that are real, and the others."""
+    """Splits the differences into the real ones and the others."""
     shown = [(one.verdict == "real", _difference(one)) for one in found]
     return [one for real, one in shown if real], [one for real, one in shown if not real]
 

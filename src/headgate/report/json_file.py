@@ -1,8 +1,8 @@
-"""Results as a file: the keys that people know from `vllm bench serve`, and under `headgate` all the rest.
+"""Writes and reads results as JSON: the keys of `vllm bench serve`, and under `headgate` all the rest.
 
-`figures` are of the served, `arrivals` of all that came: see arrivals.py. vLLM's own keys are of the served.
-Lists have one entry per request, in order of arrival, whatever became of it. Unlike vLLM's, latencies count from when a
-request was due, not from when it was sent; `failed` is, as there, all that was not completed, refusals included.
+`figures` cover the served, `arrivals` all arrivals: see arrivals.py. vLLM's own keys cover the served. Lists have one
+entry per request, in order of arrival, however the request ended. Unlike vLLM's, latencies count from when a request
+was due, not from when it was sent; `failed` counts, as in vLLM, all that was not completed, including refusals.
 """
 
 from dataclasses import fields
@@ -91,7 +91,7 @@ def write(
     rows: bool = True,
     more: dict[str, Any] | None = None,
 ) -> None:
-    """`more` is put beside the keys above."""
+    """`more`: further keys beside those of as_dict."""
     data = msgspec.json.encode({**(more or {}), **as_dict(results, summaries, rows=rows)})
     try:
         path.write_bytes(data + b"\n")
@@ -100,7 +100,7 @@ def write(
 
 
 def read(path: Path) -> Results:
-    """A file of ours, or one that `vllm bench serve --save-result --save-detailed` wrote. Raises StartupError."""
+    """Reads a file of ours, or of `vllm bench serve --save-result --save-detailed`. Raises StartupError."""
     try:
         data = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -190,7 +190,7 @@ def _foreign(data: dict[str, Any], title: str) -> Results:
 
 
 def _add(found: dict[str, Any], name: str, values: Floats) -> None:
-    """As vLLM has it: 0 where there is nothing."""
+    """Adds a figure's statistics as vLLM does: 0 where there are no values."""
     values = values if len(values) else np.zeros(1)
     found[f"mean_{name}_ms"] = float(values.mean()) * 1e3
     found[f"median_{name}_ms"] = float(np.median(values)) * 1e3
@@ -202,14 +202,14 @@ def _add(found: dict[str, Any], name: str, values: Floats) -> None:
 def _most_at_once(results: Results) -> int:
     begins = results.at_s
     ends = begins + np.nan_to_num(results.e2e_s)
-    # Who leaves at the same moment is gone before the next comes.
+    # At equal times, an end counts before a begin.
     order = np.lexsort((np.concatenate([np.ones(len(begins)), -np.ones(len(ends))]), np.concatenate([begins, ends])))
     steps = np.concatenate([np.ones(len(begins)), -np.ones(len(ends))])[order]
     return int(np.cumsum(steps).max(initial=0))
 
 
 def _list(values: Floats) -> list[float]:
-    """Microseconds are enough; NaN becomes null."""
+    """Rounded to microseconds; NaN becomes null in JSON."""
     found: list[float] = np.round(values, 6).tolist()
     return found
 
@@ -230,7 +230,7 @@ def _spread(spread: Spread) -> dict[str, Any]:
 
 
 def _over_all(levels: dict[float, float]) -> dict[str, Any]:
-    """Null, and named under `missed`, where it is one that got no answer."""
+    """A level is null, and named under `missed`, where it falls on a request that got no answer."""
     return {
         **{f"{level_name(level)}_ms": None if value == inf else value * 1e3 for level, value in levels.items()},
         "missed": [level_name(level) for level, value in levels.items() if value == inf],

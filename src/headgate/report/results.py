@@ -1,12 +1,14 @@
-"""What came of each request: what every report is made of, whether a client measured it or a simulator computed it.
+"""Holds the result of each request, from which every report is made, whether a client measured it or a simulator
+computed it.
 
     rows = Rows()
     rows.add(at_s=0.31, lane="fast", ttft_s=0.2, tpot_s=0.03, max_gap_s=0.08, e2e_s=2.1, output_tokens=64)
     rows.add(at_s=0.35, lane="fast", kind="refused", why="503 lane_full", e2e_s=0.001)
     results = rows.results("what it is about", source="simulation", facts={"seed": "1"})
 
-Times are seconds. `at_s` is when the request was due, counted from the beginning; every latency counts from there. What
-is not known, or does not exist, is None when it is added and NaN in a column. Rows are kept as columns, 80 bytes each.
+Times are in seconds. `at_s` is when the request was due, counted from the beginning; every latency counts from there. A
+figure that is unknown or does not exist is None when it is added and NaN in a column. Rows are kept as columns, 80
+bytes per request.
 """
 
 import math
@@ -25,27 +27,28 @@ Floats = NDArray[np.float64]
 Source = Literal["bench", "simulation"]
 
 KINDS: tuple[Kind, ...] = ("ok", "refused", "failed", "client")
-"""As in model/outcome: refused is to come back later, failed is the server's fault, client is the asker's own, or it
-left before the end. Latencies are counted of what is ok."""
+"""As in model/outcome: refused requests may come back later, failed is the server's fault, client is the client's own
+fault, or it left before the end. Latencies are taken from ok requests only."""
 FIGURES = {"ttft": "TTFT", "tpot": "TPOT", "max_gap": "max gap", "e2e": "e2e", "queue": "queue"}
-"""Time to first token, mean time per token after it, longest gap between two tokens, all of it, waiting for a turn."""
+"""Time to first token, mean time per token after it, longest gap between two tokens, whole duration, time in the
+queue."""
 LEVELS = (0.5, 0.9, 0.95, 0.99, 0.999)
 MOST_GAPS = 4_000_000
-"""Gaps between tokens that are kept, all requests together."""
+"""Maximum gaps between tokens to keep, all requests together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A line that latencies should stay under: in plots, and ticked off in tables where a percentile is named."""
+    """A bound that latencies should stay under: drawn in plots, and judged in tables where a percentile is named."""
 
     figure: str
     within_s: float
     lane: str | None = None
-    """None: all of them."""
+    """None: all lanes."""
     level: float | None = None
-    """The percentile it is meant for, from 0 to 1; None: each request by itself, as for goodput."""
+    """The percentile that the bound applies to, from 0 to 1; None: each request by itself, as for goodput."""
     up_to_tokens: int | None = None
-    """It is meant for answers of up to so many tokens; None: for all."""
+    """The bound applies to answers of at most this many tokens; None: to all answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,15 +56,15 @@ class Results:
     title: str
     source: Source
     duration_s: float
-    """From the beginning to the last answer."""
+    """Seconds from the beginning to the last answer."""
     lanes: tuple[str, ...]
     lane: NDArray[np.int32]
-    """Which of `lanes`."""
+    """Index into `lanes`."""
     kind: NDArray[np.int8]
-    """Which of KINDS."""
+    """Index into KINDS."""
     reasons: tuple[str, ...]
     why: NDArray[np.int32]
-    """Which of `reasons`: empty for what is ok, else the status and the server's code, or what happened."""
+    """Index into `reasons`: empty for ok, else the status and the server's code, or what happened."""
     at_s: Floats
     ttft_s: Floats
     tpot_s: Floats
@@ -69,17 +72,17 @@ class Results:
     e2e_s: Floats
     queue_s: Floats
     lag_s: Floats
-    """How late the client itself was in sending it."""
+    """Seconds by which the client itself was late in sending the request."""
     prompt_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     gaps: tuple[Floats, ...] = ()
-    """The gaps between tokens of each request, or nothing where they were not kept."""
+    """The gaps between tokens of each request in seconds; empty: they were not kept."""
     goodput: tuple[Target, ...] = ()
-    """What a request must keep to be counted as good; none: not counted."""
+    """Bounds that a good request keeps; empty: good requests are not counted."""
     promises: tuple[Target, ...] = ()
     """Percentiles that should be kept."""
     facts: dict[str, str] = field(default_factory=dict)
-    """About the run, for people: address, workload, seed, CPU."""
+    """Facts about the run, for people to read: address, workload, seed, CPU."""
     notes: tuple[str, ...] = ()
     """What a reader must know before believing the figures."""
 
@@ -87,13 +90,13 @@ class Results:
         return len(self.at_s)
 
     def figure(self, name: str) -> Floats:
-        """One value for each request; of gaps the longest."""
+        """One value per request; for gaps, the longest."""
         name = "max_gap" if name == "gap" else name
         column: Floats = getattr(self, f"{name}_s")
         return column
 
     def of_lane(self, lane: str | None) -> NDArray[np.bool_]:
-        """Which rows are of it; None: all."""
+        """Marks the rows of a lane; None: all rows."""
         if lane is None:
             return np.ones(len(self), np.bool_)
         return np.asarray(self.lane == self.lanes.index(lane)) if lane in self.lanes else np.zeros(len(self), np.bool_)
@@ -103,13 +106,13 @@ class Results:
         return np.asarray(self.kind == 0)
 
     def values(self, figure: str, lane: str | None = None) -> Floats:
-        """Of what is ok and has it, in order of arrival."""
+        """The figure of the ok requests that have it, in order of arrival."""
         column = self.figure(figure)
         return column[self.of_lane(lane) & self.ok & ~np.isnan(column)]
 
     def gaps_of(self, mine: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Gaps between tokens of these requests, and how many there are of each. Where they were not kept one by one:
-        the longest of each request, and the others at their mean."""
+        """Gaps between tokens of these requests, and the number of each. Where gaps were not kept one by one: each
+        request's longest gap, and its other gaps at their mean."""
         if self.gaps:
             found = [self.gaps[at] for at in np.flatnonzero(mine)]
             every = np.concatenate(found) if found else np.array([])
@@ -122,12 +125,12 @@ class Results:
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """Which requests were answered and kept every limit for goodput. A figure that a request does not have, such
-        as the time per token of a single one, is kept."""
+        """Marks the requests that were answered and kept every bound of goodput. A figure that a request does not have,
+        such as the time per token of a single one, counts as kept."""
         good = self.ok.copy()
         for target in self.goodput:
             applies = self.of_lane(target.lane)
-            if target.lane is None:  # what is said of one lane replaces, for it, what is said of all
+            if target.lane is None:  # a lane's own bound replaces the bound for all lanes
                 for other in self.goodput:
                     if other.lane is not None and other.figure == target.figure:
                         applies &= ~self.of_lane(other.lane)
@@ -136,13 +139,13 @@ class Results:
 
 
 def _lane_order(lane: str) -> tuple[int, str]:
-    """Those that are always there in their own order, then the others."""
+    """The standard lanes in their own order, then the others by name."""
     usual = list(LANES)
     return (usual.index(lane) if lane in usual else len(usual)), lane
 
 
 class Rows:
-    """Results as they come in."""
+    """Collects results as they come in."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, int] = {}
@@ -190,7 +193,7 @@ class Rows:
             self._gaps.append(np.array(gaps if keep else ()))
 
     def extend(self, other: "Rows") -> None:
-        """With another's rows behind its own."""
+        """Appends the rows of another."""
         lanes = [self._lanes.setdefault(lane, len(self._lanes)) for lane in other._lanes]
         reasons = [self._reasons.setdefault(reason, len(self._reasons)) for reason in other._reasons]
         self._lane.extend(lanes[index] for index in other._lane)
@@ -214,7 +217,7 @@ class Rows:
         facts: dict[str, str] | None = None,
         notes: Sequence[str] = (),
     ) -> Results:
-        """All rows in order of arrival. Without a duration it is the end of the last of them."""
+        """All rows in order of arrival. `duration_s` None: the end of the last request."""
         floats = {f"{name}_s": np.array(column) for name, column in self._floats.items()}
         order = np.argsort(floats["at_s"], kind="stable")
         ends = floats["at_s"] + np.nan_to_num(floats["e2e_s"])

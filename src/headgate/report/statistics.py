@@ -1,7 +1,7 @@
-"""How sure is a percentile? Bootstrap over blocks of time, since requests that follow each other are alike.
+"""Estimates how sure a percentile is: a bootstrap over blocks of time, since consecutive requests are alike.
 
-A burst makes many slow at once. Drawing single requests anew would take them for independent, and make intervals far
-too narrow. So what is drawn is stretches of the run, as long as its memory lasts (Politis and White's rule, 2004).
+A burst makes many requests slow at once. Resampling single requests would treat them as independent, and make intervals
+far too narrow. So stretches of the run are resampled, as long as its memory lasts (Politis and White's rule, 2004).
 """
 
 import math
@@ -16,7 +16,7 @@ RESAMPLES = 1000
 MOST_BLOCKS, FEWEST_BLOCKS = 200, 20
 MOST_BINS = 2048
 BEYOND = 5
-"""Values that must lie beyond a percentile for its interval to mean anything: past the largest, nobody knows."""
+"""Values that must lie beyond a percentile for its interval to mean anything: nothing is known beyond the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +24,23 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-    """95 % of resamples are between; None: there are too few values for an interval."""
+    """95 % of resamples lie between; None: there are too few values for an interval."""
 
 
 def block_count(series: Floats) -> int:
-    """Into how many stretches of equal length it can be cut so that each is nearly a run by itself."""
+    """Number of equal stretches into which the series can be cut so that each is nearly independent."""
     n = len(series)
     if n <= FEWEST_BLOCKS:
         return n
     _, which, many = np.unique(series, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(many) - many / 2)[which]  # equals share theirs: they are no trend
+    ranks = (np.cumsum(many) - many / 2)[which]  # equal values share a rank: they are no trend
     late = (series > np.quantile(series, 0.95)).astype(np.float64)
     length = max(_memory(ranks), _memory(late))
     return int(np.clip(n // max(1.0, length), min(FEWEST_BLOCKS, n), min(MOST_BLOCKS, n)))
 
 
 def _memory(series: Floats) -> float:
-    """The length of blocks that Politis and White (2004, corrected 2009) advise for it."""
+    """The block length that Politis and White (2004, corrected 2009) advise for the series."""
     n = len(series)
     lags = min(n - 1, max(10, math.ceil(math.sqrt(n)) + 5))
     covariance = _autocovariance(series, lags)
@@ -69,18 +69,18 @@ def _autocovariance(series: Floats, lags: int) -> Floats:
 
 
 def blocks(n: int, count: int) -> NDArray[np.int64]:
-    """Which block each of n values in order belongs to."""
+    """The block of each of n values in order."""
     return np.arange(n) * count // max(1, n)
 
 
 def weights(count: int, rng: np.random.Generator, resamples: int = RESAMPLES) -> NDArray[np.float32]:
-    """How often each block comes up in each resample."""
+    """How often each block is drawn in each resample."""
     drawn = rng.integers(0, count, size=(resamples, count)) + np.arange(resamples)[:, None] * count
     return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count).astype(np.float32)
 
 
 class Resampled:
-    """A series whose quantiles can be had for any weights of its blocks, without sorting anew."""
+    """A series that gives quantiles for any weights of its blocks, without sorting again."""
 
     def __init__(self, values: Floats, block: NDArray[np.int64], count: int) -> None:
         order = np.argsort(values, kind="stable")
@@ -92,7 +92,7 @@ class Resampled:
         self._below = table.reshape(count, len(ends)).cumsum(axis=1).astype(np.float32)
 
     def quantiles(self, weight: NDArray[np.float32], levels: tuple[float, ...]) -> Floats:
-        """One row per resample, one column per level."""
+        """One row per resample, one column per level; NaN: only blocks without a value were drawn."""
         below = weight @ self._below
         total = below[:, -1:]
         columns = []
@@ -100,12 +100,12 @@ class Resampled:
             index = (below < level * total - 1e-3).sum(axis=1)
             columns.append(self._tops[np.minimum(index, len(self._tops) - 1)])
         found = np.stack(columns, axis=1)
-        found[total[:, 0] == 0] = np.nan  # only blocks without any value came up
+        found[total[:, 0] == 0] = np.nan  # only blocks without a value were drawn
         return found
 
 
 def _bin_ends(n: int) -> NDArray[np.int64]:
-    """Up to which rank each bin reaches: every value by itself, or the finer the nearer to the largest."""
+    """The rank at which each bin ends: every value by itself, or finer bins the nearer to the largest."""
     if n <= MOST_BINS:
         return np.arange(1, n + 1)
     lower = np.linspace(0, n / 2, MOST_BINS // 4)
@@ -133,7 +133,7 @@ def estimate(values: Floats, levels: tuple[float, ...], rng: np.random.Generator
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Estimate:
-    """What part of them, with its interval."""
+    """The share of hits, with its interval."""
     n = len(hits)
     if n == 0:
         return Estimate(math.nan)
@@ -143,7 +143,7 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Estimate:
     series = hits.astype(np.float64)
     count = block_count(series) if 0 < value < 1 else min(MOST_BLOCKS, n)
     drawn = drawn_shares(series, blocks(n, count), weights(count, rng), count)
-    # None of n, or all of them, is no proof that none ever is: three in n would still often not be seen (Wilson).
+    # None of n, or all of n, proves nothing: a rate of three in n would still often go unseen (Wilson).
     low, high = np.percentile(drawn, [2.5, 97.5])
     least, most = _wilson(value, n)
     return Estimate(

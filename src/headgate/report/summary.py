@@ -1,4 +1,4 @@
-"""Results in figures: what tables, JSON and plots all say."""
+"""Summarises results in the figures that tables, JSON and plots share."""
 
 from dataclasses import dataclass, field
 
@@ -18,26 +18,26 @@ class Spread:
     mean_s: float
     std_s: float
     levels: dict[float, Estimate]
-    """Seconds."""
+    """Percentiles in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSummary:
     lane: str
-    """Empty: all of them."""
+    """Empty: all lanes."""
     requests: int
     completed: int
     refused: int
     refused_429: int
     refused_503: int
     failed: int
-    """By the server's fault or the asker's: whatever is neither ok nor refused."""
+    """Requests that are neither ok nor refused, by the server's fault or the client's."""
     unfinished: int
-    """Cut off when the run was ended; they count as failed."""
+    """Requests cut off when the run was ended; they count as failed."""
     reasons: dict[str, int]
-    """Why, of all that is not ok, most frequent first."""
+    """Number of requests that are not ok by reason, most frequent first."""
     good: Estimate | None
-    """Share of all requests; None: nothing was said about what is good."""
+    """Good share of all requests; None: no bounds for goodput were given."""
     offered_per_s: float
     completed_per_s: float
     good_per_s: float | None
@@ -45,17 +45,18 @@ class LaneSummary:
     output_tokens: int
     output_tokens_per_s: float
     asked: int = 0
-    """For an answer: without the asker's own faults and refusals of a tenant over its own limit."""
+    """Requests that asked for an answer: without the client's own errors and refusals of a tenant over its own
+    limit."""
     missed: int = 0
-    """Of those, refused, failed or cut off."""
+    """Requests among `asked` that were refused, failed or were cut off."""
     figures: dict[str, Spread] = field(default_factory=dict)
-    """Of the served. Only those that any request has."""
+    """Figures of the served; only figures that any request has."""
     arrivals: dict[str, dict[float, float]] = field(default_factory=dict)
-    """Percentiles of the same over all arrivals; inf: it is one that got no answer."""
+    """Percentiles over all arrivals; inf: it falls on a request that got no answer."""
 
     @property
     def availability(self) -> float | None:
-        """Of those that asked, the answered; None: nobody asked."""
+        """Answered share of `asked`; None: no request asked."""
         return (self.asked - self.missed) / self.asked if self.asked else None
 
 
@@ -63,7 +64,7 @@ OF_ARRIVALS = ("ttft", "tpot", "max_gap", "e2e")
 
 
 def summarise(results: Results, seed: int = 0) -> dict[str, LaneSummary]:
-    """By lane, in the order of `results.lanes`; under "" all of them together. The seed is of the bootstrap."""
+    """Summaries by lane, in the order of `results.lanes`; under "" all lanes together. `seed`: of the bootstrap."""
     rng = np.random.default_rng(seed)
     lanes = {lane: _lane(results, lane, rng) for lane in results.lanes}
     return {**lanes, "": _lane(results, None, rng)}
@@ -110,7 +111,7 @@ def _lane(results: Results, lane: str | None, rng: np.random.Generator) -> LaneS
 
 
 def _offered_s(results: Results) -> float:
-    """From the first arrival to the last, and one gap more."""
+    """Seconds from the first arrival to the last, and one mean gap more."""
     n = len(results)
     return 0.0 if n < 2 else float(results.at_s[-1] - results.at_s[0]) * n / (n - 1)
 
@@ -132,10 +133,10 @@ def _over_all(results: Results, figure: str, lane: str | None) -> dict[float, fl
 
 
 def kept(summary: LaneSummary, target: Target) -> bool | None:
-    """Whether a promised percentile was kept, over all arrivals; None: there is nothing to tell by."""
+    """Whether a promised percentile was kept, over all arrivals; None: there are no values to tell by."""
     levels = summary.arrivals.get(target.figure)
     if levels is None:
-        spread = summary.figures.get(target.figure)  # waiting for a turn: only who had one
+        spread = summary.figures.get(target.figure)  # queue: known only for the served
         levels = {} if spread is None else {level: found.value for level, found in spread.levels.items()}
     if target.level is None or target.level not in levels:
         return None

@@ -1,4 +1,5 @@
-"""Plots as inline SVG: axes, lines, dots, bars. Colours are the page's CSS variables, so that it is light or dark."""
+"""Draws plots as inline SVG: axes, lines, dots, bars. Colours are CSS variables of the page, so that it is light or
+dark."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ def dash(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to pixels."""
+    """Maps values to shares of an axis."""
 
     low: float
     high: float
@@ -47,7 +48,7 @@ class Scale:
 
 
 def linear(high: float, name: Callable[[float], str] = plain, *, many: int = 5, exact: bool = False) -> Scale:
-    """From 0 to a round number above high, or just to it."""
+    """A scale from 0 to a round number above `high`; `exact`: to `high` itself."""
     high = max(high, 1e-9)
     step = 10 ** math.floor(math.log10(high / many))
     step = next(step * factor for factor in (1, 2, 5, 10) if high / (step * factor) <= many)
@@ -56,7 +57,7 @@ def linear(high: float, name: Callable[[float], str] = plain, *, many: int = 5, 
 
 
 def logarithmic(low: float, high: float, name: Callable[[float], str]) -> Scale:
-    """Decades, with 2 and 5 between if there are few."""
+    """A scale of decades, with 2 and 5 between if there are few."""
     low, high = max(low, 1e-9), max(high, low * 1.5, 1e-9)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1, 2, 5) if last - first <= 3 else (1,)
@@ -68,14 +69,14 @@ def logarithmic(low: float, high: float, name: Callable[[float], str]) -> Scale:
 
 
 class Plot:
-    """Drawn from the back to the front."""
+    """A plot, drawn from the back to the front."""
 
     def __init__(self, x: Scale, y: Scale, *, title: str, height: int = HEIGHT) -> None:
         self._x, self._y, self._height = x, y, height
         self._title = title
         self._parts: list[str] = []
         self._labels: list[str] = []
-        """On top of everything."""
+        """Drawn on top of everything."""
         self._axes()
 
     def x(self, value: float) -> float:
@@ -104,7 +105,7 @@ class Plot:
     def dots(
         self, xs: Floats, ys: Floats, colour: str, *, size: float = 3.2, opacity: float = 0.5, title: str = ""
     ) -> None:
-        """Each a line of no length with round ends: a tenth of what circles would take."""
+        """Draws each dot as a line of no length with round ends: a tenth of the size of circles."""
         if len(xs):
             pairs = zip(self._xs(xs), self._ys(ys), strict=True)
             shape = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in pairs)
@@ -129,7 +130,7 @@ class Plot:
         self.label(LEFT + 4, at - 3, name, colour)
 
     def mark(self, x: float, y: float, colour: str, title: str) -> None:
-        """Where a promise is due."""
+        """Marks the percentile at which a promise applies."""
         if self._y.low <= y <= self._y.high and self._x.low <= x <= self._x.high:
             at, top = self.x(x), self.y(y)
             shape = f"M{at - 4:.1f} {top - 7:.1f}h8l-4 7z"
@@ -141,13 +142,13 @@ class Plot:
         self._path(shape, f'stroke="{colour}" stroke-width="1.2"', title)
 
     def upright(self, x: float, name: str, colour: str) -> None:
-        """A line across, with its name at the top."""
+        """A vertical line, with its name at the top."""
         at = self.x(x)
         self._path(f"M{at:.1f} {TOP}V{self._height - BOTTOM}", f'stroke="{colour}" stroke-dasharray="2 3"', name)
         self.label(at + 4, TOP + 8, name, colour)
 
     def label(self, x: float, y: float, text: str, colour: str) -> None:
-        """Readable over whatever is below it."""
+        """Text that is readable over anything below it."""
         style = f'class="label" style="fill:{colour}"'
         self._labels.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>')
 
@@ -192,7 +193,7 @@ class Plot:
 
 
 def legend(entries: Sequence[tuple[str, str, str]]) -> str:
-    """Name, colour, dash."""
+    """A legend from entries of name, colour and dash."""
     items = "".join(
         f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4H22" fill="none" stroke="{colour}" '
         f'stroke-width="3"{_dashed(dash)}/></svg>{escape(name)}</li>'

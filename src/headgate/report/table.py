@@ -1,4 +1,4 @@
-"""Results for a terminal: a table for each lane."""
+"""Renders results for a terminal: a table for each lane."""
 
 from math import inf
 
@@ -16,7 +16,7 @@ WIDE = 124
 
 
 def render(results: Results, summaries: dict[str, LaneSummary], width: int = 80) -> RenderableType:
-    """Everything, with all lanes together last; intervals beside their percentiles where that is wide enough."""
+    """The whole report, all lanes together last; on a wide console intervals stand beside their percentiles."""
     parts: list[RenderableType] = [Text.from_markup(f"[bold]{escape(results.title)}[/]")]
     parts += [Text(f"  {name}: {value}", style="dim") for name, value in results.facts.items()]
     shown = [summaries[lane] for lane in results.lanes]
@@ -50,7 +50,7 @@ def _heading(summary: LaneSummary) -> Text:
 
 
 def _lane(results: Results, summary: LaneSummary, wide: bool) -> RenderableType:
-    """Not wide: what is said about a percentile stands below it, so that 80 columns are enough, as in a file."""
+    """Not wide: intervals and marks stand below their percentile, so that 80 columns are enough, as in a file."""
     if not summary.figures:
         missed = f", {count(summary.missed)} got no answer: every promise is missed" if summary.missed else ""
         return Text(f"  nothing was completed{missed}", style="bold red" if summary.missed else "dim")
@@ -91,7 +91,7 @@ def _over_all(results: Results, summary: LaneSummary, figure: str, between: str)
 
 
 def _promised(results: Results, summary: LaneSummary, figure: str, level: float, cell: Text, between: str) -> None:
-    """Ticked off, or not: over all arrivals."""
+    """Adds a mark for each promise: kept or not, over all arrivals."""
     for target in results.promises:
         if target.figure == figure and target.level == level and target.lane in (None, summary.lane):
             was_kept = kept(summary, target)

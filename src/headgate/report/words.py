@@ -1,4 +1,4 @@
-"""How are figures written for people? Three digits that count, and a unit that fits."""
+"""Writes figures for people to read: three significant digits, and a unit that fits."""
 
 from math import inf
 
@@ -17,7 +17,7 @@ def figure_name(figure: str) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds with three digits that count."""
+    """Milliseconds with three significant digits."""
     value = seconds * 1e3
     if abs(value) >= 100:
         return count(round(value))
@@ -25,19 +25,19 @@ def ms(seconds: float) -> str:
 
 
 def ms_or_missed(seconds: float) -> str:
-    """Of a percentile over all arrivals: `missed` where it is one that got no answer."""
+    """A percentile over all arrivals: `missed` where it falls on a request that got no answer."""
     return "missed" if seconds == inf else ms(seconds)
 
 
 def interval_ms(estimate: Estimate) -> str:
-    """Empty where there is none."""
+    """The interval in milliseconds; empty: there is none."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"{ms(estimate.low)}–{ms(estimate.high)}"
 
 
 def interval_short(estimate: Estimate) -> str:
-    """The same in at most twelve characters: in milliseconds up to a second, then in seconds or minutes."""
+    """The interval in at most twelve characters: in milliseconds up to a second, then in seconds or minutes."""
     if estimate.low is None or estimate.high is None:
         return ""
     longest = max(abs(estimate.low), abs(estimate.high))
@@ -48,12 +48,12 @@ def interval_short(estimate: Estimate) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
 def count(number: int) -> str:
-    """In groups of three."""
+    """The number in groups of three digits."""
     return f"{number:,}".replace(",", NBSP)
 
 
@@ -64,7 +64,7 @@ def rate(per_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """0.9995 is not 100 %."""
+    """A share in percent; 0.9995 is not shown as 100 %."""
     value = share * 100
     if value in (0.0, 100.0):
         return f"{value:.0f}{NBSP}%"
