@@ -1,6 +1,6 @@
-"""One request to one replica, and who asked.
+"""Defines one request to one replica, and the listener that gets its answer.
 
-A listener that raises is told so and given up: what an engine sends may fail the request that it was sent for, and
+A listener that raises is told so, and its call is ended: what an engine sends may fail the request that it answers, and
 nothing beyond it.
 """
 
@@ -18,32 +18,35 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
     max_idle: int = 64
-    """Connections kept for the next request; any more are closed when their answer is complete."""
+    """Connections kept for the next request; further ones are closed when their answer is complete."""
     idle_timeout_s: float = 4.0
-    """A connection unused for this long is closed. Less than the 5 s after which uvicorn, and so vLLM, closes its end:
-    a request written to a connection that is being closed has to be sent again."""
+    """Seconds after which an unused connection is closed. Less than the 5 s after which uvicorn, and so vLLM, closes
+    its end: a request written to a connection that is being closed has to be sent again."""
     connect_timeout_s: float = 2.0
-    """From the first SYN to a connection, TLS included."""
+    """Timeout in seconds from the first SYN to a connection, TLS included."""
     stale_s: float = 1.0
-    """A reused connection that is lost this soon after a request was written, without a byte of an answer, was closed
-    by a replica that has not read the request: it is sent once more, on a fresh one. Lost later, the replica died."""
+    """A reused connection that is lost within this many seconds after a request was written, without a byte of an
+    answer, was closed by a replica that has not read the request: the request is sent once more, on a fresh connection.
+    Lost later, the replica died."""
     header_bytes: int = 64 * 1024
-    """Status line and headers of an answer; also bounds trailers and chunk extensions. Judged after each read."""
+    """Maximum size of status line and headers of an answer; also bounds trailers and chunk extensions. Checked after
+    each read."""
     body_bytes: int = 32 * 1024 * 1024
-    """A body that is not a stream; more is a failure of the replica."""
+    """Maximum size of a body that is not a stream; a larger one is a failure of the replica."""
     event_bytes: int = 1024 * 1024
-    """One event of a stream; more is a failure of the replica."""
+    """Maximum size of one event of a stream; a larger one is a failure of the replica."""
     look_every_s: float = 0.25
-    """How often connections are looked at for being late or idle too long: one timer for all, none for each call."""
+    """Seconds between checks for calls that are late and connections that are idle too long: one timer for all, none
+    per call."""
 
 
 class Listener(Protocol):
-    """Who asked. Told in this order; after on_done, on_failed or `Call.cancel` there is silence.
+    """Gets the answer of a call, in this order; after on_done, on_failed or `Call.cancel` there are no more calls.
 
     on_head ─┬─ a stream: on_events, any number ─┬→ on_done
              └─ else: on_body, once ─────────────┘
     at any time, also before on_head ─────────────→ on_failed
-    once the call's `late_at` has come, and until it is set anew: on_late
+    once the call's `late_at` has come, and until it is set again: on_late
     """
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
@@ -56,17 +59,19 @@ class Listener(Protocol):
         """The whole body of an answer that is not a stream."""
 
     def on_done(self) -> None:
-        """The answer is a complete HTTP message. Whether a stream said all it had to say, the listener knows."""
+        """The answer is a complete HTTP message. Whether a stream's content is complete is for the listener to
+        judge."""
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
-        """Not reached, cut off, or not HTTP. `sent`: the request was written to a live connection."""
+        """The replica was not reached, closed early, or sent malformed HTTP. `sent`: the request was written to a live
+        connection."""
 
     def on_late(self) -> None:
         """`late_at` has come, up to `look_every_s` ago."""
 
     def on_broken(self, flaw: Exception) -> None:
-        """One of the others raised this, in whatever state it was. The call is over, and nothing more is told: let go
-        of all that is held for it."""
+        """One of the other methods raised `flaw`, in any state. The call is over and no further method is called:
+        release everything that is held for it."""
 
 
 class Carrier(Protocol):
@@ -78,7 +83,7 @@ class Carrier(Protocol):
 
 
 class Call:
-    """One request to one replica. Only its pool and connection write it, but for `late_at`."""
+    """One request to one replica. Only its pool and connection write it, except for `late_at`."""
 
     __slots__ = (
         "body",
@@ -100,26 +105,27 @@ class Call:
         self.head = head
         self.body = body
         self.listener: Listener | None = listener
-        """None when it is over."""
+        """None: the call is over."""
         self.connection: Carrier | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.retried = False
         self.once = False
-        """It has failed elsewhere, and may be what breaks connections: it is not sent again on a fresh one."""
+        """The request has failed elsewhere and may be what breaks connections, so it is not sent again on a fresh
+        one."""
         self.sends = 0
-        """How often it was written: twice, if it was to a connection that was just being closed."""
+        """Number of times the request was written: twice, if the first connection was just being closed."""
         self.sent_at: float | None = None
-        """When the request was written; the last time, if it was written twice."""
+        """When the request was last written, on the pool's clock; None: not yet."""
         self.first_byte_at: float | None = None
         self.received = 0
         """Bytes of its answer, head included."""
         self.most_bytes = 0
-        """Of a body that is not a stream; 0: as many as the pool allows."""
+        """Maximum size of a body that is not a stream; 0: the pool's limit."""
         self.late_at = math.inf
-        """When to call `on_late`, on the pool's clock; the listener's to write."""
+        """When to call `on_late`, on the pool's clock; the listener sets it."""
 
     def cancel(self) -> None:
-        """Close the connection, which is how engines notice, and tell the listener nothing more."""
+        """Closes the connection, which is how engines notice, and calls the listener no more."""
         connection, connecting = self.connection, self.connecting
         self.end()
         if connecting is not None:
@@ -128,7 +134,7 @@ class Call:
             connection.drop()
 
     def pause(self) -> None:
-        """Stop reading from the replica. What has been read is still told."""
+        """Stops reading from the replica. What has been read is still delivered."""
         if self.connection is not None:
             self.connection.pause()
 
@@ -139,7 +145,7 @@ class Call:
     # -- called by the pool and the connection -------------------------------------------------------
 
     def end(self) -> Listener | None:
-        """It is over. Whom to tell, unless it was over before."""
+        """Ends the call. Returns the listener to tell; None: the call was over before."""
         listener, self.listener = self.listener, None
         self.connection = self.connecting = None
         return listener
@@ -154,7 +160,7 @@ class Call:
 
 
 def give_up(listener: Listener, flaw: Exception) -> None:
-    """Whoever listens has raised. That is one call's trouble: neither its connection's, nor any other call's."""
+    """Tells a listener that it has raised. Only its own call fails: neither its connection, nor any other call."""
     try:
         listener.on_broken(flaw)
     except Exception:

@@ -1,7 +1,7 @@
-"""One connection to a replica: what does it answer?
+"""Implements one connection to a replica: writes requests and parses their answers.
 
-Carries one call at a time. What the parser finds in a read is collected, and told when it has returned: the listener
-may then do as it likes, also cancel, and its mistakes are not taken for malformed HTTP.
+A connection carries one call at a time. What the parser finds in a read is collected, and delivered when the parser has
+returned: the listener may then do as it likes, even cancel, and its mistakes are not taken for malformed HTTP.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ _READ: Final = {
     for name in ("Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Date", "Server", "X-Request-Id")
     for written in (name.encode(), name.lower().encode())
 }
-"""Header names as they usually come, and as they are kept."""
+"""Header names as they usually arrive → as they are kept."""
 MOST_HEADERS: Final = 512
-"""Lines of headers before an answer's body."""
+"""Maximum header lines before an answer's body."""
 INTERIM_LINES: Final = 16
-"""What an answer counts for that only says that the answer is still to come."""
+"""Header lines that an interim answer (1xx) counts as."""
 _JOINED: Final = 16 * 1024
-"""Bytes of a body that are copied behind their head: one buffer is written faster than three, up to a point."""
+"""Largest body, in bytes, that is copied behind its head: one buffer is written faster than three, up to a point."""
 
 
 class Home(Protocol):
-    """What a connection needs of the pool it belongs to."""
+    """What a connection needs from the pool that it belongs to."""
 
     url: str
     clock: Clock
@@ -46,10 +46,10 @@ class Home(Protocol):
     def lost(self, connection: "Connection") -> None: ...
 
     def keep(self, connection: "Connection") -> bool:
-        """Whether it is kept for the next call."""
+        """Whether the pool keeps it for the next call."""
 
     def try_again(self, call: Call) -> bool:
-        """Whether it is sent once more, on a fresh connection."""
+        """Whether the call is sent once more, on a fresh connection."""
 
 
 class Connection(asyncio.Protocol):
@@ -81,12 +81,12 @@ class Connection(asyncio.Protocol):
         self._home = home
         self._call: Call | None = None
         self._asked = b""
-        """A request to be written when the loop has looked at all that has come in."""
+        """A request to write when the loop has handled all that has come in."""
         self._used = False
         """Whether an earlier call was answered on it."""
         self._paused = False
         self.idle_since: float | None = None
-        """None while it is not the pool's to give."""
+        """Since when it is idle, on the pool's clock; None: it is not in the pool."""
 
     # -- called by the pool and the call ---------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         """0 until the headers are complete."""
         self._told_head = self._complete = self._keep_alive = False
         self._splitter: EventSplitter | None = None
-        """For a stream's events; else the body is collected whole."""
+        """Splits a stream into events; None: the body is collected whole."""
         self._chunks: list[bytes] = []
         self._body: list[bytes] = []
         self._body_bytes = self._unaccounted = self._lines = 0
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(asked)
 
     def look(self, now: float) -> None:
-        """Is it late, or has it been idle for too long?"""
+        """Tells the listener of a late call, and closes a connection that has been idle too long."""
         call = self._call
         if call is not None:
             if call.late_at <= now and (listener := call.listener) is not None:
@@ -155,12 +155,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self._call
         if call is None:
-            self.transport.abort()  # nobody asked: it would be taken for the answer to the next request
+            self.transport.abort()  # unasked: it would be taken for the answer to the next request
             return
         if call.first_byte_at is None:
             call.first_byte_at = self._home.clock()
         call.received += len(data)
-        # Bytes since the last header block or piece of body: llhttp would swallow a header without end.
+        # Bytes since the last header block or piece of body: llhttp would accept a header without end.
         self._unaccounted += len(data)
         error: ReplicaFailed | None = None
         try:
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         home, call = self._home, self._call
         home.lost(self)
-        del self._parser  # it refers to us: only the garbage collector could free the two
+        del self._parser  # it refers to this object: only the garbage collector could free the two
         if call is None:
             return
         if exc is None and self._status and self._ends_with_connection():
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._unaccounted = 0
         status = self._parser.get_status_code()
-        if status < 200:  # 100 Continue and its like: the answer is still to come
+        if status < 200:  # 100 Continue and the like: the answer is still to come
             self._headers = {}
             self._lines += INTERIM_LINES
             if self._lines > MOST_HEADERS:
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
     # -- told to the listener ----------------------------------------------------------------------------
 
     def _tell(self, call: Call, error: ReplicaFailed | None) -> None:
-        """All that is new, as long as the call is not cancelled meanwhile."""
+        """Delivers all that is new, unless the call is cancelled meanwhile."""
         listener = call.listener
         if listener is not None:
             try:
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
                 self._give_up(call, listener, flaw)
 
     def _give_up(self, call: Call, listener: Listener, flaw: Exception) -> None:
-        """It raised. If the call was complete, the connection may be another's by now."""
+        """Ends a call whose listener raised. If the call was complete, the connection may carry another one by now."""
         if self._call is call:
             self.drop()
         call.end()
@@ -299,14 +299,14 @@ class Connection(asyncio.Protocol):
             listener.on_body(self._hide(whole) if self._home.secrets and self._status >= 300 else whole)
             if self._call is not call:
                 return
-        # First let go: the listener may have the next request at hand.
+        # Release the connection first: the listener may have the next request at hand.
         self._call = None
         call.end()
         self._release()
         listener.on_done()
 
     def _hide(self, said: bytes) -> bytes:
-        """An error without what only the engine and we may know: some quote what they were asked with."""
+        """Removes secrets from an error: some engines quote the headers that they were sent."""
         for secret in self._home.secrets:
             said = said.replace(secret, b"***")
         return said
@@ -314,7 +314,7 @@ class Connection(asyncio.Protocol):
     def _release(self) -> None:
         self._used = True
         self.resume()
-        # An answer that came before all of the request was written leaves the rest of it in the way.
+        # An answer that came before all of the request was written leaves the rest of the request in the buffer.
         free = self._keep_alive and not self.transport.is_closing() and self.transport.get_write_buffer_size() == 0
         if free and self._home.keep(self):
             self.idle_since = self._home.clock()

@@ -1,8 +1,9 @@
-"""What does a replica want before it answers? A key, further headers; and whose signature proves that it is the one?
+"""Holds what a replica requires: an API key, further headers, and the CA that signs its certificate.
 
-They go with everything that it is asked: requests, probes, warm-ups, metrics. The key is read from its file when the
-replica joins, when the config is read again, and after the replica has refused it, so that a key can be replaced while
-the gateway runs. Nothing of it is ever shown: not in logs, not by the admin API, not in what is said of the config.
+They go with everything that the replica is asked: requests, probes, warm-ups, metrics. The key is read from its file
+when the replica joins, when the config is read again, and after the replica has refused it, so that a key can be
+replaced while the gateway runs. The key is never shown: not in logs, not by the admin API, not in descriptions of the
+config.
 """
 
 import ssl
@@ -13,9 +14,9 @@ from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 
 LONGEST_KEY: Final = 4096
+"""Maximum bytes of a key; a longer file is taken for something else."""
 LEAST_SECRET: Final = 6
-"""Characters: what is shorter is in every other text, and no secret."""
-"""Bytes; a longer file is taken for something else."""
+"""Minimum bytes of a secret to hide: a shorter text occurs in many others."""
 
 
 class Credentials:
@@ -23,18 +24,18 @@ class Credentials:
         """Raises StartupError where a file can't be used."""
         self._replica = replica
         self.tls: ssl.SSLContext | None = _trusting(replica)
-        """None: whom the system trusts."""
+        """None: the CAs that the system trusts."""
         self.lines = self._read()
-        """Of every head that is sent there."""
+        """Header lines for everything that is sent there."""
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
-        """The values in those lines, longest first; of `Bearer KEY`, the key."""
+        """The values in those lines, longest first; for `Bearer KEY`, the key."""
         values = [line.partition(b": ")[2].removeprefix(b"Bearer ") for line in self.lines.split(b"\r\n") if line]
         return tuple(sorted([value for value in values if len(value) >= LEAST_SECRET], key=len, reverse=True))
 
     def read_again(self) -> None:
-        """Raises StartupError, and the old key stays."""
+        """Reads the key again. Raises StartupError, and the old key stays."""
         self.lines = self._read()
 
     def _read(self) -> bytes:
@@ -45,7 +46,7 @@ class Credentials:
 
 
 def key_in(path: Path, replica_id: str) -> str:
-    """Raises StartupError, which says nothing of what is in the file."""
+    """Raises StartupError, which quotes nothing from the file."""
     try:
         with path.open("rb") as file:
             key = file.read(LONGEST_KEY + 1).strip()

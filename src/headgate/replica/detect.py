@@ -1,7 +1,7 @@
-"""What kind of engine is it? Asked once, when it first answers, of what it says about itself anyway.
+"""Detects a replica's kind of engine, once, when it first answers, from what the engine says about itself.
 
-Nearly all of them sign their list of models. What does not, or was renamed by whatever stands in between, is asked for
-what only one kind has; and who still can't be told is an OpenAI server like any other.
+Nearly all engines sign their list of models. An engine that does not, or whose list was changed by a proxy, is asked
+for what only one kind has; an engine that still can't be told is treated as a plain OpenAI server.
 """
 
 import asyncio
@@ -14,30 +14,30 @@ from headgate.model.errors import ReplicaFailed
 from headgate.replica.dialects import DIALECTS
 
 MOST_BYTES: Final = 1 << 20
-"""Of an answer that is looked into."""
+"""Bytes of an answer that are looked at."""
 
 MOST_CARDS: Final = 1024
-"""Models that one replica may list; more are not read."""
+"""Maximum models that one replica may list; more are not read."""
 LONGEST_NAME: Final = 512
-"""Characters of a model's name; a longer one is left out."""
+"""Maximum characters of a model's name; a longer one is left out."""
 MOST_CONTEXT: Final = 1_000_000_000
-"""Tokens; more is nonsense."""
+"""Maximum context in tokens; a larger number is nonsense."""
 
 Get = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 
 class Card(msgspec.Struct):
-    """A model or an adapter in a list of models, as far as anybody agrees on it."""
+    """A model or an adapter in a list of models, with the fields that engines agree on."""
 
     id: str
     owned_by: Any = None
     parent: Any = None
-    """Of an adapter: the model that it is for."""
+    """The model that an adapter is for; None: not an adapter."""
     max_model_len: Any = None
 
     @property
     def context(self) -> int | None:
-        """The longest sequence that it takes; None: it does not say, or nothing that makes sense."""
+        """The longest sequence that the model takes, in tokens; None: not stated, or not plausible."""
         length = self.max_model_len
         return length if type(length) is int and 0 < length <= MOST_CONTEXT else None
 
@@ -51,7 +51,7 @@ class Cards(msgspec.Struct):
 
 
 def read_cards(body: bytes) -> list[Card]:
-    """What a list of models says; nothing, where it is none."""
+    """The models in a list of models; empty: the body is no such list."""
     try:
         cards = msgspec.json.decode(body, type=Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -67,7 +67,7 @@ async def detect(cards: list[Card], get: Get) -> str:
 def kind_by_cards(cards: list[Card]) -> str | None:
     for card in cards:
         if card.owned_by == "headgate" and card.max_model_len is None:
-            return "openai"  # a gateway like this one: it has its own promises
+            return "openai"  # a gateway like this one, with promises of its own
         owner = str(card.owned_by).removesuffix("-emulated")
         for dialect in DIALECTS.values():
             if dialect.owned_by is not None and owner == dialect.owned_by:
@@ -89,7 +89,7 @@ async def _by_its_own(get: Get) -> str:
 
 
 async def _ask(get: Get, path: str) -> bytes:
-    """Nothing, unless it is there."""
+    """The body at this path; empty: there is none."""
     try:
         status, body = await get(path)
     except (ReplicaFailed, TimeoutError, OSError):

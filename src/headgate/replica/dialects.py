@@ -1,8 +1,8 @@
-"""How does each kind of engine want to be spoken to? One table, and what follows from it.
+"""Describes how to talk to each kind of engine, in one table.
 
 Read from the engines' own sources (vLLM a014e35, SGLang cce0a12, TGI db931fc, llama.cpp b21e4de, Triton's OpenAI
 frontend e1db8a6, TensorRT-LLM's `serve/` and `metrics/`), not from memory. All of them stop a generation when its
-connection closes, and this is how it is cancelled here; what is said beside that stands in the table.
+connection closes, and the gateway cancels that way; anything beyond that is in the table.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +20,18 @@ from headgate.replica.fields import OWN
 LONGEST_SESSION: Final = 128
 
 Continue = Literal["flags", "flag", "message", "trimmed"]
-"""How a reply that broke off is gone on with in a chat: its text is the last message, and …
+"""How a chat continues a reply that broke off: its text is the last message, with these differences:
+
 flags    continue_final_message, without the generation prompt
 flag     continue_final_message alone
-message  nothing more: a last message of the assistant's is gone on with
-trimmed  the same, but white space at its end is lost, so there must be none"""
+message  nothing more: the engine continues a last message of the assistant's
+trimmed  the same, but white space at its end is lost, so there must be none
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """The highest values that are taken: what OpenAI documents, unless an engine is known to take more."""
+    """The highest values that are accepted: what OpenAI documents, unless an engine is known to accept more."""
 
     temperature: float = 2.0
     n: int = 128
@@ -41,50 +43,52 @@ class Ranges:
 
 OPENAI_RANGES: Final = Ranges()
 MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20, tools=1024)
-"""Of engines that bound none of it themselves. The lane's own bounds count beside this."""
+"""For engines that bound none of these themselves. The lane's own bounds apply too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     kind: str
     name: str
-    """For people."""
+    """Name for messages."""
     owned_by: str | None = None
-    """What it says in its list of models: that is how it is recognised."""
+    """The owner in its list of models, by which it is recognised; None: it has no such name."""
     health: tuple[str, ...] = ("/health", "/v1/models")
-    """Where it says that it can be used: the first that is there."""
+    """Paths that say whether it can be used; the first that exists is asked."""
     live: str | None = None
-    """Cheaper to ask every second than its health; None: that is cheap."""
+    """Path that is cheaper to ask every second than its health; None: the health path is cheap."""
     deep: str | None = None
-    """Generates a token when it is asked; None, or not there: a completion of one token is asked for."""
+    """Path that generates a token; None, or not there: a completion of one token is requested."""
     metrics: str | None = "/metrics"
-    """In Prometheus's text form; None: there is none to look for."""
+    """Path of metrics in Prometheus's text form; None: there are none to look for."""
     prefix: str | None = None
-    """What its metrics begin with."""
+    """Prefix of its metrics' names."""
     head: bytes = b""
-    """Lines for every request."""
+    """Header lines for every request."""
     session: bytes | None = None
-    """The header for a stable name of the conversation."""
+    """Header for a stable name of the conversation."""
     priority: Callable[[int], float] | None = None
-    """From ours, where 0 goes first, to its own. Only for replicas that are said to heed it: others refuse it."""
+    """Converts our priority, where 0 goes first, to its own. Only for replicas configured to heed it: others refuse
+    it."""
     strict: bool = False
     """Refuses a request with a field it does not know."""
     abort: str | None = None
-    """Where to say that a request is cancelled, beside closing its connection."""
+    """Path for telling that a request is cancelled, beside closing its connection."""
     chat_continued: Continue | None = None
-    """None: it can't. A text completion always can: the prompt is what was asked and what was said."""
+    """None: it can't continue a chat. A text completion always can: its prompt is the original one plus what was
+    said."""
     load_adapter: str | None = None
-    """Takes lora_name and lora_path; None: adapters are given at its start, or with each request."""
+    """Path that takes lora_name and lora_path; None: adapters are given at its start, or with each request."""
     warms_itself: bool = False
     """Its health is good only after its own warm-up."""
     embeddings: bool = True
-    """It has /v1/embeddings, or nobody knows. Whether its model has any is for itself to say."""
+    """It has /v1/embeddings, or that is not known. Whether its model can embed, it says itself."""
     ranges: Ranges = OPENAI_RANGES
-    """What it takes beyond OpenAI's."""
+    """The highest values that it accepts, where they go beyond OpenAI's."""
     any_model: bool = False
     """It serves models that its list does not name, such as adapters."""
     responses: bool = True
-    """It is known to have /v1/responses. Others get a chat instead, where that says the same."""
+    """It is known to have /v1/responses. Others get a chat instead, where that means the same."""
 
 
 DIALECTS: Final[dict[str, Dialect]] = {
@@ -104,13 +108,13 @@ DIALECTS: Final[dict[str, Dialect]] = {
             ranges=MANY_STOPS,
         ),
         Dialect(
-            # Its /health generates too and takes a second at least. Higher priorities go first. A closed connection is
-            # noticed only every 4 s unless the answer is streamed, so that it is told.
+            # Its /health generates too, and takes at least a second. Higher priorities go first. A closed connection is
+            # noticed only every 4 s unless the answer is streamed, so that cancelling is also told to /abort_request.
             kind="sglang", name="SGLang", owned_by="sglang", live="/v1/models", deep="/health_generate",
             prefix="sglang:", session=b"x-smg-routing-key", priority=lambda ours: -ours, abort="/abort_request",
             chat_continued="flag", load_adapter="/load_lora_adapter", ranges=MANY_STOPS,
         ),
-        Dialect(  # Its list of models says the model's own name as owner: /info tells. `model` names an adapter.
+        Dialect(  # Its list of models gives the model's own name as owner: /info tells. `model` names an adapter.
             kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed", embeddings=False, responses=False,
             any_model=True,
         ),
@@ -137,7 +141,7 @@ PLAIN: Final = DIALECTS["openai"]
 
 
 def dialect_of(replica: Replica) -> Dialect:
-    """As long as nobody knows better it is spoken to like any OpenAI server."""
+    """The dialect of the replica's kind; while the kind is unknown, that of a plain OpenAI server."""
     return DIALECTS.get(replica.kind or "", PLAIN)
 
 
@@ -161,11 +165,11 @@ class Asked(Protocol):
 
 
 Shape = Callable[[Asked, Lane, Tier, str], dict[str, Any]]
-"""The body for one replica. The text is what this attempt is called, should it be cancelled."""
+"""Makes the body for one replica. The text names this attempt, should it be cancelled."""
 
 
 def shape_for(replica: Replica) -> Shape | None:
-    """None: the body goes as it is. Decided once for each replica, not with each request."""
+    """None: the body goes as it is. Decided once per replica, not per request."""
     dialect = dialect_of(replica)
     if dialect.kind == "headgate":
         return with_promises
@@ -187,7 +191,7 @@ def shape_for(replica: Replica) -> Shape | None:
 
 
 def with_promises(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, Any]:
-    """Our own engine takes the lane's promises with the request."""
+    """Adds the lane's promises, which Headgate's engine takes with the request."""
     request = asked.request
     extra: dict[str, Any] = {
         "lane": request.lane if request.lane in LANES else "slow",
@@ -201,7 +205,7 @@ def with_promises(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, 
 
 
 def session_line(dialect: Dialect, session: str) -> bytes:
-    """A header line; what a client calls its session may be any text."""
+    """The header line with the session's name, quoted, since a client may send any text."""
     assert dialect.session is not None
     return b"%b: %b\r\n" % (dialect.session, quote(session[:LONGEST_SESSION]).encode())
 
@@ -212,10 +216,10 @@ def session_line(dialect: Dialect, session: str) -> bytes:
 def continued(
     kind: str | None, path: str, body: dict[str, Any], said: str, tokens: int, pieces: Sequence[str] = ()
 ) -> dict[str, Any] | None:
-    """The body that has another replica go on after `said`, which was `tokens` long and came in `pieces`. None: it
-    can't be gone on with there, or not so that nobody would notice: a tool call would begin anew, with most engines a
-    grammar too, and of several choices only one is known. For streams: of a whole answer nobody has seen anything yet,
-    and llama.cpp's repeats what was said."""
+    """The body with which another replica continues after `said`, which was `tokens` tokens long and came in `pieces`.
+    None: that kind can't continue it, or the client would notice: a tool call would begin again, with most engines a
+    grammar too, and of several choices only one is known. For streams only: of a whole answer the client has seen
+    nothing yet, and llama.cpp's repeats what was said."""
     if (body.get("n") or 1) != 1 or any(body.get(name) for name in ("tools", "functions")):
         return None
     dialect = DIALECTS.get(kind or "", PLAIN)
@@ -238,7 +242,7 @@ def continued(
 
 
 def _own(path: str, body: dict[str, Any], pieces: Sequence[str]) -> dict[str, Any] | None:
-    """Our own engine makes of the pieces the very tokens that were said, and counts them itself."""
+    """Headgate's engine turns the pieces into exactly the tokens that were said, and counts them itself."""
     prompt = body.get("prompt")
     if path.endswith("/chat/completions"):
         one = True
@@ -254,13 +258,13 @@ def _chat(dialect: Dialect, body: dict[str, Any], said: str) -> dict[str, Any] |
     if how is None or (how == "trimmed" and said != said.rstrip()):
         return None
     messages: list[dict[str, Any]] = list(body["messages"])
-    if body.get("continue_final_message"):  # the client did already: then it is still the same message
+    if body.get("continue_final_message"):  # the client itself continues a message: it stays the same message
         before = messages.pop().get("content")
         if not isinstance(before, str):
             return None
         said = before + said
     elif messages[-1].get("role") == "assistant":
-        return None  # engines differ in what they make of two in a row
+        return None  # engines differ in how they treat two in a row
     going = {**body, "messages": [*messages, {"role": "assistant", "content": said}]}
     if how in ("flags", "flag"):
         going["continue_final_message"] = True
@@ -272,5 +276,5 @@ def _chat(dialect: Dialect, body: dict[str, Any], said: str) -> dict[str, Any] |
 def _text(body: dict[str, Any], said: str) -> dict[str, Any] | None:
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or any(body.get(name) for name in ("echo", "suffix", "best_of")):
-        return None  # token ids would have to be made of the text, by the engine's own tokenizer
+        return None  # token ids would have to be made from the text, by the engine's own tokenizer
     return {**body, "prompt": prompt + said}

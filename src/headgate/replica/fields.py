@@ -1,32 +1,32 @@
-"""Which fields of a body are more than a question? By engine, read from the same sources as dialects.py.
+"""Lists the fields of a body that need a rule, by engine, read from the same sources as dialects.py.
 
 Most fields that OpenAI does not know are harmless, and pass through. These are not: they steer the engine itself, cost
-more than they seem to, or say in an engine's own words what the gateway bounds in OpenAI's.
+more than they seem to, or repeat under an engine's own name what the gateway bounds under OpenAI's.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
 DROPPED: Final = 1
-"""The gateway says it itself; what a client says that is not trusted does not count."""
+"""The gateway sets the field itself; the value of an untrusted client is dropped."""
 GUARDED: Final = 2
-"""Only for trusted keys; from others it is refused."""
+"""Only for trusted keys; refused from other clients."""
 LENGTH: Final = 3
 """Another name for max_tokens."""
 LEAST: Final = 4
-"""The fewest tokens of an answer: not above its cap."""
+"""The minimum tokens of an answer: not above its cap."""
 CHOICES: Final = 5
-"""Another name for n, or how many are made to choose n from."""
+"""Another name for n, or the number of candidates from which n are chosen."""
 LOGPROBS: Final = 6
 """Another name for top_logprobs."""
 ENTRIES: Final = 7
 """A list or an object with an entry for each of many tokens or words."""
 
 BOUNDED: Final = 8
-"""OpenAI's own, of which a lane says how much may be asked."""
+"""A field of OpenAI's own, which the lane bounds."""
 
 OWN: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
-"""Fields that trusted clients may send and our own engine understands."""
+"""Fields that trusted clients may send and Headgate's engine understands."""
 GUARDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Headgate's engine": ("continued", "generation_limit_ms", "runaway"),
     "vLLM": (
@@ -48,8 +48,8 @@ GUARDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "llama.cpp's server": ("id_slot", "slot_id", "lora", "n_keep", "n_discard", "response_fields"),
     "any server": ("options", "generation_config", "generation_kwargs", "extra_args", "engine_params"),
 }  # fmt: skip
-"""By engine: where its KV goes to and comes from, what files and code it loads, which of its slots is used, and objects
-in which it would find again what the gateway bounds."""
+"""By engine: where its KV goes to and comes from, which files and code it loads, which of its slots is used, and
+objects in which it would again find what the gateway bounds."""
 LENGTHS: Final = ("n_predict", "max_new_tokens", "num_predict", "max_length", "max_gen_len", "max_tokens_to_sample")
 LEASTS: Final = ("min_tokens", "min_new_tokens", "min_length")
 COUNTS: Final = ("best_of", "n_cmpl", "num_return_sequences", "beam_width", "num_beams")
@@ -61,7 +61,7 @@ LISTS: Final = (
 BOUNDS: Final = ("stop", "logit_bias", "top_logprobs", "logprobs")
 
 GUARDS: Final[dict[str, str]] = {name: engine for engine, names in GUARDED_BY.items() for name in names}
-"""What only trusted keys may send, and whose it is."""
+"""Fields that only trusted keys may send → the engine that knows them."""
 SPECIAL: Final[dict[str, int]] = {
     name: kind
     for kind, names in (

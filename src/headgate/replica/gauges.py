@@ -1,7 +1,7 @@
-"""What does an engine say about its own load? The few gauges of its metrics that the gateway shows, by kind of engine.
+"""Reads an engine's own gauges from its metrics, as few as the gateway shows, by kind of engine.
 
-For people and figures, not for routing: a scrape lags behind a burst, so what a replica has to do is counted here. The
-names are looked for in the text one by one: a page of metrics can have thousands of lines, and streams must not wait
+They are for display, not for routing: a scrape lags behind a burst, so the gateway counts each replica's work itself.
+Names are searched in the text one by one: a page of metrics can have thousands of lines, and streams must not wait
 until each has been parsed.
 """
 
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from math import isfinite
 
 MOST_BYTES = 4 << 20
-"""A longer text is not read to its end."""
+"""Bytes of the text that are read."""
 MOST_SAMPLES = 256
-"""Of one name."""
+"""Maximum samples of one name."""
 MOST_LOOKS = 4 * MOST_SAMPLES
-"""At lines in which the name stands."""
+"""Maximum occurrences of a name that are looked at."""
 MOST = 1e15
-"""Of a value: what is more is nonsense."""
+"""Maximum of a value: a larger one is nonsense."""
 LONGEST_LINE = 4096
 """Characters of a line that are looked at."""
 
 Names = dict[str, tuple[str, ...]]
-"""Our name for it → the names it has had, the newest first. A label in braces has to match."""
+"""Our name → the engine's names for the gauge, the newest first. A label in braces has to match."""
 
 GAUGES: dict[str, Names] = {
     "headgate": {
@@ -72,12 +72,13 @@ GAUGES: dict[str, Names] = {
 }
 
 SHARES = frozenset(("kv_ratio",))
-"""Of several samples the largest counts, not their sum: the engine whose memory is full is the one that will evict."""
+"""Gauges of which the largest sample counts, not the sum: the engine whose memory is full is the one that will
+evict."""
 
 _RANK = re.compile(r'(?:^|,)(?:tp|pp|moe_ep)_rank="[^"]*"')
-"""Ranks that work on the same requests, and may each say so."""
+"""Ranks that work on the same requests, and may each report them."""
 _PART = re.compile(r'(?:^|,)priority="[^"]')
-"""SGLang with priorities: the total has an empty one, and a part of it for each priority stands beside it."""
+"""SGLang with priorities: the total has an empty priority, and each priority's part stands beside it."""
 
 
 def text_of_gauges(body: bytes) -> str:
@@ -85,7 +86,7 @@ def text_of_gauges(body: bytes) -> str:
 
 
 def read_gauges(kind: str | None, text: str) -> dict[str, float]:
-    """What is there of the gauges of this kind; several samples of one (by model, by engine) are added up."""
+    """The gauges of this kind that the text has; several samples of one gauge (by model, by engine) are added up."""
     found: dict[str, float] = {}
     text = text[:MOST_BYTES]
     for ours, theirs in GAUGES.get(kind or "", {}).items():
@@ -103,7 +104,7 @@ def read_gauges(kind: str | None, text: str) -> dict[str, float]:
 
 
 def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
-    """Labels and value of each line that is about this name and no longer one."""
+    """Labels and value of each line of exactly this name."""
     at, seen, looks = text.find(name), 0, 0
     while at >= 0 and seen < MOST_SAMPLES and looks < MOST_LOOKS:
         looks += 1
@@ -120,7 +121,8 @@ def _samples(text: str, name: str) -> Iterator[tuple[str, float]]:
 
 
 def _number(words: list[str]) -> float | None:
-    """None: it is none, or not yet: some say NaN before the first request. Nor is what is without end, or below 0."""
+    """None: the word is no number, not finite (some engines say NaN before the first request), below 0, or too
+    large."""
     try:
         value = float(words[0]) if words else float("nan")
     except ValueError:

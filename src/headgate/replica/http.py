@@ -1,4 +1,4 @@
-"""How is a model server reached? The asking side of HTTP/1.1.
+"""Sends requests to a model server: the client side of HTTP/1.1.
 
 Callbacks, no task per request: with an idle connection at hand, a request is written before `send` returns.
 """
@@ -20,7 +20,7 @@ __all__ = ["OWN_BYTES", "Call", "Connections", "Listener", "Once", "PoolLimits",
 
 
 OWN_BYTES = 4 * 1024 * 1024
-"""Of an answer to a question of our own; more is a failure of the replica."""
+"""Maximum size of an answer to one of the gateway's own questions; a larger one is a failure of the replica."""
 
 
 def request_head(
@@ -30,8 +30,8 @@ def request_head(
     method: str = "POST",
     content_type: str = "application/json",
 ) -> bytes:
-    """What `Connections.send` wants: all but the body's length and the empty line. So it can be made once for many
-    requests, and lines be appended to it. `content_type` is of what is posted."""
+    """The head for `Connections.send`: everything but the body's length and the empty line. So one head can serve many
+    requests, and lines can be appended to it. `content_type`: of the posted body."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", *(f"{name}: {value}" for name, value in headers)]
     if method == "POST":
         lines.append(f"content-type: {content_type}")
@@ -58,18 +58,18 @@ class Connections:
         self.host, self._address = _parse(url)
         self._credentials = credentials
         self.lines = b"" if credentials is None else credentials.lines
-        """What it wants with everything that it is asked."""
+        """Header lines that go with everything it is asked."""
         self.secrets: tuple[bytes, ...] = () if credentials is None else credentials.secrets
-        """Of those lines, what no client may read in its answers."""
+        """Values in those lines that no client may read in an answer."""
         self.denials = 0
-        """Answers that say that it wants another key."""
+        """Answers with 401 or 403 so far."""
         if credentials is not None:
             tls = tls or credentials.tls
         self._tls = (tls or ssl.create_default_context()) if url.startswith("https:") else None
         self._loop = asyncio.get_running_loop()
         self.outbox = Outbox(self._loop)
         self._idle: deque[Connection] = deque()
-        """Oldest first. The youngest is used next, so that those not needed grow old."""
+        """Idle connections, oldest first. The youngest is used next, so that surplus ones grow old."""
         self._timer: asyncio.TimerHandle | None = None
         self._connections: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class Connections:
         return len(self._connections) - len(self._idle) + len(self._connecting)
 
     def send(self, head: bytes, body: bytes, listener: Listener) -> Call:
-        """Ask; `head` is from `request_head`. The listener hears nothing before this has returned."""
+        """Sends a request; `head` is from `request_head`. The listener is not called before this has returned."""
         call = Call(head + self.lines if self.lines else head, body, listener)
         while self._idle:
             connection = self._idle.pop()
@@ -106,7 +106,7 @@ class Connections:
         return await self.ask("GET", path, b"", timeout_s)
 
     async def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """The same for any method: for questions of our own, not for clients' requests."""
+        """The same for any method: for the gateway's own questions, not for clients' requests."""
         probe = Once(self._loop.create_future())
         call = self.send(request_head(path, self.host, method=method), body, probe)
         call.most_bytes = OWN_BYTES
@@ -119,14 +119,14 @@ class Connections:
             call.cancel()
 
     def read_key_again(self) -> None:
-        """It may have been replaced. Raises StartupError, and the old one stays."""
+        """Reads the key again, which may have been replaced. Raises StartupError, and the old key stays."""
         if self._credentials is not None:
             self._credentials.read_again()
             self.lines = self._credentials.lines
             self.secrets = self._credentials.secrets
 
     def denied(self, path: str, status: int) -> str:
-        """What to tell people of an answer of 401 or 403. The key is read again, should it have been replaced."""
+        """The message about an answer of 401 or 403. Reads the key again, in case it was replaced."""
         said = f"it answered {status} to {path}"
         if not self.lines:
             return f"{said}: it wants a key, and none is configured; give it one with replicas[].api_key_file"
@@ -137,13 +137,13 @@ class Connections:
         return f"{said}: it does not take the key that it was given; look at replicas[].api_key_file and headers"
 
     def retire(self) -> None:
-        """Let calls under way end, and keep nothing after them."""
+        """Lets calls in flight end, and keeps no connection after them."""
         self._retired = True
         for connection in tuple(self._idle):
             connection.transport.close()
 
     def close(self) -> None:
-        """Close every connection; calls under way fail."""
+        """Closes every connection; calls in flight fail."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -199,11 +199,11 @@ class Connections:
                     await self._loop.create_connection(lambda: connection, *address, ssl=self._tls)
         except asyncio.CancelledError:
             self._give_up(connection)
-            call.fail(ReplicaUnreached("the replica is no longer asked"))  # unless that is who cancelled
+            call.fail(ReplicaUnreached("the replica is no longer asked"))  # no effect if the call cancelled it
         except Exception as error:
             self._give_up(connection)
             why = str(error) or f"no connection within {plain(self.limits.connect_timeout_s, 6)} s"
-            # Of one that was written before nobody knows whether it was read, nor whether it is what broke the replica.
+            # Whether a request that was written before was read, or even broke the replica, is unknown.
             failed = ReplicaFailed if call.sends else ReplicaUnreached
             call.fail(failed(f"the replica could not be reached: {why}"))
         else:
@@ -211,8 +211,8 @@ class Connections:
             connection.begin(call)
 
     def _give_up(self, connection: Connection) -> None:
-        """It may have been made in the very moment in which it was no longer waited for. uvloop then closes its socket
-        and never tells it that it is lost."""
+        """Drops a connection that was made just when it was no longer waited for: uvloop then closes its socket and
+        never reports it as lost."""
         if connection in self._connections:
             connection.drop()
             self._connections.discard(connection)
@@ -227,7 +227,7 @@ class Connections:
 
 
 class Once:
-    """The Listener of one question of our own."""
+    """Listens to the answer to one of the gateway's own questions."""
 
     def __init__(self, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self.answer = answer
@@ -260,7 +260,7 @@ class Once:
 
 
 def _parse(url: str) -> tuple[str, str | tuple[str, int]]:
-    """What to say as Host, and where to connect: a socket's path, or host and port."""
+    """The Host header, and the address to connect to: a socket's path, or host and port."""
     if url.startswith("unix:") and len(url) > len("unix:"):
         return "localhost", url.removeprefix("unix:")
     parts = urlsplit(url)

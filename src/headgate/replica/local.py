@@ -1,6 +1,6 @@
-"""An engine of our own, in a process of its own, on a Unix socket.
+"""Runs Headgate's engine in a process of its own, on a Unix socket.
 
-Its own process because a busy Python thread beside the model's threads doubles the time of a step.
+A process of its own, because a busy Python thread beside the model's threads doubles the time of a step.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _LIBC = ctypes.CDLL(None)
 
 
 async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Callable[[], bool]) -> None:
-    """A `headgate engine` on this socket until cancelled. One that ends is started again, after a pause that grows; one
-    that never got ready is a StartupError, since it would not the next time either."""
+    """Keeps a `headgate engine` running on this socket until cancelled. An engine that ends is started again, after a
+    pause that grows; one that was never ready raises StartupError, since the next start would fail too."""
     pause_s = 0.1
     while True:
         code = await _run(flags, socket)
@@ -39,17 +39,17 @@ async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Cal
 
 
 async def spawn(flags: Sequence[str], socket: Path) -> Process:
-    """A `headgate engine` that does not outlive this process, however that ends."""
+    """Starts a `headgate engine` that does not outlive this process, however this process ends."""
     return await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "headgate", "engine", "--uds", str(socket), "--no-banner", *flags,
         preexec_fn=_dying_with(os.getpid()),
-        start_new_session=True,  # Ctrl-C is for the gateway, which then stops it in order
+        start_new_session=True,  # Ctrl-C is for the gateway, which then stops the engine in order
         env={**same_copy(), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
 async def end(process: Process, grace_s: float = STOP_S) -> None:
-    """Ask it to stop; insist after `grace_s`. Returns once it has ended."""
+    """Asks the process to stop, and kills it after `grace_s` seconds. Returns once it has ended."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -72,12 +72,12 @@ async def _run(flags: Sequence[str], socket: Path) -> int:
 
 
 def _dying_with(parent: int) -> Callable[[], None]:
-    """For between fork and exec: if the gateway is killed, so is its engine. Not just told to stop: whoever it worked
-    for is gone, and one that hangs would stay for good."""
+    """Prepares the child between fork and exec: if the gateway is killed, so is its engine. Killed, not asked to stop:
+    its gateway is gone, and an engine that hangs would stay for good."""
 
     def prepare() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it went before it could be told
+        if os.getppid() != parent:  # the parent ended before the signal was set
             os._exit(1)
 
     return prepare

@@ -1,6 +1,6 @@
-"""What does an engine's answer say, as far as the gateway must know? Usage and errors, in any engine's dialect.
+"""Reads usage and errors from an engine's answer, in any engine's dialect.
 
-Only what asks for it is decoded: one event of a stream, and bodies that are passed on anyway.
+Only what is needed is decoded: one event of a stream, and bodies that are passed on anyway.
 """
 
 import json
@@ -27,21 +27,22 @@ from headgate.replica.shape import (
 )
 
 MOST_MESSAGE = 4096
-"""Characters of an engine's error message that are passed on."""
+"""Maximum characters of an engine's error message that are passed on."""
 MOST_QUOTED: Final = 400
-"""The same where it is quoted in a message of our own."""
+"""The same where the message is quoted in one of our own."""
 MOST_S: Final = 86_400.0
-"""Of a time that a replica names; more is taken for nonsense."""
+"""Maximum of a time that a replica names, in seconds; a longer one is nonsense."""
 MOST_TOKENS: Final = 100_000_000
-"""Of a prompt or an answer. More is nonsense, and would use up a tenant's limit for years; so is less than none."""
+"""Maximum tokens of a prompt or an answer. A larger number is nonsense, and would use up a tenant's limit for years; so
+is a negative one."""
 INT_DIGITS: Final = 300
-"""Of a number; one with more is none."""
+"""Maximum digits of a number; a longer one counts as absent."""
 FULL: Final = (429, 503)
-"""How engines say that they have no room now: TGI and proxies the one, vLLM, SGLang and llama.cpp the other."""
+"""Statuses of engines without capacity: 429 from TGI and proxies, 503 from vLLM, SGLang and llama.cpp."""
 
 
 def read_usage(data: bytes) -> tuple[Usage | None, bool]:
-    """The usage an event or a body reports, and whether that is all it says (`choices` is empty)."""
+    """The usage that an event or a body reports, and whether it reports nothing else (`choices` is empty)."""
     try:
         answer = decode_answer(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -54,13 +55,13 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
 
 
 def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
-    """What keeps a whole answer from being one, as `flaw_in` says it, and what it reports, in one look."""
+    """What is wrong with a whole answer, as `flaw_in` says it, and the usage that it reports, from one decoding."""
     try:
         if not body.isascii():
             body.decode()
         whole = decode_whole(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return flaw_in(body, wanted), None  # what it says of its usage may be all that is wrong with it
+        return flaw_in(body, wanted), None  # its usage may be all that is wrong with it
     flaw = _flaw(whole, body, wanted)
     return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings, whole.metrics)
 
@@ -94,7 +95,7 @@ def _has_objects(body: bytes, wanted: str) -> bool:
 
 
 def flaw_in(body: bytes, wanted: str) -> str:
-    """What keeps a whole answer from being one, to end a sentence that begins with the replica; empty: nothing does.
+    """What is wrong with a whole answer, as the end of a sentence that begins with the replica; empty: nothing is.
     `wanted`: the list that it must have (choices, data, output); empty: any object is an answer."""
     try:
         if not body.isascii():
@@ -117,7 +118,7 @@ def _flaw(parts: AnswerParts, body: bytes, wanted: str) -> str:
 
 
 def _usage(found: AnswerUsage, timings: msgspec.Raw, metrics: msgspec.Raw) -> Usage | None:
-    """None: it is nonsense."""
+    """None: the counts are nonsense."""
     details = found.prompt_tokens_details or found.input_tokens_details
     cached = 0 if details is None else details.cached_tokens or 0
     prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
@@ -130,8 +131,8 @@ def _usage(found: AnswerUsage, timings: msgspec.Raw, metrics: msgspec.Raw) -> Us
 
 
 def is_event(data: bytes) -> bool:
-    """Whether it is a JSON object, as each event of a stream is. Half of a character beyond 16 bits, as some engines
-    write it, is allowed, although msgspec does not take it."""
+    """Whether it is a JSON object, as each event of a stream must be. A lone surrogate, as some engines write it, is
+    allowed, although msgspec refuses it."""
     try:
         found = _lenient(data.decode())
     except (ValueError, RecursionError):
@@ -140,8 +141,8 @@ def is_event(data: bytes) -> bool:
 
 
 def decode_event(data: bytes) -> Any:
-    """What an event says. Numbers without end, as 1e999, are JSON, although msgspec does not take them: they are null
-    to the client, as all that `mended` takes out. Raises msgspec.DecodeError or UnicodeDecodeError."""
+    """Decodes an event. Infinite numbers such as 1e999 are JSON, although msgspec refuses them: the client gets null, as
+    for everything that `mended` takes out. Raises msgspec.DecodeError or UnicodeDecodeError."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
@@ -176,7 +177,7 @@ def _no_number(word: str) -> None:
 
 
 def has_finish(event: bytes) -> bool:
-    """Whether it says why one of its choices ends."""
+    """Whether the event gives one of its choices a finish_reason."""
     try:
         choices = decode_event(event)["choices"]
         return any(isinstance(choice.get("finish_reason"), str) for choice in choices)
@@ -185,7 +186,7 @@ def has_finish(event: bytes) -> bool:
 
 
 def named(headers: dict[str, str]) -> str:
-    """The kind of content that a head announces, for a message of our own."""
+    """The content type that a head announces, for a message of our own."""
     said = "".join(char for char in headers.get("content-type", "")[:80] if char.isprintable())
     return said or "no type"
 
@@ -195,12 +196,12 @@ def _timings(raw: msgspec.Raw) -> EngineTimings | None:
         timings = decode_timings(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    # All of ours have a prefill.
+    # All timings of Headgate's engine have a prefill.
     return timings if timings.prefill_ms else _foreign(raw) or timings
 
 
 def _foreign(raw: msgspec.Raw) -> EngineTimings | None:
-    """As vLLM or llama.cpp say it, in our own words. None: they say nothing of when tokens came."""
+    """The timings of vLLM or llama.cpp in our own fields. None: they do not say when tokens came."""
     try:
         said = decode_foreign(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -218,19 +219,19 @@ def _foreign(raw: msgspec.Raw) -> EngineTimings | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineError:
-    """OpenAI's error object, from whatever an engine makes of it."""
+    """OpenAI's error object, from any form in which an engine writes it."""
 
     message: str
     type: str
     param: str | None
     code: str | None
     status: int | None
-    """What engines of vLLM's school say as `code`."""
+    """The status that vLLM and its relatives give as `code`; None: not given."""
 
 
 def read_error(data: bytes) -> EngineError:
     """The error in a body or event. vLLM's older form has no `error` around it and an integer for `code`, FastAPI's own
-    refusals have only `detail`, and some have no JSON at all."""
+    refusals have only `detail`, and some are not JSON at all."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -250,14 +251,14 @@ def read_error(data: bytes) -> EngineError:
 
 
 def quoted(error: EngineError) -> str:
-    """Its message on one line, for a message of our own: engines put whole tracebacks there, and any bytes."""
+    """The message on one line, for a message of our own: engines put whole tracebacks there, and any bytes."""
     words = "".join(char if char.isprintable() else " " for char in error.message[: 4 * MOST_QUOTED]).split()
     text = " ".join(words)
     return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 1]}…"
 
 
 def room_in_s(headers: dict[str, str]) -> float | None:
-    """When it says that it will have room, in seconds from now. None: it does not say, or nothing that makes sense."""
+    """Seconds until the replica expects to have capacity. None: it does not say, or nothing plausible."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         told = headers.get(name, "").strip()
         try:
@@ -273,7 +274,8 @@ def room_in_s(headers: dict[str, str]) -> float | None:
 
 
 def _date(text: str) -> datetime | None:
-    """As HTTP writes it. Only the difference of two counts: our clock need not agree with the replica's."""
+    """A date as HTTP writes it; None: it is none. Only the difference of two counts: our clock may differ from the
+    replica's."""
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, IndexError, TypeError, OverflowError):
@@ -288,7 +290,7 @@ def error_body(error: EngineError) -> bytes:
 
 
 def _text(value: Any) -> str:
-    """Of whatever an engine has for a message."""
+    """The message as text, whatever an engine puts there."""
     if isinstance(value, str):
         return value
     try:

@@ -1,11 +1,11 @@
-"""What an engine's answer looks like, as far as the gateway reads it."""
+"""Declares the parts of an engine's answer that the gateway reads."""
 
 import msgspec
 
 from headgate.model.record import EngineTimings
 
 NOTHING = msgspec.Raw()
-"""Of a field that is not there."""
+"""The value of a field that is absent."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -24,7 +24,7 @@ class AnswerUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
-    # What the same are called by /v1/responses.
+    # The same counts under the names of /v1/responses.
     input_tokens: int = 0
     output_tokens: int | None = None
     input_tokens_details: PromptDetails | None = None
@@ -35,41 +35,41 @@ class Response(msgspec.Struct, gc=False):
 
 
 class UsageEvent(msgspec.Struct, gc=False):
-    """Of a stream's event that tells usage; whatever else is in it is skipped, not decoded."""
+    """A stream's event that reports usage; other fields are skipped, not decoded."""
 
     usage: AnswerUsage | None = None
     choices: list[msgspec.Raw] | None = None
     timings: msgspec.Raw = NOTHING
-    """Ours, or llama.cpp's of the same name: read by themselves, since anybody may say anything there. Not `| None`,
-    with which msgspec takes nothing but null."""
+    """From Headgate's engine, or llama.cpp's of the same name: decoded separately, since an engine may write anything
+    there. Not `| None`, with which msgspec accepts nothing but null."""
     metrics: msgspec.Raw = NOTHING
-    """vLLM's, with --enable-per-request-metrics; read in the same way."""
+    """From vLLM with --enable-per-request-metrics; decoded in the same way."""
     response: Response | None = None
-    """What an event of /v1/responses is about."""
+    """The object that an event of /v1/responses is about."""
 
 
 class ForeignTimings(msgspec.Struct, gc=False):
-    """What other engines say about where their time went. None: not said."""
+    """Where other engines say their time went, in milliseconds. None: not reported."""
 
-    # vLLM's `metrics`: waiting, from there to the first token, from the first token to the last.
+    # vLLM's `metrics`: queue, from there to the first token, from the first token to the last.
     queue_time_ms: float | None = None
     time_to_first_token_ms: float | None = None
     generation_time_ms: float | None = None
-    # llama.cpp's `timings`; it does not say how long a request waited for a slot.
+    # llama.cpp's `timings`, which do not say how long a request waited for a slot.
     prompt_ms: float | None = None
     predicted_ms: float | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """One event of a stream: JSON throughout, as nothing else could be decoded, of which only these are ever looked
-    into. They are as they are written; NOTHING where they are not there."""
+    """One event of a stream: valid JSON throughout, or it would not decode, of which only these fields are looked into.
+    Their values are raw; NOTHING: the field is absent."""
 
     usage: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
 
 
 class AnswerParts(msgspec.Struct, gc=False):
-    """Of a whole answer: what a client needs of it, as it is written."""
+    """The parts of a whole answer that a client needs, raw."""
 
     choices: msgspec.Raw = NOTHING
     data: msgspec.Raw = NOTHING
@@ -78,7 +78,7 @@ class AnswerParts(msgspec.Struct, gc=False):
 
 
 class WholeAnswer(AnswerParts, gc=False):
-    """A whole answer that also tells what it took, in one look."""
+    """A whole answer together with its usage, from one decoding."""
 
     usage: AnswerUsage | None = None
     timings: msgspec.Raw = NOTHING

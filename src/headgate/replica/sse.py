@@ -1,4 +1,4 @@
-"""Which events are in these bytes?
+"""Splits bytes into server-sent events.
 
 Sans I/O: bytes in, the payloads of complete events out. A payload is an event's `data:` lines, joined; comments and
 other fields are dropped, and so is an event that its stream does not complete.
@@ -13,10 +13,10 @@ class EventSplitter:
     def __init__(self, limit: int = 1 << 20) -> None:
         self._limit = limit
         self._data: list[bytes] = []
-        """The data lines of the event that is under way."""
+        """The data lines of the current event."""
         self._data_bytes = 0
         self._line: list[bytes] = []
-        """The pieces of the line that is under way."""
+        """The pieces of the current line."""
         self._line_bytes = 0
         self._after_cr = False
         self._between_events = True
@@ -30,7 +30,7 @@ class EventSplitter:
             and chunk.find(b"\r") < 0
             and len(chunk) <= self._limit
         ):
-            # What nearly every chunk is: whole events of one line each, if that accounts for all line breaks.
+            # Nearly every chunk is whole events of one line each, if that accounts for all its line breaks.
             if chunk.find(b"\n") == len(chunk) - 2:
                 return [chunk[6:-2]]
             events = chunk[6:-2].split(b"\n\ndata: ")
@@ -46,7 +46,7 @@ class EventSplitter:
             chunk = chunk.removeprefix(b"\n")  # the second half of a CRLF
         if not chunk:
             return []
-        lines = chunk.splitlines()  # of bytes: at \n, \r and \r\n only, as SSE wants it
+        lines = chunk.splitlines()  # bytes split at \n, \r and \r\n only, as SSE requires
         self._after_cr = chunk.endswith(b"\r")
         rest = b"" if self._after_cr or chunk.endswith(b"\n") else lines.pop()
         events: list[bytes] = []
