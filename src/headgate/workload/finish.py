@@ -1,4 +1,4 @@
-"""What a stream says about all of its arrivals: lengths, lane, tenant, session, and what they begin with in common."""
+"""Completes a stream's arrivals: lengths, lane, tenant, session, and the prefix that prompts share."""
 
 import random
 from collections.abc import Callable
@@ -13,14 +13,15 @@ DEFAULT_PROMPT, DEFAULT_OUTPUT = Range(256, 256), Range(64, 64)
 
 class WorkloadFinish:
     def __init__(self, stream: Stream, name: str, rng: random.Random) -> None:
-        """`name` is empty unless the stream has one or is part of a mix."""
+        """`name`: empty unless the stream has one or is part of a mix."""
         self._stream = stream
         self._name = name
         self._rng = rng
         self._home = _number(name) << 48 if name else 0
-        """Two streams of a mix have nothing to say in common."""
+        """Offset of block ids, so that two streams of a mix share no prefix."""
         self._lengths = _lengths(stream, rng)
-        # Of its own, so that the same seed gives the same arrivals whatever the share, and more of them with a larger.
+        # A generator of its own: the same seed gives the same arrivals whatever the share, and a larger share only adds
+        # to them.
         self._coin = random.Random(str(rng.getstate()[1][:4]))
 
     def _streams(self, row: Arrival) -> bool:
@@ -59,7 +60,7 @@ class WorkloadFinish:
 
 
 def blocks(tokens: int) -> int:
-    """How many it takes to hold them, the last one perhaps in part."""
+    """Blocks that hold these tokens, the last one perhaps in part."""
     return -(-tokens // BLOCK_TOKENS)
 
 
@@ -86,5 +87,5 @@ def _draw(tokens: Range, rng: random.Random) -> int:
 
 
 def _number(text: str) -> int:
-    """15 bits, the same for the same text in every process, which `hash` is not."""
+    """15 bits, the same for the same text in every process, unlike `hash`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=2).digest(), "little") >> 1

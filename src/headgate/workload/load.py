@@ -1,9 +1,9 @@
-"""From a text and a seed to arrivals, in order: what bench plays, and what the simulator is fed.
+"""Turns a text and a seed into arrivals, in order, for the bench and the simulator.
 
     for arrival in load("chat=poisson:rate=8,prompt=120,lane=fast; code=azure-code:rate=0.5", seed=1, duration_s=60):
         …
 
-The same text and seed give the same arrivals, on any machine. Long ones are made as they are asked for.
+The same text and seed give the same arrivals, on any machine. Arrivals are made as they are consumed.
 """
 
 import heapq
@@ -17,11 +17,11 @@ from headgate.workload.source import Source
 from headgate.workload.spec import LENGTHS_ONLY, SYNTHETIC, Stream, parse
 
 DEFAULT_DURATION_S = 60.0
-"""Of what has no end of its own."""
+"""Duration in seconds of a workload that has no end of its own."""
 
 
 class Workload:
-    """Streams, and how long they are played. Whatever is wrong with them is raised here, as WorkloadError."""
+    """Streams, and how long they are played. Raises WorkloadError here for anything wrong with them."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class Workload:
         duration_s: float | None = None,
         requests: int | None = None,
     ) -> None:
-        """`rate` is of all streams together: they keep their shares. `time_scale` is for traces that name none."""
+        """`rate`: requests per second of all streams together, which keep their shares. `time_scale`: for traces that
+        name none."""
         given = {"rate": rate, "time scale": time_scale, "duration": duration_s, "requests": requests}
         for name, value in given.items():
             if value is not None and not 0 < value < 1e9:
@@ -51,17 +52,17 @@ class Workload:
             lasting = [source.period_s for source in self._sources]
             if None in lasting:
                 self.duration_s = DEFAULT_DURATION_S
-            elif len(lasting) > 1:  # a mix is over with the first of its parts
+            elif len(lasting) > 1:  # a mix ends with the first of its parts
                 self.duration_s = min(period for period in lasting if period is not None)
 
     @property
     def rate(self) -> float:
-        """Mean requests a second, all streams together."""
+        """Mean requests per second, all streams together."""
         return sum(source.rate for source in self._sources)
 
     @property
     def steady(self) -> bool:
-        """No part of it is a trace: it is the same load at any time."""
+        """Whether no part is a trace: then the load is the same at any time."""
         return all(source.period_s is None for source in self._sources)
 
     @property

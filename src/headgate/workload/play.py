@@ -1,4 +1,4 @@
-"""How does a trace become a schedule of another rate, length or speed?"""
+"""Turns a trace into a schedule of another rate, length or speed."""
 
 import heapq
 import random
@@ -10,22 +10,23 @@ import msgspec
 from headgate.workload.arrival import Arrival
 
 AGAIN = 1 << 36
-"""Added to the ids of a prefix when its trace comes round again or a request is doubled: it is another text then."""
+"""Added to the ids of a prefix when its trace repeats or a request is doubled: then it is another text."""
 JITTER_S = 1.0
-"""How far a doubled request is from the first, at most."""
+"""Maximum seconds between a request and its double."""
 Timed = tuple[float, int, Arrival]
-"""When, how often its like was before, and what; its own time is of no more use."""
+"""The new time in seconds, the number of earlier copies of the row, and the row; the row's own time no longer
+counts."""
 
 
 class Trace:
-    """Rows on their own time, as often as needed one after the other."""
+    """Rows at their own times, repeated as often as needed."""
 
     def __init__(self, rows: tuple[Arrival, ...], start_s: float = 0.0) -> None:
         self._rows = rows = tuple(row for row in rows if row.at_s >= start_s) if start_s else rows
         self._begin = rows[0].at_s
         span = rows[-1].at_s - self._begin
         self.period_s = span * len(rows) / (len(rows) - 1) if span > 0 else float(len(rows))
-        """From one beginning to the next: the last gap is as long as the others are on average."""
+        """Seconds from one beginning to the next: the last gap is as long as the others are on average."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -35,26 +36,26 @@ class Trace:
         return len(self) / self.period_s
 
     def at(self, index: int) -> float:
-        """When a row comes, counted through all repetitions."""
+        """Time of a row in seconds, with rows counted through all repetitions."""
         rounds, index = divmod(index, len(self))
         return rounds * self.period_s + self._rows[index].at_s - self._begin
 
     def play(self, scale: float = 1.0, *, once: bool = False) -> Iterator[Timed]:
-        """`scale` times as slow; for ever, unless once."""
+        """Yields the rows `scale` times as slow; without end, unless `once`."""
         for rounds in range(1) if once else count():
             for row in self._rows:
                 yield (rounds * self.period_s + row.at_s - self._begin) * scale, rounds, row
 
     def at_rate(self, rate: float, fill_s: float | None) -> Iterator[Timed]:
-        """Stretched or squeezed so that just `rate * fill_s` of its rows fill that time: what is offered is then what
-        was asked for, however uneven the trace. Without it, all of it once."""
+        """Stretched or squeezed so that exactly `rate * fill_s` of its rows fill that time: the offered rate is then
+        the requested one, however uneven the trace. `fill_s` None: the whole trace, once."""
         if fill_s is None:
             return self.play(self.rate / rate, once=True)
         rows = max(1, round(rate * fill_s))
         return islice(self.play(fill_s / (self.at(rows) or 1.0)), rows)
 
     def thinned(self, rate: float, scale: float, rng: random.Random, *, once: bool = False) -> Iterator[Timed]:
-        """On its own time, `scale` times as slow, with requests left out or doubled at random."""
+        """Rows at their own times, `scale` times as slow, with requests left out or doubled at random."""
         copies = rate * scale / self.rate
         held: list[tuple[float, int, int, Arrival]] = []
         order = count()

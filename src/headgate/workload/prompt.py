@@ -1,7 +1,7 @@
-"""What does a prompt of so many tokens say? Words that are one token each in any common vocabulary, four bytes each.
+"""Makes a prompt's text from words that are one token each in any common vocabulary, four bytes each.
 
-So a prompt of n tokens has 4n characters, whoever counts. It must be cheap, since a client makes thousands a second: a
-few words of its own, which are all it takes to be different, and then a piece of one fixed text.
+So a prompt of n tokens has 4n characters, whichever tokenizer counts. Making it must be cheap, since a client makes
+thousands a second: a few words of its own, which are enough to make it unique, and then a piece of one fixed text.
 """
 
 import functools
@@ -18,14 +18,14 @@ WORDS: list[str] = str.split(
     "raw red rid row run sad sat saw say sea see set she sir sit six sky"
 )
 WORD_BYTES = 4
-"""With the space behind it."""
+"""Bytes of a word, with the space behind it."""
 OWN_WORDS = 12
-"""That tell a text from every other: 84 bits."""
+"""Words that tell a text from every other: 84 bits."""
 _TEXT_WORDS = 65_536
 
 
 def prompt_text(arrival: Arrival, rng: random.Random, salt: int = 0) -> str:
-    """The prompt of an arrival. Blocks of its prefix read the same wherever their id comes up with the same `salt`; the
+    """The prompt of an arrival. Blocks of its prefix read the same wherever their id occurs with the same `salt`; the
     rest is drawn from `rng`."""
     left = max(1, arrival.prompt_tokens)
     parts = []
@@ -46,7 +46,7 @@ def _block(block: int, salt: int) -> str:
 
 
 def _text(bits: int, tokens: int) -> str:
-    """Decided by 128 bits."""
+    """A text that 128 bits determine."""
     own = min(OWN_WORDS, tokens)
     words = [WORDS[(bits >> 7 * index) & 127] for index in range(own)]
     words.append("")

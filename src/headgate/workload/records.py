@@ -1,4 +1,4 @@
-"""What did clients ask of a gateway? Arrivals from the file that `headgate serve --record` wrote."""
+"""Reads arrivals from the file that `headgate serve --record` wrote."""
 
 import random
 from typing import Any
@@ -32,14 +32,16 @@ SCHEMA = 1
 
 
 def read_records(name: str, lines: Any) -> list[Arrival]:
-    """A record is written when its request is over, so they are in another order than they arrived."""
+    """The arrivals, in the order of the file: a record is written when its request is over, so not in order of
+    arrival."""
     decode, decode_header = msgspec.json.Decoder(_Line).decode, msgspec.json.Decoder(_Header).decode
     found: list[tuple[float, _Line]] = []
     shift: float | None = None
-    """From the clock of the process that wrote the last header to wall time."""
+    """Seconds from the clock of the process that wrote the last header to wall time; None: no record since the
+    header."""
     for number, line in lines:
         if not line.endswith("\n"):
-            break  # its writer died in the middle of it
+            break  # its writer died in the middle of the line
         try:
             if line.startswith('{"headgate":'):
                 header = decode_header(line.encode("utf-8", "surrogateescape"))
@@ -75,7 +77,7 @@ def read_records(name: str, lines: Any) -> list[Arrival]:
 
 
 def _said(records: list[_Line]) -> Any:
-    """What a request would have been told that was refused: what others of its lane were."""
+    """Draws output tokens for a request that has none, such as a refused one, from completed requests of its lane."""
     rng = random.Random("what would it have said")
     lanes: dict[str, list[int]] = {}
     for record in records:

@@ -1,5 +1,5 @@
-"""A day of one of ServeGen's models: some dozens of clients, each with a rate that changes every ten minutes, gaps of
-its own distribution and lengths of its own."""
+"""Generates a day of one of ServeGen's models: some dozens of clients, each with a rate that changes every ten minutes,
+and with its own distributions of gaps and lengths."""
 
 import csv
 import heapq
@@ -23,7 +23,7 @@ DAY_S = 86_400.0
 class ServegenClient:
     name: str
     windows: list[tuple[float, float, str, float]] = field(default_factory=list)
-    """Begin, requests a second, G(amma) or W(eibull), shape."""
+    """Begin, requests per second, G(amma) or W(eibull), shape."""
     prompts: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
     """Begin, quantiles at LEVELS."""
     outputs: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
@@ -50,7 +50,7 @@ def clients(model: str) -> tuple[ServegenClient, ...]:
 
 
 def _lend_lengths(everyone: tuple[ServegenClient, ...]) -> None:
-    """The origin has no lengths for some clients; each of them talks like one of the others."""
+    """Gives clients without lengths in the source data the lengths of another client, drawn at random."""
     known = [client for client in everyone if client.prompts and client.outputs]
     rng = random.Random("lengths")
     for client in everyone:
@@ -60,7 +60,7 @@ def _lend_lengths(everyone: tuple[ServegenClient, ...]) -> None:
 
 
 def mean_rate(model: str, begin_s: float, end_s: float) -> float:
-    """Requests a second in that part of the day, all clients together."""
+    """Requests per second in that part of the day, all clients together."""
     total = sum(
         rate * max(0.0, min(begin + WINDOW_S, end_s) - max(begin, begin_s))
         for client in clients(model)
@@ -70,7 +70,7 @@ def mean_rate(model: str, begin_s: float, end_s: float) -> float:
 
 
 def day(model: str, seed: str, rate_scale: float, begin_s: float, end_s: float) -> Iterator[Arrival]:
-    """Arrivals of that part of it, on the day's own time, with every rate multiplied."""
+    """Arrivals in that part of the day, at the day's own times, with every rate multiplied by `rate_scale`."""
     streams = (
         _client(client, random.Random(f"{seed}/{client.name}"), rate_scale, begin_s, end_s) for client in clients(model)
     )
@@ -80,8 +80,8 @@ def day(model: str, seed: str, rate_scale: float, begin_s: float, end_s: float) 
 def _client(
     client: ServegenClient, rng: random.Random, scale: float, begin_s: float, end_s: float
 ) -> Iterator[Arrival]:
-    """Gaps are drawn with a mean of one request, and pass as fast as the rate of the moment lets them. So a window's
-    end cuts none of them short. The fitted scales are not used: for bursty clients they miss the measured rate."""
+    """Gaps are drawn with a mean of one request, and pass at the current rate, so the end of a window cuts no gap
+    short. The fitted scales are not used: for bursty clients they miss the measured rate."""
     due = rng.random()
     for begin, rate, kind, shape in client.windows:
         at, end, rate = max(begin, begin_s), min(begin + WINDOW_S, end_s), rate * scale

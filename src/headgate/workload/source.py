@@ -1,4 +1,4 @@
-"""Where one stream's arrivals come from: out of nothing, out of a trace, or out of a day's clients."""
+"""Makes one stream's arrivals: synthetic, from a trace, or from a day's clients."""
 
 import random
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from headgate.workload.finish import WorkloadFinish, blocks
 from headgate.workload.spec import LENGTHS_ONLY, TRACES, Stream
 
 OPEN_CHATS = 32
-"""Chats of a lengths-only trace that are under way at once."""
+"""Chats of a lengths-only trace that run at once."""
 
 
 class Source:
     def __init__(self, stream: Stream) -> None:
-        """Raises WorkloadError for what the stream needs and has not."""
+        """Raises WorkloadError where the stream lacks something that it needs."""
         self.stream = stream
         self._chats: tuple[Arrival, ...] = ()
         self._trace: tuple[Arrival, ...] = ()
@@ -40,7 +40,7 @@ class Source:
             raise WorkloadError(f"{stream.source}: start={plain(stream.start, 6)} is past its end, {end:.0f} s")
         self._speed = stream.time_scale or 1.0
         self.period_s, self.rate = self._measure()
-        """How long it lasts by itself, None for ever; and its mean rate."""
+        """Its own length in seconds (None: endless), and its mean rate in requests per second."""
 
     def _measure(self) -> tuple[float | None, float]:
         stream = self.stream
@@ -64,8 +64,8 @@ class Source:
         return f"{name}{source}, {plain(self.rate)}/s" + (f" for {lasts:.0f} s" if lasts else "")
 
     def arrivals(self, seed: str, duration_s: float | None, fill_s: float | None, name: str) -> Iterator[Arrival]:
-        """Up to `duration_s`; if that is None, for as long as it lasts. `fill_s` is what a trace of a given rate is
-        fitted to; if it is given, a trace that is shorter comes round again."""
+        """Arrivals up to `duration_s`; None: for as long as the source lasts. `fill_s`: the time in seconds that a
+        trace at a given rate is fitted to; with it, a shorter trace repeats."""
         rng = random.Random(seed)
         made = self._made(seed, rng, fill_s)
         if duration_s is not None:
@@ -109,7 +109,7 @@ class Source:
 
 
 def _chats(times: Iterator[float], rows: tuple[Arrival, ...], rng: random.Random) -> Iterator[Arrival]:
-    """Each arrival is the next turn of one of the chats under way, and begins with all that was said in it before."""
+    """Each arrival is the next turn of one of the open chats, and begins with all that was said in that chat before."""
     chats: dict[str | None, list[Arrival]] = {}
     for row in rows:
         chats.setdefault(row.session, []).append(row)

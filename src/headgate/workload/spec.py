@@ -1,4 +1,4 @@
-"""What does `interactive=poisson:rate=8,prompt=120,lane=fast; long=azure-conv:rate=0.5` ask for?
+"""Parses a workload, such as `interactive=poisson:rate=8,prompt=120,lane=fast; long=azure-conv:rate=0.5`.
 
 mix      stream [";" stream …]
 stream   [name "="] source [":" option ["," option …]]
@@ -23,7 +23,7 @@ SERVEGEN_MODELS = ("m-small", "m-mid", "m-large", "deepseek-r1")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """So many tokens, or anything between."""
+    """A number of tokens, or a range to draw from."""
 
     least: int
     most: int
@@ -35,47 +35,47 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One source of arrivals and what is done to it."""
+    """One source of arrivals, and the changes to make to it."""
 
     source: str
     argument: str = ""
-    """servegen's model, or the file's path."""
+    """The model of servegen, or the file's path."""
     name: str = ""
     rate: float | None = None
-    """Mean requests a second. A trace is stretched or squeezed to it; with `time_scale` too, requests are left out or
+    """Mean requests per second. A trace is stretched or squeezed to it; with `time_scale` too, requests are left out or
     doubled instead."""
     cv: float | None = None
     """Coefficient of variation of the gaps between arrivals."""
     time_scale: float | None = None
-    """A trace is played this many times as fast."""
+    """Factor by which a trace is played faster."""
     start: float = 0.0
-    """Seconds of a trace that are passed over."""
+    """Seconds of a trace to skip."""
     prompt: Range | None = None
-    """Tokens; None: the trace's own."""
+    """Prompt tokens; None: the trace's own."""
     output: Range | None = None
     lengths: str | None = None
-    """A trace from which prompt and output are taken together."""
+    """A trace from which prompt and output lengths are taken together."""
     length_scale: float = 1.0
-    """Lengths from a trace are multiplied by it."""
+    """Factor for lengths from a trace."""
     max_prompt: int | None = None
-    """Longer ones are cut to it."""
+    """Maximum prompt tokens; longer prompts are cut."""
     max_output: int | None = None
     lane: str | None = None
     tenant: tuple[str, ...] = ()
-    """One of them is drawn for each request."""
+    """Tenants; one is drawn for each request."""
     model: str | None = None
     stream: bool | None = None
     unstreamed: float | None = None
-    """Share of the requests that want their answer in one piece; None: as `stream` says, or the trace."""
+    """Share of requests that are not streamed; None: as `stream` says, or the trace."""
     sessions: int | None = None
-    """Each request belongs to one of so many."""
+    """Number of sessions; each request belongs to one of them, drawn at random."""
     shared: int = 0
-    """Tokens that prompts of one session begin with in common, or without sessions of the whole stream; in blocks of
-    512."""
+    """Tokens that the prompts of one session share at their beginning, or without sessions those of the whole stream;
+    in blocks of 512."""
 
 
 def parse(text: str) -> list[Stream]:
-    """The streams of a mix, or the one. Raises WorkloadError."""
+    """The streams of the workload, one or several. Raises WorkloadError."""
     streams = [_stream(part.strip()) for part in text.split(";") if part.strip()]
     if not streams:
         raise WorkloadError(f"no workload in {text!r}; try one of {', '.join(SOURCES)}")

@@ -1,4 +1,4 @@
-"""What is in a trace? Rows in order of arrival, whatever the file's format; a line that can't be read is named."""
+"""Reads a trace's rows in order of arrival, in any known format; an error names the line that can't be read."""
 
 import csv
 import gzip
@@ -41,7 +41,7 @@ def data(name: str) -> IO[bytes]:
 
 
 def read(path: Path) -> tuple[Arrival, ...]:
-    """Raises WorkloadError for what is not there, is in no known format, or has a malformed line."""
+    """Raises WorkloadError for a file that does not exist, is in no known format, or has a malformed line."""
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed below, and opened here so that the error is ours
     except OSError as error:
@@ -55,14 +55,14 @@ def read(path: Path) -> tuple[Arrival, ...]:
 
 def _rows(name: str, file: IO[bytes]) -> tuple[Arrival, ...]:
     try:
-        # Bytes that are no text are left to be found wrong in their line, which can be named.
+        # Bytes that are no text fail later in their own line, which the error can name.
         lines: Lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in enumerate(file, 1))
         first = next(lines, (0, ""))
         reader = _reader(first[1])
         if reader is None:
             raise WorkloadError(f"{name}, line 1: no known trace; readable are {FORMATS}")
         rows = reader(name, chain([first], lines))
-    except (OSError, EOFError) as error:  # a gzip file that is cut off, say
+    except (OSError, EOFError) as error:  # such as a gzip file that is cut off
         raise WorkloadError(f"{name} can't be read: {error}") from None
     if not rows:
         raise WorkloadError(f"{name} has no requests in it")
@@ -90,7 +90,7 @@ def _azure(name: str, lines: Lines) -> list[Arrival]:
     for number, line in lines:
         try:
             when, prompt, output = next(csv.reader([line]))[:3]
-            # No zone is UTC, not wherever this runs: summer time would put an hour into the trace.
+            # No zone means UTC, not the local one: summer time would put an hour into the trace.
             stamp = datetime.fromisoformat(when if "+" in when[10:] else when + "+00:00").timestamp()
             begin = stamp if begin is None else begin
             rows.append(Arrival(stamp - begin, _tokens(prompt), _tokens(output)))
@@ -100,7 +100,7 @@ def _azure(name: str, lines: Lines) -> list[Arrival]:
 
 
 def _lengths(name: str, lines: Lines) -> list[Arrival]:
-    """No times, only lengths: consecutive rows whose prompt grows are one chat."""
+    """Rows without times: consecutive rows whose prompt grows are one chat."""
     rows: list[Arrival] = []
     next(lines)
     chat = -1
@@ -145,7 +145,7 @@ def _mooncake(name: str, lines: Lines) -> list[Arrival]:
 
 
 def spread(rows: tuple[Arrival, ...], rng: random.Random) -> tuple[Arrival, ...]:
-    """Rows of one time, which a coarse clock did not tell apart, evenly at random until its next tick."""
+    """Spreads rows with equal times, which a coarse clock did not tell apart, evenly at random until its next tick."""
     groups = [(at_s, list(group)) for at_s, group in groupby(rows, key=lambda row: row.at_s)]
     if len(groups) < 2 or len(groups) > 0.9 * len(rows):
         return rows
