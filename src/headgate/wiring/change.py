@@ -1,6 +1,7 @@
-"""A new config for a gateway that runs: from its file, on a signal, when the file changes, or through the admin API.
+"""Applies a new config to a running gateway: from its file, on a signal, when the file changes, or through the admin
+API.
 
-All of it is taken that can be, what needs a restart is named, and nothing of one that is wrong.
+Everything that can change without a restart is applied, the rest is named; a wrong config changes nothing.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class ConfigChange:
         rescale: Callable[[ScaleConfig], None] | None = None,
     ) -> None:
         self.config = config
-        """As it is in force."""
+        """The config in force."""
         self._events = events
         self._clock = clock
         self._gateway = gateway
@@ -67,13 +68,13 @@ class ConfigChange:
         self._progress = progress
         self._rescale = rescale
         self.versions: Callable[[GatewayConfig], None] | None = None
-        """Takes what names stand for."""
+        """Takes the models and versions that names stand for; None: not wired yet."""
         self.door: Door | None = None
-        """Who is told whose web pages may ask; None: nothing listens yet."""
+        """Is told which origins' web pages may send requests; None: nothing listens yet."""
         self.sockets: Sockets | None = None
 
     def take_file(self) -> str:
-        """Read the file again. Says what came of it; raises StartupError, and nothing has changed."""
+        """Reads the file again. Returns what came of it; raises StartupError, and then nothing has changed."""
         if self._reload is None:
             raise StartupError("there is no file to read again: start with --config FILE")
         try:
@@ -87,7 +88,7 @@ class ConfigChange:
         try:
             self.take_file()
         except StartupError as error:
-            log.debug("not reloaded: %s", error)  # it has been said already
+            log.debug("not reloaded: %s", error)  # it has been reported already
 
     def take(self, new: GatewayConfig) -> str:
         try:
@@ -106,8 +107,8 @@ class ConfigChange:
         return said
 
     async def watch(self, path: Path) -> None:
-        """Take the file whenever it has changed, until cancelled. Editors write in pieces or move a new one into place:
-        it is read once it has been the same for two looks."""
+        """Takes the file whenever it has changed, until cancelled. Editors write in pieces or move a new file into
+        place: the file is read once it has been the same for two looks."""
         taken = seen = _stamp(path)
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
@@ -123,7 +124,7 @@ class ConfigChange:
         if replica.id in self._roster.watches:
             raise StartupError(f"replica {replica.id} is here already; give the new one another id")
         if replica.api_key_file is not None or replica.ca is not None:
-            # Or whoever may change the gateway could have it read any file, and send it anywhere.
+            # Otherwise a client that may change the gateway could make it read any file, and send it anywhere.
             raise StartupError("api_key_file and ca are for the config file alone; a key may be given in headers here")
         self._roster.join(replica)
         return f"{replica.id} is watched, and used once it has answered"
@@ -169,7 +170,7 @@ class ConfigChange:
         return self._take_checked(replace(self.config, lanes=left))
 
     def _take_checked(self, new: GatewayConfig) -> str:
-        """What the file's reader would find wrong with it as a whole is found here too."""
+        """Takes a config after the checks that the file's reader makes of a whole config."""
         problems = [f"{path}: {problem}" for path, problem in contradictions(new)]
         if problems:
             raise StartupError("; ".join(problems))
@@ -189,7 +190,7 @@ class ConfigChange:
         if taken:
             raise StartupError(f"replicas: {taken[0]} is here already; give the new one another id")
         for replica in after.values():
-            Credentials(replica)  # what can't be used is found before anything has changed
+            Credentials(replica)  # an unusable file is found before anything has changed
         reconfigure(self._gateway.dispatcher, new)
         self._gateway.acceptor.reconfigure(classifier(new), identities(new), output_of(new))
         if self._events is not None:
@@ -219,7 +220,7 @@ def identities(config: GatewayConfig) -> Identities:
 
 
 def open_door(door: Door, config: GatewayConfig, access: AdminAccess) -> None:
-    """Tell it who needs a key, and whose web pages may ask."""
+    """Tells the door which clients need a key, and which origins' web pages may send requests."""
     door.change(
         config.cors.origins,
         clients_have_keys=config.asks_for_keys,
@@ -239,17 +240,17 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _section(name: str, body: object, **context: object) -> GatewayConfig:
-    """A part of a config, held to what the file is held to. JSON is YAML."""
+    """Parses a part of a config, by the rules for the file. JSON is YAML."""
     return config_file.parse(msgspec.json.encode({**context, name: body}).decode(), "body")
 
 
 def _beyond_scale(config: GatewayConfig) -> FleetConfig:
-    """What of the fleet only a restart changes."""
+    """The fleet's settings that only a restart changes."""
     return replace(config.fleet, scale=ScaleConfig())
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None: it is not there right now."""
+    """What changes when the file does; None: the file does not exist right now."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What engine and gateway both need to come up."""
+"""Provides what engine and gateway both need to start."""
 
 import asyncio
 import importlib.util
@@ -28,7 +28,7 @@ def bundled_model() -> Path:
 
 
 def process_age_s() -> float:
-    """How long ago the operating system started this process; imports and argument parsing are in it."""
+    """Seconds since the operating system started this process, imports and argument parsing included; 0: unknown."""
     try:
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

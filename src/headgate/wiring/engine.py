@@ -1,4 +1,4 @@
-"""Builds an engine replica and runs it. Knows every class it is made of; decides nothing."""
+"""Builds and runs an engine replica. Knows every class it is made of; decides nothing."""
 
 import asyncio
 import atexit
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from headgate.engine.runner.llama import Model
 
 MOVED_BYTES_PER_S = 1e9
-"""KV that llama.cpp saves or restores in a second, before any is measured: what two cores did with SmolLM2's."""
+"""Bytes of KV that llama.cpp saves or restores per second, before any is measured: what two cores did with
+SmolLM2's."""
 
 Load = Callable[[EngineServer], tuple[Engine, Intake]]
 
 
 def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress, step_log: Path | None = None) -> None:
-    """One engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
+    """Runs one engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
     load = partial(_load, config=config, progress=progress, clock=monotonic)
     _run(load, config, listen, progress, step_log)
 
@@ -58,7 +59,8 @@ def run_emulated(
     step_log: Path | None = None,
     cold_start_s: float = 0.0,
 ) -> None:
-    """The same around a runner that computes nothing and takes a GPU's time, and `cold_start_s` to load nothing."""
+    """Runs one around a runner that computes nothing and takes a GPU's time, and `cold_start_s` seconds to load
+    nothing."""
 
     def load(server: EngineServer) -> tuple[Engine, Intake]:
         with progress.phase("emulated", f"{profile.name}, {config.slots} slots × {config.context} tokens"):
@@ -78,7 +80,7 @@ def _run(
     step_log: Path | None,
     emulation: Emulation | None = None,
 ) -> None:
-    # A thread that wants the GIL back after a step gets it within this; the default would be half a decode step.
+    # A thread that wants the GIL back after a step gets it within 0.5 ms; the default would be half a decode step.
     sys.setswitchinterval(0.0005)
 
     def logging(server: EngineServer) -> tuple[Engine, Intake]:
@@ -116,7 +118,7 @@ async def _serve(
         running = loop.create_task(_run_engine(server, http, load, config, listen, where, stop, progress))
         await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
         if not running.done() and server.phase in ("loading", "warming up"):
-            running.cancel()  # nobody waits for a model that nobody wants any more
+            running.cancel()  # the model is no longer wanted
         stopping.cancel()
         await asyncio.gather(running, return_exceptions=running.cancelling() > 0)
     finally:
@@ -145,7 +147,7 @@ async def _run_engine(
         with progress.phase("warm-up"):
             await _warm(server, config)
         gc.collect()
-        gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
+        gc.freeze()  # what exists now stays: collections need not walk it while streams wait
         progress.ready(where, config.model_name, sum(server.cold_start.values()))
         await _until(stop, engine)
         progress.say("draining: running requests may finish")
@@ -166,7 +168,7 @@ async def _warm(server: EngineServer, config: EngineConfig) -> None:
 
 
 def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Engine, Intake]:
-    # Imported here: loading llama.cpp's library takes longer than everything `--help` needs.
+    # Imported here: loading llama.cpp's library takes longer than everything that `--help` needs.
     from headgate.engine.runner.llama import library
     from headgate.engine.runner.llama_runner import LlamaRunner
 
@@ -202,7 +204,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
 
 
 def _faster(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Path, str]:
-    """Where the bundled weights are to be loaded from, and a word if that is not their fastest form."""
+    """The path to load the bundled weights from, and a note if that is not their fastest form; empty: it is."""
     from headgate.engine.runner.weights import FORM, make, place
 
     try:
@@ -234,7 +236,7 @@ def _model(path: Path, note: str, config: EngineConfig, progress: Progress) -> "
         if path == config.model:
             raise
         with contextlib.suppress(OSError):
-            path.unlink()  # what is kept can be made again
+            path.unlink()  # the kept copy can be made again
         return _model(config.model, f"; {path.name} is broken: it is made anew at the next start", config, progress)
 
 
@@ -246,7 +248,7 @@ def _chat_template(path: Path | None) -> str | None:
 
 
 async def _until(stop: asyncio.Event, engine: Engine) -> None:
-    """Until asked to stop. An engine that fails takes the process with it: whoever supervises starts a new one."""
+    """Waits until asked to stop. An engine that fails ends the process: its supervisor starts a new one."""
     while not stop.is_set():
         try:
             async with asyncio.timeout(0.5):

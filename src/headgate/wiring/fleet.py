@@ -1,4 +1,4 @@
-"""Builds the fleet and what drives it, and gives its controller hands in the gateway. Decides nothing."""
+"""Builds the fleet and its controller, and connects the controller to the gateway. Decides nothing."""
 
 import asyncio
 import os
@@ -33,10 +33,10 @@ from headgate.upkeep.warm_now import WarmNow
 from headgate.wiring.change import ConfigChange
 
 VELOCITY_S = 30.0
-"""Over which what arrives is averaged."""
+"""Seconds over which the rate of arriving tokens is averaged."""
 ASK_S = 1.0
 LINK_TOKENS = 256
-"""About what one remembered link of a conversation stands for."""
+"""Tokens that one remembered link of a conversation stands for, roughly."""
 PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "warm_up"}
 
 
@@ -50,7 +50,7 @@ class GatewayHands:
         self._clock = clock
         self._waiting_for: dict[ReplicaId, asyncio.Task[None]] = {}
         self._arrived: deque[tuple[float, int]] = deque()
-        """(when, tokens that had arrived by then) over the last while."""
+        """(time, tokens arrived by then) over the last VELOCITY_S seconds."""
         self._p95_at = -1.0
         self._p95_ratio: float | None = None
 
@@ -135,7 +135,7 @@ class GatewayHands:
         return (tokens - before) / max(1.0, now - then)
 
     def _ratio(self, now: float) -> float | None:
-        """Of the lane that is furthest from its promise."""
+        """p95 TTFT over the promised one, in the lane that is furthest from its promise; None: no lane has a figure."""
         if now - self._p95_at >= 1.0:
             self._p95_at = now
             ratios = []
@@ -170,7 +170,7 @@ class FleetWiring:
         self.controller = Controller(fleet, scaler, spec, hands, config.fleet, clock, wall)
 
     def start(self, stack: AsyncExitStack) -> list[asyncio.Future[None]]:
-        """What fails if the fleet does. The stack stops all that was started."""
+        """Starts the fleet. Returns futures that fail if the fleet does; the stack stops all that was started."""
         loop = asyncio.get_running_loop()
         stack.callback(self.history.save)
         stack.push_async_callback(self.controller.close)
@@ -178,7 +178,7 @@ class FleetWiring:
         return running + ([loop.create_task(self.history.keep())] if self.history.kept else [])
 
     def rescale(self, scale: ScaleConfig) -> None:
-        """From the next decision on."""
+        """Applies from the next decision on."""
         self.scaler.config = scale
 
     async def _run(self) -> None:
@@ -232,7 +232,7 @@ def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher,
     if config.fleet.kind == "kubernetes":
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
 
-        spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # found out: a pod may hold any engine
+        spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # detected: a pod may hold any engine
         return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
     return ProcessFleet(folder, clock), process_spec(config)
 
@@ -257,7 +257,7 @@ def process_spec(config: GatewayConfig) -> Spec:
 
 
 def engine_flags(embedded: EmbeddedConfig, threads: int | None = None) -> list[str]:
-    """The command line of an engine that a gateway starts for itself."""
+    """The command line of an engine that a gateway starts itself."""
     values: dict[str, object] = {
         "--model": embedded.model,
         "--model-name": embedded.model_name,
@@ -277,7 +277,8 @@ def engine_flags(embedded: EmbeddedConfig, threads: int | None = None) -> list[s
 
 
 def batching_flags(embedded: EmbeddedConfig) -> list[str]:
-    """What it is told about batching: only what is not as usual, so that an emulated one goes by its profile."""
+    """The options about batching that differ from their defaults: without them an emulated engine goes by its
+    profile."""
     usual = EmbeddedConfig()
     values: dict[str, object] = {}
     if embedded.gap_target_s is not None:

@@ -1,4 +1,4 @@
-"""Builds the gateway and runs it. Knows every class it is made of; decides nothing."""
+"""Builds and runs the gateway. Knows every class it is made of; decides nothing."""
 
 import asyncio
 import gc
@@ -52,8 +52,8 @@ KEPT_FILES = 512
 """File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
 UDS_MODES = {"owner": 0o600, "group": 0o660, "everyone": 0o666}
 NOTICE_S = 0.5
-"""Readiness drops, every answer says `connection: close`, and whoever routes here has this long to notice before
-connections are refused and idle ones are closed. Afterwards, how long the last errors have to be written."""
+"""Seconds from when readiness drops and every answer says `connection: close` until connections are refused and idle
+ones are closed: load balancers have this long to notice. Afterwards, how long the last errors have to be written."""
 
 
 def run_gateway(
@@ -63,12 +63,13 @@ def run_gateway(
     event_log: Path | None = None,
     watched: Path | None = None,
 ) -> None:
-    """The gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and when
-    the `watched` file changes, it takes what `reload` gives, as far as that is possible without a restart."""
-    # The loop gets the interpreter's lock back within this while long bodies are read aside; the default is 5 ms.
+    """Runs the gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and
+    when the `watched` file changes, it takes what `reload` returns, as far as that is possible without a restart."""
+    # The loop gets the interpreter's lock back within 0.5 ms while long bodies are read in a thread; the default is 5
+    # ms.
     sys.setswitchinterval(0.0005)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:  # two sockets for each stream: the usual 1024 would be the first limit anybody meets
+    if soft < hard:  # two sockets per stream: the usual 1024 would be the first limit to be reached
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     uvloop.run(_serve_gateway(config, progress, reload, event_log, watched, monotonic))
 
@@ -179,7 +180,7 @@ async def _serve_gateway(
 
 
 async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]]) -> None:
-    """Until asked to stop, or until something in the background fails, which is then raised."""
+    """Waits until asked to stop, or until a background task fails, which is then raised."""
     stopping = asyncio.get_running_loop().create_task(wait(stop))
     done, _ = await asyncio.wait([stopping, *background], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -191,14 +192,15 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
 async def _announce(
     ready: list[asyncio.Event], roster: ReplicaSet, where: str, progress: Progress, clock: Clock, key: bool
 ) -> None:
-    """Say when the first replica is usable: from then on requests are served. `key`: to those that have one."""
+    """Reports when the first replica is usable: from then on requests are served. `key`: only those with a tenant's
+    key."""
     began = clock() - process_age_s()
     waiting = [asyncio.ensure_future(event.wait()) for event in ready]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     models = roster.catalog.names
     gc.collect()
-    gc.freeze()  # what is here now stays: a collection need not walk it while streams wait
-    gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; looking for them took 5 % of the time
+    gc.freeze()  # what exists now stays: collections need not walk it while streams wait
+    gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; searching for them took 5 % of the time
     progress.ready(where, models[0] if models else "default", clock() - began, key=key)
     await asyncio.gather(*waiting)
 
@@ -239,7 +241,8 @@ def _wire_limits(config: GatewayConfig) -> WireLimits:
 
 
 def _most_connections() -> int:
-    """As many as there are file descriptors for: without one left, nobody is accepted, health checks included."""
+    """Connections that there are file descriptors for: with none left no connection is accepted, health checks
+    included."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if most == resource.RLIM_INFINITY else max(1, most - max(KEPT_FILES, most // 4))
 

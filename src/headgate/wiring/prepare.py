@@ -1,4 +1,4 @@
-"""Makes the faster form of the bundled weights ahead of the first start, as a container image does when it is built.
+"""Makes the faster form of the bundled weights ahead of the first start, as when a container image is built.
 
 python -m headgate.wiring.prepare
 """

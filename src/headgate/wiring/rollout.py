@@ -1,4 +1,4 @@
-"""Connects names and their versions with the gateway: what they stand for, how they are changed, and who shows them."""
+"""Connects model names and their versions to the gateway, the admin API and the page."""
 
 from headgate.config.gateway import GatewayConfig
 from headgate.gateway.catalog import Catalog
@@ -14,7 +14,7 @@ from headgate.wire.router import Routes
 
 
 class RolloutWiring:
-    """Built within the running loop. Raises StartupError if what was kept of rollouts can't be used."""
+    """Built within the running loop. Raises StartupError if the stored state of rollouts can't be used."""
 
     def __init__(
         self,
@@ -43,6 +43,6 @@ class RolloutWiring:
         self._install(config)
 
     def _install(self, config: GatewayConfig) -> None:
-        """Where no name stands for anything, nobody is asked."""
+        """Without any configured names, the gateway looks none up."""
         models = self._models if config.models else None
         self._gateway.acceptor.models = self._catalog.models = models

@@ -13,7 +13,8 @@ from headgate.upkeep.shared_store import RedisStore
 
 
 async def share(config: SharedConfig, gateway: Gateway, stack: AsyncExitStack, clock: Clock) -> "asyncio.Task[None]":
-    """What keeps it up; it ends only by being cancelled. A store that can't be reached is no reason not to start."""
+    """Returns the task that keeps sharing up; it ends only when cancelled. The gateway starts even if the store can't
+    be reached."""
     name = f"{socket.gethostname()}-{os.urandom(4).hex()}"
     store = RedisStore(config.redis, config.prefix)
     sharing = Sharing(name, store, gateway.dispatcher, gateway.hear, gateway.let_in, clock)
