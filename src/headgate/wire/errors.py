@@ -1,4 +1,4 @@
-"""What does a failure look like over HTTP? The one place where outcomes become statuses.
+"""Maps failures to HTTP: the one place where outcomes become statuses.
 
 Bodies are OpenAI's: {"error": {"message", "type", "param", "code"}}.
 """
@@ -15,14 +15,14 @@ Headers = tuple[tuple[str, str], ...]
 STATUS: dict[Outcome, int] = {
     Outcome.COMPLETED: 200,
     Outcome.TIME_CAP: 200,
-    Outcome.CANCELLED: 499,  # nginx's word for a client that left; only logs see it
+    Outcome.CANCELLED: 499,  # nginx's status for a client that left; only logs see it
     Outcome.SLOW_CLIENT: 499,
     Outcome.INVALID: 400,
     Outcome.TOO_LONG: 400,
     Outcome.UNKNOWN_MODEL: 404,
     Outcome.UNAUTHORIZED: 401,
     Outcome.OVER_LIMIT: 429,
-    Outcome.LANE_FULL: 503,  # not 429, which would say that this client sends too much
+    Outcome.LANE_FULL: 503,  # not 429, which would say that this client sends too many requests
     Outcome.WOULD_WAIT_TOO_LONG: 503,
     Outcome.WAITED_TOO_LONG: 503,
     Outcome.NO_REPLICA: 503,
@@ -57,7 +57,7 @@ def error_body(error: ServeError) -> bytes:
 
 
 def error_headers(error: ServeError) -> Headers:
-    """openai-python reads `retry-after-ms` first; everybody else knows only whole seconds."""
+    """openai-python reads `retry-after-ms` first; other clients know only whole seconds."""
     if error.retry_after_s is None:
         return error.headers
     wait_s = max(0.0, error.retry_after_s)
@@ -66,13 +66,13 @@ def error_headers(error: ServeError) -> Headers:
 
 
 def refusal_body(status: int, message: str, code: str | None = None) -> bytes:
-    """The body for a bare status, one of CODES; `code`: another than its own."""
+    """The body for a bare status, one of CODES; `code`: one to use instead."""
     return _body(message, status, None, code or CODES[status])
 
 
 def _body(message: str, status: int, param: str | None, code: str | None, kind: str | None = None) -> bytes:
     if kind is None:
         kind = "server_error" if status >= 500 else "invalid_request_error"
-    # A message may quote the client's own text: a lone surrogate in it must not fail the failure.
+    # A message may quote the client's own text: a lone surrogate in it must not break the error itself.
     text = message.encode("utf-8", "replace").decode()
     return _encode({"error": {"message": text, "type": kind, "param": param, "code": code}})

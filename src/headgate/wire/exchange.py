@@ -1,8 +1,8 @@
-"""One request and its answer.
+"""Represents one request and its answer.
 
-A handler is called with an Exchange once the request is complete, and answers it then or later: with
-`respond`, or with `stream`, any number of `event`s and `end`; with `fail` at any time. What it does after
-the answer is complete, or after the client has gone, has no effect.
+A handler is called with an Exchange once the request is complete, and answers it then or later: with `respond`, or with
+`stream`, any number of `event`s and `end`; with `fail` at any time. Calls after the answer is complete, or after the
+client has gone, have no effect.
 
     nothing sent ── respond / fail ──────────────────────→ done
          │ event: head and event in one write
@@ -38,7 +38,7 @@ class Transport(Protocol):
 
 
 class ExchangeConnection(Protocol):
-    """What an exchange needs of the connection it came on."""
+    """What an exchange needs from the connection that it came on."""
 
     writable: bool
 
@@ -49,14 +49,14 @@ class ExchangeConnection(Protocol):
     def draining(self) -> bool: ...
 
     def send(self, data: bytes) -> None:
-        """Write it, as soon as all that has come in has been looked at."""
+        """Writes the data as soon as the loop has handled all that has come in."""
 
     def answered(self, keep_alive: bool) -> None:
         """The exchange has written its last byte."""
 
 
 class Successor(Occupant, Protocol):
-    """An asyncio protocol that takes a connection over, and speaks something else on it."""
+    """An asyncio protocol that takes a connection over, and speaks another protocol on it."""
 
     def take_over(self, server: Any, transport: asyncio.Transport, writable: bool) -> None:
         """`server`: the ServerState."""
@@ -70,24 +70,26 @@ class Switchable(Protocol):
 
 
 class Voice(Protocol):
-    """Says an answer in other words than a completion's: what it is given is OpenAI's chat, or whatever is relayed."""
+    """Translates an answer into another form than a completion's; its input is OpenAI's chat, or whatever is
+    relayed."""
 
     def event(self, data: bytes) -> bytes:
-        """The SSE events that say it, each ended by an empty line; none: it is told later. [DONE] is the last."""
+        """The SSE events for `data`, each ended by an empty line; empty: they come later. [DONE] comes last."""
 
     def body(self, body: bytes) -> bytes:
-        """A whole answer."""
+        """Translates a whole answer."""
 
 
 class Renames(Protocol):
-    """Has an answer say the name that was asked for."""
+    """Replaces the model's name in an answer by the name that the client requested."""
 
     def told(self, data: bytes) -> bytes:
-        """An event, or a whole answer."""
+        """The event or whole answer with that name."""
 
 
 class Exchange:
-    """The reader writes the request's fields until it is complete; from then on they are facts."""
+    """One request and its answer. The reader writes the request's fields until it is complete; from then on they are
+    fixed."""
 
     __slots__ = (
         "_added",
@@ -117,14 +119,14 @@ class Exchange:
         self._transport = connection.transport
         self._head: bytes | None = None
         self._added = b""
-        """Header lines of any answer that is given here."""
+        """Header lines for any answer to this request."""
         self._plain = False
-        """Whether its events are chunks, as nearly always."""
+        """Whether events are written as chunks, as nearly always."""
         self.method = ""
         self.path = ""
         self.query = ""
         self.headers: dict[str, str] = {}
-        """Names in lower case; the values of a repeated one joined with commas."""
+        """Names in lower case; the values of a repeated header joined with commas."""
         self.body = b""
         self.received_at = received_at
         """When the request's first byte was read, on the server's clock."""
@@ -139,9 +141,9 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         """Called when `writable` becomes true again."""
         self.voice: Voice | None = None
-        """Who says what is answered here in a form of its own."""
+        """Translates the answer into the requested form; None: none is needed."""
         self.renames: Renames | None = None
-        """Set where the model has another name than the client's behind this server."""
+        """Set where the model has another name behind this server than the client's."""
 
     @property
     def writable(self) -> bool:
@@ -150,11 +152,11 @@ class Exchange:
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that the kernel has not accepted yet."""
         return self._transport.get_write_buffer_size()
 
     def say_with_answer(self, headers: Headers) -> None:
-        """Say these with the answer, whatever it will be, instead of what was to be said with it before."""
+        """Sets the headers to add to the answer, whichever it will be; replaces those set before."""
         self._added = b"".join([_header(name, value) for name, value in headers])
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
@@ -172,25 +174,25 @@ class Exchange:
         self._finish(head if self.method == "HEAD" else head + body)
 
     def stream(self, headers: Headers = ()) -> None:
-        """Promise an event stream. Nothing is sent before the first event, so that a failure until then
-        still gets a status of its own."""
+        """Announces an event stream. Nothing is sent before the first event, so that a failure until then still gets a
+        status of its own."""
         if self.done:
             return
         framing = b"content-type: text/event-stream\r\n"
         if self.http10:
-            self.keep_alive = False  # no chunks there: the end of the connection is the end of the stream
+            self.keep_alive = False  # no chunks there: the end of the connection ends the stream
         else:
             framing += b"transfer-encoding: chunked\r\n"
         self._plain = not self.http10 and self.method != "HEAD"
         self._head = self._make_head(200, framing, _STREAM_HEADERS + headers)
 
     def event(self, data: bytes) -> None:
-        """One SSE event, in one write."""
+        """Sends one SSE event, in one write."""
         self.events((data,))
 
     def events(self, batch: Sequence[bytes]) -> None:
-        """Some SSE events, in one write: a relay reads many at a time when it is busy, and a write costs as much as all
-        else that is done for an event."""
+        """Sends several SSE events in one write: a relay reads many at a time when it is busy, and a write costs as
+        much as all the rest that is done for an event."""
         if self.done:
             return
         payload = self._frame(batch[0]) if len(batch) == 1 else b"".join([self._frame(data) for data in batch])
@@ -199,7 +201,7 @@ class Exchange:
         self._connection.send(payload)
 
     def end(self, final: bytes | None = None) -> None:
-        """The stream's regular end, with a last event if given, in one write."""
+        """Ends the stream regularly, with a last event if given, in one write."""
         if self.done:
             return
         payload = self._frame(final) if final is not None else b""
@@ -208,9 +210,9 @@ class Exchange:
         self._finish(payload + self._last_chunk())
 
     def fail(self, error: ServeError) -> None:
-        """A status while nothing is sent; afterwards an error event and no [DONE], so that no client takes
-        the part it has for the whole. The connection goes on, as the head has said: a client that sends its next
-        request at once would lose it otherwise. One that does not read is not waited for."""
+        """Answers with a status while nothing is sent; afterwards with an error event and no [DONE], so that no client
+        takes the part it has for the whole. The connection stays open, as the head has said: a client that sends its
+        next request at once would lose it otherwise. The connection of a client that reads too slowly is closed."""
         if self.done:
             return
         if self.started:
@@ -221,13 +223,13 @@ class Exchange:
             self.respond(STATUS[error.outcome], error_body(error), headers=error_headers(error))
 
     def abort(self) -> None:
-        """Drop the client without another byte; `on_gone` follows."""
-        if not self.done:  # afterwards the connection may be another exchange's
+        """Drops the client without another byte; `on_gone` follows."""
+        if not self.done:  # afterwards the connection may belong to another exchange
             self._transport.abort()
 
     def switch(self, head: bytes, successor: Successor) -> bool:
-        """Answer with `head`, and leave the connection to `successor`. Whether that was possible: not if the client
-        has already sent more, which was read as HTTP. Only while the handler is called."""
+        """Answers with `head`, and leaves the connection to `successor`. Returns whether that was possible: not if the
+        client has already sent more, which was read as HTTP. Only while the handler is being called."""
         if self.done or self.started or not cast(Switchable, self._connection).switch(head, successor):
             return False
         self.started = True
@@ -235,7 +237,7 @@ class Exchange:
         return True
 
     def lost(self) -> None:
-        """For the connection: the client has gone before the answer was complete."""
+        """Called by the connection: the client has gone before the answer was complete."""
         gone = self.on_gone
         self._settle()
         if gone is not None:
@@ -253,7 +255,7 @@ class Exchange:
 
     def _settle(self) -> None:
         self.done = True
-        # Callbacks usually refer to the exchange: drop them, or only the collector could free it.
+        # Callbacks usually refer to the exchange: drop them, or only the garbage collector could free it.
         self.on_gone = self.on_writable = None
 
     def _frame(self, data: bytes) -> bytes:
@@ -262,7 +264,7 @@ class Exchange:
         if self.voice is not None:
             return self._chunk(self.voice.event(data))
         # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond each.
-        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # else what follows could pose as a field or event
+        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # else the rest could pose as a field or event
             data = _LINE_END.sub(b"\ndata: ", data)
         if self._plain:
             return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)

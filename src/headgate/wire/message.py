@@ -1,8 +1,8 @@
-"""A request and its answer as WebSocket messages.
+"""Represents a request and its answer as WebSocket messages.
 
-To whoever answers it, it is an Exchange like any other: what would be the data of an SSE event is a message here, and
-an answer in one piece is one message. The last message of every answer is `[DONE]` or an error, never both. The
-connection outlives a failed answer, because messages need no end of the connection to be told apart.
+To a handler it is an Exchange like any other: the data of an SSE event is a message here, and an answer in one piece is
+one message. The last message of every answer is `[DONE]` or an error, never both. The connection outlives a failed
+answer, because messages are told apart without the end of the connection.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 
 def text_frame(data: bytes) -> bytes:
     """`data` as a message in one frame."""
-    if not data.isascii():  # a text message has to be UTF-8, whatever the replica said
+    if not data.isascii():  # a text message must be UTF-8, whatever the replica sent
         data = data.decode("utf-8", "replace").encode()
     size = len(data)
     if size < 126:
@@ -38,7 +38,7 @@ class MessageExchange(Exchange):
         self.method = "POST"
         self.keep_alive = True
         self.event_id: str | None = None
-        """What the client calls its message; errors say it again."""
+        """The client's id for its message; errors repeat it. None: it gave none."""
 
     def respond(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = ()) -> None:
         if self.done:
@@ -59,11 +59,12 @@ class MessageExchange(Exchange):
         if self.done:
             return
         if error.outcome is Outcome.SLOW_CLIENT:
-            self.keep_alive = False  # it would not read the next answer either
+            self.keep_alive = False  # the client would not read the next answer either
         self._finish(text_frame(self._error(STATUS[error.outcome], error_body(error), error_headers(error))))
 
     def cancelled(self, error: ServeError) -> bytes:
-        """The client wants no more of it: `on_gone` is called, as if it had left. The message that ends the answer."""
+        """Ends the answer for a client that wants no more of it: `on_gone` is called, as if the client had left.
+        Returns the message that ends the answer."""
         self.lost()
         return text_frame(self._error(STATUS[error.outcome], error_body(error), ()))
 
@@ -74,7 +75,7 @@ class MessageExchange(Exchange):
         return b""
 
     def _error(self, status: int, body: bytes, headers: Headers) -> bytes:
-        """What HTTP says in status, headers and body."""
+        """What HTTP says in status, headers and body, as one message."""
         said: dict[str, Any] = {"type": "error", "status": status, "request_id": self.request_id}
         if self.event_id is not None:
             said["event_id"] = self.event_id

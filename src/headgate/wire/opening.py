@@ -1,7 +1,7 @@
-"""A TLS connection until its handshake is done: it takes a place, and has as long as a request's headers have.
+"""Represents a TLS connection until its handshake is done: it takes a place, and has the time of a request's headers.
 
-A protocol is told of its TLS connection only after the handshake, so that connections which never end it would be
-counted nowhere. This is uvloop's own TLS layer, which tells the server when the socket is accepted and when it is lost.
+A protocol learns of its TLS connection only after the handshake, so connections that never complete it would not be
+counted anywhere. This is uvloop's own TLS layer, and tells the server when the socket is accepted and when it is lost.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class TlsOpening(SSLProtocol):  # type: ignore[misc]
         self.transport.abort()
 
     def drain(self) -> None:
-        """One whose handshake is under way may still ask."""
+        """Aborts in PARTING_S seconds if the handshake is not done by then: the client may still send a request."""
         self._server.loop.call_later(PARTING_S, self._give_up)
 
     def _give_up(self) -> None:

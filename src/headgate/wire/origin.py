@@ -1,13 +1,13 @@
-"""Whether a web page is asking, and whether that page may: the door in front of every route.
+"""Decides whether a request from a web page may pass: the door in front of every route.
 
-Browsers let any page send requests to anywhere, also to this machine, and only say whose page it is. Where no key is
-needed, that is all there is to go by. A client that is no browser says nothing of a page, and is let through.
+Browsers let any page send requests to any address, even to this machine, and only say whose page it is. Where no key is
+needed, nothing else tells pages apart. A client that is no browser names no page, and is let through.
 
-A page may ask if it comes from here, if its origin is allowed by config (paths below /v1 only; the answers then carry
-CORS headers), or if it sends a key and the path asks for keys: the route judges the key. Where a request without a key
-is served and only this machine is listened to, the Host must be a name of this machine as well. Any other name was
-pointed here by its owner (DNS rebinding), and to the browser that owner's page and this gateway are then the same
-origin.
+A page may send requests if it comes from here, if its origin is allowed by config (paths below /v1 only; the answers
+then carry CORS headers), or if it sends a key and the path asks for keys: the route judges the key. Where a request
+without a key is served and only this machine is listened to, the Host must also be a name of this machine. Any other
+name was pointed here by its owner (DNS rebinding), and to the browser that owner's page and this gateway are then the
+same origin.
 """
 
 from collections.abc import Iterable
@@ -21,15 +21,16 @@ from headgate.wire.exchange import Exchange, Handler
 ANY: Final = "*"
 """Among allowed origins: every page."""
 KEY_PREFIX: Final = "openai-insecure-api-key."
-"""Where browsers, which can't set headers on a WebSocket, put a key: among the subprotocols, as for OpenAI."""
+"""Prefix of a key among the subprotocols, where browsers, which can't set headers on a WebSocket, put it, as for
+OpenAI."""
 EXPOSED: Final = ", ".join(
     ["x-request-id", "retry-after", "retry-after-ms", "x-headgate-max-tokens"]
     + [f"x-ratelimit-{figure}-{of}" for figure in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 )
-"""Headers of an answer that a page from elsewhere may read."""
+"""Headers of an answer that a page from another origin may read."""
 PREFLIGHT_KEPT_S: Final = 600
 MOST_HOSTS: Final = 256
-"""Spellings of this machine that are remembered."""
+"""Spellings of this machine's name that are remembered."""
 _PORTS: Final = {"http": 80, "https": 443}
 _LOCAL: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HEALTH: Final = ("/health/live", "/health/ready", "/health")
@@ -62,7 +63,7 @@ def is_local(host: str) -> bool:
 
 
 def is_foreign(headers: dict[str, str]) -> bool:
-    """Whether a browser sent it for a page that is not from here."""
+    """Whether a browser sent the request for a page that is not from here."""
     if headers.get("sec-fetch-site", "none").lower() not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
@@ -73,15 +74,15 @@ def is_foreign(headers: dict[str, str]) -> bool:
         port = _PORTS[page.scheme]
         here = urlsplit(f"//{headers.get('host', '')}")
         return (page.hostname, page.port or port) != (here.hostname, here.port or port)
-    except (KeyError, ValueError):  # `null`, among others: a file, a sandboxed frame
+    except (KeyError, ValueError):  # such as `null`: a file, or a sandboxed frame
         return True
 
 
 class Door:
-    """A Handler in front of another."""
+    """A Handler in front of another one."""
 
     def __init__(self, inside: Handler, *, loopback_only: bool, names: Iterable[str] = ()) -> None:
-        """`loopback_only`: only this machine is listened to. `names`: what else it is called, by a proxy in front."""
+        """`loopback_only`: only this machine is listened to. `names`: further names of it, used by a proxy in front."""
         self._inside = inside
         self._loopback_only = loopback_only
         self._names = frozenset([name.lower() for name in names])
@@ -97,8 +98,8 @@ class Door:
         admins_have_keys: bool = False,
         anonymous: bool = False,
     ) -> None:
-        """From now on: pages from these origins may use /v1, and there are keys for it, or for /admin. `anonymous`:
-        although there are keys, requests without one are served too."""
+        """Sets from now on the origins whose pages may use /v1, and whether there are keys for it, or for /admin.
+        `anonymous`: although there are keys, requests without one are served too."""
         self._origins = frozenset([origin.lower() for origin in origins])
         self._clients_have_keys = clients_have_keys
         self._admins_have_keys = admins_have_keys
@@ -110,11 +111,11 @@ class Door:
             self._inside(exchange)
 
     def lets_in(self, exchange: Exchange) -> bool:
-        """Whether the routes get to see it; it is answered otherwise. Its headers are enough to tell."""
+        """Whether the routes get the request; otherwise it has been answered. Its headers are enough to tell."""
         headers = exchange.headers
         origin = headers.get("origin")
         from_page = origin is not None or "sec-fetch-site" in headers
-        # To what they take for a page's own origin, browsers say an Origin with every method but these two.
+        # To a page's own origin, browsers send an Origin with every method but these two.
         if not from_page and exchange.method not in _LOOKING:
             return True
         unknown_host = self._checks_host and headers.get("host", "") not in self._hosts
@@ -132,13 +133,14 @@ class Door:
         return False
 
     def greet(self, exchange: Exchange) -> None:
-        """Say with its answer that its page may read it, where that is so: for what is refused before anything else."""
+        """Adds the headers that let an allowed page read the answer: for requests that are refused before anything
+        else."""
         origin = exchange.headers.get("origin")
         if origin is not None and self._origins and exchange.path.startswith("/v1/") and self._allows(origin):
             self._speak_to(exchange, origin)
 
     def still_lets_in(self, path: str, headers: dict[str, str]) -> bool:
-        """Whether a page that was let in may stay: what it may do is asked again when that has changed."""
+        """Whether a page that was let in may stay: checked again when the rules have changed."""
         origin = headers.get("origin")
         if origin is None or self._allows(origin) or not is_foreign(headers):
             return True
@@ -147,7 +149,7 @@ class Door:
     def _knows_host(self, exchange: Exchange) -> bool:
         host = exchange.headers.get("host", "")
         if not host or exchange.path in _HEALTH:
-            return True  # every browser says which host it means
+            return True  # every browser sends a Host
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         if is_local(host) or name.lower() in self._names:
             if len(self._hosts) < MOST_HOSTS:
@@ -159,13 +161,13 @@ class Door:
         return False
 
     def _is_public(self, exchange: Exchange) -> bool:
-        """Nothing is changed there, and nothing told that is not for anybody."""
+        """Whether the path changes nothing, and reveals only what any client may know."""
         path = exchange.path
         return exchange.method in _LOOKING and (path in _PUBLIC or path.startswith("/page/"))
 
     def _brings_key(self, exchange: Exchange) -> bool:
-        """Whether the path asks for a key, and the page sends one. Not what a browser adds by itself, as a cookie or
-        the password of a proxy in front."""
+        """Whether the path asks for a key, and the page sends one. A cookie, or the password of a proxy in front, which
+        a browser adds by itself, does not count."""
         headers = exchange.headers
         if not self._asks_for_key(exchange.path):
             return False
@@ -195,7 +197,7 @@ class Door:
         headers = exchange.headers
         allowed: list[tuple[str, str]] = [
             ("access-control-allow-methods", "GET, POST"),
-            # Whichever it wants: none of them gives a page more than any other client has.
+            # Any header it asks for: none gives a page more than other clients have.
             (
                 "access-control-allow-headers",
                 headers.get("access-control-request-headers", "authorization, content-type"),

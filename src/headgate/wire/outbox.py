@@ -1,8 +1,8 @@
-"""When is it written? Once the loop has looked at all that has come in, not in the middle of it.
+"""Delays writes until the loop has handled all that has come in.
 
-Each write wakes whoever reads it, on another core, which costs more than anything else that is done for a small
-message. Written one after the other, the first wakes them and the rest find them awake; and two events for the same
-client become one write. With only one thing to do there is nothing to wait for.
+Each write wakes its reader, on another core, which costs more than all the rest that is done for a small message.
+Written one after the other, the first write wakes the readers and the rest find them awake; and two events for the same
+client become one write. With only one write to do, nothing is waited for.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from typing import Protocol
 
 
 class Corked(Protocol):
-    """Somebody with something to write."""
+    """An object with data to write."""
 
     def flush(self) -> None:
-        """Write it. Raises nothing."""
+        """Writes the data. Raises nothing."""
 
 
 class Outbox:

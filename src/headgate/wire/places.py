@@ -1,7 +1,7 @@
-"""Decides who holds what of the server that all clients share: places for connections, and memory for what they send.
+"""Shares out what all clients of the server share: places for connections, and memory for what they send.
 
-A place is taken from a connection on which nothing is being answered; memory from the client that has taken longest.
-So neither can be kept by clients that ask for nothing.
+A place is taken from a connection on which nothing is being answered; memory from the client that has taken longest. So
+clients that ask for nothing can keep neither.
 """
 
 import asyncio
@@ -10,31 +10,33 @@ from math import inf
 from typing import Final, Protocol
 
 AFTER_IDLE: Final = 1e12
-"""Added to the time since when a connection that is not idle is spare: it makes way after all that are idle."""
+"""Added to `spare_since` of a connection that is not idle: it makes way after all that are idle."""
 _LOOK_S_EACH: Final = 5e-6
-"""Looking for spare connections takes about a tenth of this for each: at most a tenth of the time is spent on it."""
+"""Seconds between searches per connection. A search takes about a tenth of this: at most a tenth of the time goes
+there."""
 _FOUND_AT_ONCE: Final = 1024
 
 
 class Occupant(Protocol):
-    """A connection, whatever is spoken on it."""
+    """A connection, whatever protocol it speaks."""
 
     @property
     def transport(self) -> asyncio.Transport: ...
 
     @property
     def busy(self) -> bool:
-        """Something is being answered."""
+        """Whether a request is being answered."""
 
     def drain(self) -> None:
-        """Leave as soon as nothing is under way."""
+        """Leaves as soon as nothing is under way."""
 
     @property
     def spare_since(self) -> float:
-        """The least makes way first; inf: something is being answered."""
+        """The connection with the lowest value makes way first; inf: it makes no way, such as while a request is being
+        answered."""
 
     def make_way(self) -> None:
-        """Leave now, without an answer that is not complete."""
+        """Leaves now; an answer that is not complete is not awaited."""
 
 
 class Places:
@@ -69,15 +71,15 @@ def _since(entry: tuple[Occupant, float]) -> float:
 
 
 class UnhandledConnection(Protocol):
-    """A connection that has received something which no handler has seen yet."""
+    """A connection with received bytes that no handler has seen yet."""
 
     def shed(self) -> None:
-        """Let go of it, and say so to the client. Raises nothing."""
+        """Drops those bytes, and tells the client. Raises nothing."""
 
 
 class Inbox:
     """Counts the bytes of bodies, messages and pipelined requests that are not handed over yet, all clients together.
-    Past the bound, the sender that has taken longest loses its bytes: one that sends at an ordinary pace is done
+    Past the bound, the sender that has taken longest loses its bytes: a client that sends at an ordinary pace is done
     before its turn comes."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -86,7 +88,7 @@ class Inbox:
         self.total = 0
 
     def note(self, sender: UnhandledConnection, size: int) -> None:
-        """From now on `sender` holds `size` bytes. It may be the one that loses them."""
+        """Sets the bytes that `sender` holds from now on. The sender itself may be the one that loses them."""
         held = self._by_sender
         self.total += size - held.get(sender, 0)
         if size > 0:

@@ -1,7 +1,7 @@
-"""One client's connection: who is answered next, when is it too late, when does it end?
+"""Handles one client's connection: the order of answers, its timeouts, and its end.
 
-Requests are answered one at a time, in order. While one is being answered, what else arrives is held
-unparsed, but the socket is still read: that is how the client's leaving is noticed at once.
+Requests are answered one at a time, in order. While one is being answered, further input is held unparsed, but the
+socket is still read: so the client's leaving is noticed at once.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 ANSWERING: Final = "answering"
 CLOSING: Final = "closing"
 PARTING_S: Final = 0.5
-"""How long a connection is still read after our last byte, while the server drains: what its client had sent before it
-saw the end must not be met with a reset, which could overtake the answer before."""
+"""Seconds for which a connection is still read after our last byte, while the server drains: what its client had sent
+before it saw the end must not be met with a reset, which could overtake the answer before."""
 STALLED: Final = "stalled"
-"""Answers wait to be read: until they are, nothing more is read of the client either, or they would pile up."""
+"""Answers wait to be read: until they are, nothing more is read from the client either, or they would pile up."""
 _TOLD: dict[int, Headers] = {415: (("accept-encoding", "identity"),), 503: (("retry-after", "1"),)}
-"""Headers that say what to do, by status."""
+"""Headers that tell the client what to do, by status."""
 
 
 class ServerProtocol(asyncio.Protocol):
@@ -65,38 +65,38 @@ class ServerProtocol(asyncio.Protocol):
         self._server = server
         self._opening = opening
         self._extra = False
-        """It has no place: it is told so, unless it is a health check."""
+        """It has no place: it is answered 503, unless it asks for a health check."""
         self._noted = False
-        """The server's inbox counts something of it."""
+        """Whether the server's inbox counts bytes of it."""
         self._current: Exchange | None = None
         self._answers = 0
-        """Since the server began to drain."""
+        """Requests handed over since the server began to drain."""
         self._said: list[bytes] = []
-        """To be written when the loop has looked at all that has come in."""
+        """Data to write when the loop has handled all that has come in."""
         self._said_bytes = 0
         self._held = bytearray()
         self._held_at = 0.0
         self._pumping = False
         self._later = False
-        """The next request that is in hand has its turn when the loop has looked at others."""
+        """The next request in hand has its turn when the loop has looked at other connections."""
         self._eof = False
-        """The client sends no more, and is still answered what it asked."""
+        """The client sends no more, and still gets its answers."""
         self._reading = True
         self._timed: str = ANSWERING
         """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
         self._deadline = math.inf
         self._since = 0.0
-        """When the deadline was set."""
+        """When the deadline was set, on the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._unread = False
-        """Whether the client may still be sending something that nobody will look at."""
+        """Whether the client may still be sending input that will be ignored."""
         self.writable = True
 
     @property
     def draining(self) -> bool:
-        """Whether the answer that is given now is the last one here. Requests that are in hand already are answered
-        first, as many as could be pipelined at once."""
+        """Whether the current answer is the last one here. Requests in hand are answered first, as many as could be
+        pipelined at once."""
         if not self._server.draining:
             return False
         reader = self._reader
@@ -135,9 +135,9 @@ class ServerProtocol(asyncio.Protocol):
         self._pump()
 
     def eof_received(self) -> bool:
-        """Whether the connection stays open."""
-        # Clients that shut down only their sending side and still wait are rare; those that closed while
-        # we compute an answer are not, and close() would first wait for them to read what is unsent.
+        """Returns whether the connection stays open."""
+        # Clients that shut down only their sending side and still wait are rare; clients that closed while we compute
+        # an answer are not, and close() would first wait for them to read what is unsent.
         if self._current is not None:
             self.transport.abort()
         elif self._later and self.transport.can_write_eof():
@@ -152,7 +152,7 @@ class ServerProtocol(asyncio.Protocol):
         self._held.clear()
         self._note(0)
         self._reader.close()
-        del self._reader  # it refers to us: only the garbage collector could free the two
+        del self._reader  # it refers to this object: only the garbage collector could free the two
         self._server.forget(self)
         exchange, self._current = self._current, None
         if exchange is not None:
@@ -180,7 +180,7 @@ class ServerProtocol(asyncio.Protocol):
         self._said.append(data)
         self._said_bytes += len(data)
         if self._said_bytes > self._server.limits.write_high_water:
-            self.flush()  # so much is not held back: only the transport knows whether the client keeps up
+            self.flush()  # too large to hold back: only the transport knows whether the client keeps up
         elif len(self._said) == 1:
             self._server.outbox.add(self)
 
@@ -197,7 +197,7 @@ class ServerProtocol(asyncio.Protocol):
         if not keep_alive:
             self._close()
         elif not self._pumping:
-            self._pump()  # also while draining: its client has not been told, so it may ask once more
+            self._pump()  # also while draining: its client has not been told, so it may send one more request
 
     def switch(self, head: bytes, successor: Successor) -> bool:
         reader, server = self._reader, self._server
@@ -219,10 +219,10 @@ class ServerProtocol(asyncio.Protocol):
         return True
 
     def drain(self) -> None:
-        """Leave as soon as no request is under way, nor on its way as far as can be known."""
+        """Leaves as soon as no request is under way, nor on its way as far as can be known."""
         if self._timed is not IDLE:
             return
-        # Since when nothing is asked; one on which nothing was asked yet is about to be.
+        # Since when no request has come; on a new connection the first one is about to come.
         quiet_s = self._server.loop.time() - self._since
         if self._has_unread():
             quiet_s = 0.0
@@ -232,7 +232,7 @@ class ServerProtocol(asyncio.Protocol):
             self._close()
 
     def make_way(self) -> None:
-        """For a newcomer, which has its place at once."""
+        """Leaves for a newcomer, which has the place at once."""
         if self._timed is HEADERS or self._timed is BODY:
             self._refuse(503, self._full())
             self.transport.close()
@@ -241,7 +241,7 @@ class ServerProtocol(asyncio.Protocol):
             self.transport.abort()
 
     def shed(self) -> None:
-        """For the inbox: what is here of a request that is not complete takes memory that others need."""
+        """Called by the inbox: the bytes of an incomplete request take memory that other clients need."""
         if self._current is not None or self._later:
             self._overrun(self._current)
         else:
@@ -252,7 +252,7 @@ class ServerProtocol(asyncio.Protocol):
         return f"too many connections (limits.connections is {self._server.limits.max_connections}): try again"
 
     def _has_unread(self) -> bool:
-        """Whether something has come that the loop has not looked at yet."""
+        """Whether the socket has input that the loop has not read yet."""
         waiting = bytearray(4)
         try:
             ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, waiting)
@@ -263,8 +263,8 @@ class ServerProtocol(asyncio.Protocol):
     # -- one request after the other ---------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Hand over all that has been read, as far as it is answered at once; then wait for more. Between one and the
-        next the loop looks at others: each may take milliseconds."""
+        """Hands over all requests that have been read, as far as each is answered at once; then waits for more. Between
+        two requests the loop looks at other connections: each request may take milliseconds."""
         reader = self._reader
         self._pumping = True
         while self._current is None and self._timed is not CLOSING:
@@ -342,7 +342,8 @@ class ServerProtocol(asyncio.Protocol):
             self._note(len(self._held))
 
     def _overrun(self, exchange: Exchange | None) -> None:
-        """Too much has come behind the request that is being answered, if one is: none of it will be."""
+        """Drops what has come behind the current request, if there is one, because it is too much: none of it will be
+        answered."""
         self._held.clear()
         self._note(0)
         self._unread = True
@@ -371,7 +372,7 @@ class ServerProtocol(asyncio.Protocol):
             self._note(reader.received if phase is BODY else 0)
 
     def _may_send(self, exchange: Exchange) -> bool:
-        """Whether its body is read: what is refused whatever the body says is refused before."""
+        """Whether its body is read: a request that is refused whatever its body says is refused before that."""
         if self._extra and not self._may_stay(exchange):
             return False
         keep_alive = exchange.keep_alive
@@ -411,12 +412,12 @@ class ServerProtocol(asyncio.Protocol):
     # -- the end -----------------------------------------------------------------------------------
 
     def _refuse(self, status: int, message: str, code: str | None = None) -> None:
-        """Answer what is not a request."""
+        """Answers input that is not a request."""
         self._unread = True
         exchange = Exchange(self, self._server.clock())
         exchange.request_id = self._server.new_id()
         reader = self._reader
-        if reader.phase is not IDLE:  # whose page may read what is said here, as far as its headers have come
+        if reader.phase is not IDLE:  # the headers that have come say which page may read this answer
             exchange.path, exchange.headers = reader.path, reader.exchange.headers
             self._server.greet(exchange)
         self._server.refused(status, exchange.path)
@@ -430,8 +431,8 @@ class ServerProtocol(asyncio.Protocol):
         self._note(0)
         limits = self._server.limits
         if self._unread or (self._server.draining and self.transport.can_write_eof()):
-            # Closing with input unread sends a reset, which can overtake the answer: say that we are
-            # done, and let the client finish talking.
+            # Closing with input unread sends a reset, which can overtake the answer: signal that we are done, and let
+            # the client finish sending.
             self._read_on()
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -442,15 +443,15 @@ class ServerProtocol(asyncio.Protocol):
             self._expire_in(limits.flush_timeout_s)
 
     def _parting_s(self) -> float:
-        """An answer that the client has not read yet is still written."""
+        """Seconds to wait at the end: longer while the client has not read an answer, which is still written."""
         unsent = self.transport.get_write_buffer_size() > 0
         return self._server.limits.flush_timeout_s if unsent else PARTING_S
 
     # -- one timer ---------------------------------------------------------------------------------
 
     def _expire_in(self, seconds: float) -> None:
-        """Setting a later deadline only notes it; the timer looks again when it goes off. A busy
-        connection so touches the loop's timers once in an idle timeout, not twice a request."""
+        """Sets the deadline. A later deadline is only noted; the timer looks again when it goes off. So a busy
+        connection touches the loop's timers once in an idle timeout, not twice a request."""
         self._since = self._server.loop.time()
         self._deadline = self._since + seconds
         if self._deadline < self._timer_at:

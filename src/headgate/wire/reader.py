@@ -1,9 +1,9 @@
-"""Which requests are in these bytes?
+"""Reads requests from bytes.
 
-Sans I/O: bytes in, complete exchanges (`ready`) or the reason to stop (`refusal`, `exhausted`) out.
-httptools is llhttp, which is strict about syntax; what it lets pass is refused here: headers without
-end, a missing or doubled Host, chunks on HTTP/1.0, encodings besides chunked. It can't be stopped
-within a read, so a read may make several exchanges ready.
+Sans I/O: bytes in, complete exchanges (`ready`) or the reason to stop (`refusal`, `exhausted`) out. httptools is
+llhttp, which is strict about syntax; what it lets pass is refused here: headers without end, a missing or doubled Host,
+chunks on HTTP/1.0, encodings besides chunked. It can't be stopped within a read, so a read may make several exchanges
+ready.
 """
 
 import re
@@ -25,7 +25,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Ids:
-    """For requests that come without one."""
+    """Makes ids for requests that come without one."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix + "-"
@@ -70,7 +70,8 @@ class RequestReader:
     )
 
     exchange: Exchange
-    """What is being read, from its first byte to its last: kept any longer, an idle connection would keep its body."""
+    """The request being read, from its first byte to its last: kept any longer, an idle connection would keep its
+    body."""
 
     def __init__(self, connection: ExchangeConnection, limits: WireLimits, new_id: Callable[[], str]) -> None:
         self._connection = connection
@@ -82,13 +83,14 @@ class RequestReader:
         self._upgrade_framing: bytes | None = None
         self._piece = b""
         self._joined: bytearray | None = None
-        """All pieces of a body in more than one: objects for each would take twenty times a tiny chunk's size."""
+        """The pieces of a body that came in more than one; None: it has not. Separate objects would take twenty times a
+        tiny chunk's size."""
         self.received = 0
         """Bytes of its body so far."""
         self.phase: str = IDLE
         self.ready: deque[Exchange] = deque()
         self.refusal: Refusal | None = None
-        """To be answered after all that is ready; nothing more is read."""
+        """To be answered after all that is ready; nothing more is read. None: no refusal."""
         self.exhausted = False
         """Nothing more is read on this connection."""
         self.wants_continue = False
@@ -96,8 +98,8 @@ class RequestReader:
 
     def feed(self, data: bytes, read_at: float) -> None:
         self._read_at = read_at
-        # Bytes since the last header block or piece of body: whatever they are (a header, a trailer or a
-        # chunk extension without end), llhttp keeps swallowing them, in quadratic time if it is a value.
+        # Bytes since the last header block or piece of body: whatever they are (a header, a trailer or a chunk
+        # extension without end), llhttp keeps accepting them, in quadratic time if they are a value.
         self._unaccounted += len(data)
         try:
             self._parser.feed_data(data)
@@ -116,12 +118,13 @@ class RequestReader:
         return self.exchange.path or _split(self._url)[0]
 
     def let_go(self) -> None:
-        """Nothing more is read: what is here of a body need not be kept."""
+        """Drops what has arrived of a body, since nothing more is read."""
         self._piece = b""
         self._joined = None
 
     def close(self) -> None:
-        """The connection is gone. The parser refers to us: only the garbage collector could free the two."""
+        """Called when the connection is gone. The parser refers to this object: only the garbage collector could free
+        the two."""
         del self._parser
 
     # -- called by the parser ------------------------------------------------------------------------
@@ -150,7 +153,7 @@ class RequestReader:
         if self._header_bytes > self._limits.header_bytes:
             self._refuse(431, f"headers exceed {self._limits.header_bytes} bytes")
         if self.phase is BODY:
-            return  # a trailer: nothing in it may change a request whose headers have been judged
+            return  # a trailer: it must not change a request whose headers have been judged
         headers = self.exchange.headers
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
@@ -222,7 +225,7 @@ class RequestReader:
     # --------------------------------------------------------------------------------------------------
 
     def _judge_version(self, version: str, headers: dict[str, str]) -> bool:
-        """Whether it is HTTP/1.0."""
+        """Whether the version is HTTP/1.0. Refuses any other but HTTP/1.1."""
         if version == "1.1":
             if "host" not in headers:
                 self._refuse(400, "no Host header")
@@ -243,9 +246,9 @@ class RequestReader:
         raise _StopParsing
 
     def _pass_over_upgrade(self, rest: bytes, read_at: float) -> None:
-        """We upgrade nothing, which is allowed, and answer as usual. But llhttp has left off after the
-        headers, and would take the request's own body for the next request: a second parser reads the body
-        (Java's HttpClient offers h2c with every first POST)."""
+        """Answers a request for an upgrade as usual: we upgrade nothing, which is allowed. But llhttp has stopped after
+        the headers, and would take the request's own body for the next request: a second parser reads the body (Java's
+        HttpClient offers h2c with every first POST)."""
         if self._upgrade_framing is not None:
             head = b"POST / HTTP/1.1\r\n%b\r\n\r\n" % self._upgrade_framing
             self._upgrade_framing = None

@@ -1,4 +1,4 @@
-"""Which handler answers this path?"""
+"""Finds the handler for a method and path."""
 
 from collections.abc import Mapping
 
@@ -6,15 +6,15 @@ from headgate.wire.errors import Headers, refusal_body
 from headgate.wire.exchange import Exchange, Handler
 
 Routes = Mapping[tuple[str, str], Handler]
-"""(method, path) → handler. A path ending in `/*` takes all that is below; a GET route answers HEAD as well."""
+"""(method, path) → handler. A path ending in `/*` takes everything below; a GET route answers HEAD as well."""
 
 
 class Router:
-    """Itself a Handler."""
+    """A Handler that calls the route's own."""
 
     def __init__(self, routes: Routes) -> None:
         self.table: list[tuple[str, str]] = list(routes)
-        """What there is, for whoever describes it."""
+        """All routes, for the description of the API."""
         self._routes = dict(routes)
         self._allowed: dict[str, list[str]] = {}
         for method, path in routes:
@@ -34,7 +34,7 @@ class Router:
             handler(exchange)
 
     def expects(self, exchange: Exchange) -> bool:
-        """Whether a handler takes it, as far as its headers tell; else it has been answered."""
+        """Whether a handler takes the request, as far as its headers tell; otherwise it has been answered."""
         if (exchange.method, exchange.path) not in self._routes and self._by_folder(exchange) is None:
             self._refuse(exchange)
         elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
@@ -55,7 +55,7 @@ class Router:
 
 
 def _folder(path: str, known: Mapping[str, object]) -> str | None:
-    """The deepest route of the form `/x/*` that it is below."""
+    """The deepest route of the form `/x/*` that the path is below; None: there is none."""
     folder = path
     while folder:
         folder, _, last = folder.rpartition("/")
@@ -69,7 +69,7 @@ def _respond(exchange: Exchange, status: int, message: str, headers: Headers = (
 
 
 def _is_json(content_type: str | None) -> bool:
-    # None: curl-like clients of local tools often say nothing, and the body is parsed strictly anyway.
+    # None: clients of local tools, such as curl, often send no type, and the body is parsed strictly anyway.
     if content_type is None or content_type == "application/json":
         return True
     return content_type.partition(";")[0].strip().lower() == "application/json"

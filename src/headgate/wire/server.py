@@ -1,4 +1,4 @@
-"""Who may connect, and how does it end? The listening side of HTTP/1.1."""
+"""Listens for HTTP/1.1 connections, and ends them in order."""
 
 import asyncio
 import contextlib
@@ -27,16 +27,16 @@ __all__ = ["Exchange", "Handler", "HttpServer", "ServerProtocol", "WireLimits"]
 _BACKLOG = 4096
 """A burst must wait in the kernel, not have its SYNs dropped: a retried SYN is a second late."""
 _QUEUES = 4 if sys.platform == "linux" else 1
-"""Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one port have one each, and share
-what comes. Elsewhere only one of them would get it all."""
+"""Listening sockets per port. Linux bounds a backlog to net.core.somaxconn, by default 4 096; several sockets of one
+port have a backlog each, and share the connections. Elsewhere only one of them would get all connections."""
 
 
 _LOOK_S = 0.01
 _LOOKS = 50
-"""How often, and how many times, it is looked for connections that wait to be accepted."""
+"""Seconds between looks for connections that wait to be accepted, and the number of looks."""
 _SO_ATTACH_FILTER = 26
 _NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF))
-"""A socket filter, in the kernel's classic BPF: load the TCP flags; is it a SYN? then drop it; else take it."""
+"""A socket filter, in the kernel's classic BPF: load the TCP flags; if it is a SYN, drop it; else take it."""
 
 
 class HttpServer:
@@ -92,9 +92,9 @@ class HttpServer:
         return sum(connection.busy for connection in self._state.connections)
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """The port listened on, for those who ask for port 0. Raises OSError where that is not possible."""
+        """Returns the port listened on, for callers that ask for port 0. Raises OSError where that is not possible."""
         self._tls = self._tls or tls is not None
-        # The first socket does not share its port while it is bound: a port that is taken is an error, as ever.
+        # The first socket does not share its port while it is bound: a port that is taken is an error, as usual.
         first = await self._listener(host, port, tls, reuse_port=False)
         for listener in first.sockets if _QUEUES > 1 else ():
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -106,8 +106,8 @@ class HttpServer:
         return int(first.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path, *, mode: int = 0o600, tls: ssl.SSLContext | None = None) -> None:
-        """A socket file that nobody serves any more is replaced; one that is served, or another kind of file, is an
-        OSError. `mode`: who may connect, by the file's permissions."""
+        """Listens on a Unix socket. A socket file that no process serves any more is replaced; one that is served, or
+        another kind of file, is an OSError. `mode`: the file's permissions, which say who may connect."""
         self._tls = self._tls or tls is not None
         listener = _bound_to(path, mode)
         try:
@@ -127,13 +127,13 @@ class HttpServer:
         self._paths.clear()
 
     def say_close(self) -> None:
-        """From now on every answer is the last of its connection, and says so. Who comes is still accepted, and idle
-        connections stay: a client that uses one gets its answer, and with it the news."""
+        """Makes every answer from now on the last of its connection, and lets it say so. New connections are still
+        accepted, and idle ones stay: a client that uses one gets its answer, and with it the news."""
         self._state.draining = True
 
     async def leave(self, grace_s: float) -> None:
-        """Accept nobody, close idle connections, and let everything that is asked on the others be answered, for at
-        most `grace_s`. Nobody is dropped."""
+        """Accepts no new connection, closes idle ones, and lets every request on the others be answered, for at most
+        `grace_s` seconds. Drops no client."""
         state = self._state
         state.draining = True
         if grace_s > 0 and self._listeners:
@@ -147,8 +147,8 @@ class HttpServer:
                 await self._until_empty()
 
     async def drain(self, grace_s: float) -> None:
-        """The same, and drop the rest. After it, no connection is left and every `on_gone` that was due has been
-        called."""
+        """The same, and then drops the rest. Afterwards no connection is left, and every `on_gone` that was due has
+        been called."""
         await self.leave(grace_s)
         state = self._state
         while state.connections:
@@ -165,8 +165,8 @@ class HttpServer:
             await state.empty.wait()
 
     async def _accept_the_last(self) -> None:
-        """A connection that the kernel has made, and that is not accepted when the listener closes, is reset. So no
-        more are made, and those that are there are accepted first."""
+        """Accepts the connections that the kernel has made already: when the listener closes, it would reset them. No
+        more are made meanwhile."""
         for path in self._paths:
             path.unlink(missing_ok=True)
         listening = [listener for server in self._listeners for listener in server.sockets]
@@ -176,7 +176,7 @@ class HttpServer:
             await asyncio.sleep(_LOOK_S)
             if not any(map(_unaccepted, listening)):
                 break
-        if self._tls:  # whose handshake is under way is nobody's connection yet
+        if self._tls:  # time for handshakes that are under way
             await asyncio.sleep(PARTING_S)
 
     async def _listener(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> asyncio.Server:
@@ -198,13 +198,13 @@ class HttpServer:
 
 
 def _make_no_more(listener: socket.socket) -> None:
-    """Of connections that are asked for from now on; the client asks again a second later, and is then refused."""
+    """Stops the kernel from making further connections; a client tries again a second later, and is then refused."""
     if sys.platform != "linux" or listener.family == socket.AF_UNIX:
         return
     code = b"".join(struct.pack("HBBI", *line) for line in _NO_SYN)
     kept = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HL", len(_NO_SYN), ctypes.addressof(kept))
-    with contextlib.suppress(OSError):  # where that is forbidden, a few may be reset
+    with contextlib.suppress(OSError):  # where that is forbidden, a few connections may be reset
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
@@ -216,7 +216,7 @@ def _unaccepted(listener: socket.socket) -> int:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
     except OSError:
         return 0
-    return int(struct.unpack_from("I", info, 24)[0])  # tcpi_unacked: of a listener, its backlog
+    return int(struct.unpack_from("I", info, 24)[0])  # tcpi_unacked: for a listener, its backlog
 
 
 def _bound_to(path: Path, mode: int) -> socket.socket:
@@ -226,7 +226,7 @@ def _bound_to(path: Path, mode: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
-        path.chmod(mode)  # nobody can connect before it listens
+        path.chmod(mode)  # no client can connect before it listens
     except BaseException:
         listener.close()
         raise

@@ -1,4 +1,4 @@
-"""What the connections of a server share: limits, places, memory, and whether the server is leaving."""
+"""Holds what the connections of a server share: limits, places, memory, and whether the server is leaving."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from headgate.wire.places import Inbox, Occupant, Places
 
 
 def _not_counted(status: int, path: str) -> None:
-    """Of a server whose refusals nobody counts."""
+    """Does nothing: the default of `refused`."""
 
 
 def _let_pass(exchange: object) -> None:
-    """The judge of a server that asks for no key."""
+    """Does nothing: the default judge and greeting."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """Only the server writes `draining` and `leaving`."""
+    """Shared by all connections. Only the server writes `draining` and `leaving`."""
 
     handler: Handler
     clock: Clock
@@ -32,27 +32,27 @@ class ServerState:
     """Sees a request whose headers are complete and whose body is not. What it answers (or raises) is the answer; the
     body is then not read."""
     greet: Handler = _let_pass
-    """Sees a request whose headers are complete and which is refused unseen. It answers nothing: what it adds to the
-    answer's headers is for the browser."""
+    """Sees a request whose headers are complete and which is refused before its handler. It answers nothing, and only
+    adds headers to the answer, for the browser."""
     refused: Callable[[int, str], None] = _not_counted
     """Hears the status of each refusal that no handler sees, and the path, empty where that is not known."""
     always: frozenset[str] = frozenset()
-    """Paths that are answered where every place is taken: health checks."""
+    """Paths that are answered even where every place is taken: health checks."""
     connections: set[Occupant] = field(default_factory=set)
     extras: dict[Occupant, None] = field(default_factory=dict)
-    """Those of them that have no place, oldest first."""
+    """The connections among them that have no place, oldest first."""
     places: Places = field(default_factory=Places)
     inbox: Inbox = field(default_factory=lambda: Inbox(WireLimits().bodies_bytes))
     draining: bool = False
     """Every answer is the last of its connection, and says so."""
     leaving: bool = False
-    """Nobody is accepted any more: a connection on which nothing is asked is closed."""
+    """No connection is accepted any more, and a connection without a request is closed."""
     outbox: Outbox = field(default_factory=Outbox)
     empty: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the last connection of a server that is leaving is gone."""
 
     def seat(self, newcomer: Occupant) -> bool:
-        """Whether it got a place. Else it is an extra connection, to be told so."""
+        """Adds a connection; returns whether it got a place. Otherwise it is an extra connection, to be told so."""
         placed = len(self.connections) - len(self.extras) < self.limits.max_connections
         if not placed:
             left = self.places.vacate(self.connections, self.loop.time())
@@ -68,7 +68,7 @@ class ServerState:
         return placed
 
     def succeed(self, predecessor: Occupant, successor: Occupant) -> bool:
-        """The same connection is spoken on in another way. Whether it has a place."""
+        """Replaces the object that speaks on a connection. Returns whether the connection has a place."""
         self.connections.discard(predecessor)
         self.connections.add(successor)
         if predecessor not in self.extras:

@@ -1,8 +1,8 @@
-"""A connection that has become a WebSocket (RFC 6455): which messages come in, when is it pinged, how does it end?
+"""Handles a connection that has become a WebSocket (RFC 6455): its messages, its pings, and its end.
 
-The rules of frames are websockets' own sans-I/O protocol's: masks, control frames, fragments, close codes 1002 and
-1009. What it lets pass is refused here: text that is not UTF-8, binary messages, floods of tiny frames, messages
-without end. What goes out is framed in message.py.
+The rules of frames are those of websockets' own sans-I/O protocol: masks, control frames, fragments, close codes 1002
+and 1009. What it lets pass is refused here: text that is not UTF-8, binary messages, floods of tiny frames, messages
+without end. Outgoing messages are framed in message.py.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from headgate.wire.state import ServerState
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.frames")
-_quiet.setLevel(logging.WARNING)  # it would note the end of every connection
+_quiet.setLevel(logging.WARNING)  # it would log the end of every connection
 
 _SLICE: Final = 4096
 _FRAMES_A_READ: Final = 4096
-"""More frames in one read are nothing a client has to say: each costs us as much as its bytes would in a long one."""
+"""Maximum frames in one read. No client needs more: each costs us as much as its bytes would in a long one."""
 _FRAMES_A_TURN: Final = 16
-"""Then the others have their turn: a frame takes 20 µs, and a read may bring a thousand."""
+"""Frames after which other connections have their turn: a frame takes 20 µs, and a read may bring a thousand."""
 
 
 class UpgradeRefusal(NamedTuple):
@@ -61,7 +61,7 @@ def refusal(exchange: Exchange) -> UpgradeRefusal | None:
 
 
 def accept_head(exchange: Exchange, subprotocol: str | None) -> bytes:
-    """The answer to a request that is not refused."""
+    """The head of the answer that opens the WebSocket."""
     accepted = accept_key(exchange.headers["sec-websocket-key"])
     head = "HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
     head += f"sec-websocket-accept: {accepted}\r\n"
@@ -75,17 +75,17 @@ def _says(headers: dict[str, str], name: str, token: str) -> bool:
 
 
 class Talk(Protocol):
-    """Who is spoken to."""
+    """The handler of a WebSocket's messages."""
 
     busy: bool
-    """Something is being answered."""
+    """Whether a message is being answered."""
     waiting_bytes: int
-    """Messages that wait for their turn."""
+    """Bytes of messages that wait for their turn."""
 
     def on_open(self, socket: "WebSocket", server: ServerState) -> None: ...
 
     def on_message(self, data: bytes) -> None:
-        """Some UTF-8."""
+        """`data` is valid UTF-8."""
 
     def on_answered(self, keep_alive: bool) -> None:
         """An exchange on this socket has written its last byte."""
@@ -93,11 +93,11 @@ class Talk(Protocol):
     def on_writable(self) -> None: ...
 
     def on_lost(self) -> None:
-        """The client has left, or can't be talked to any more. Called once."""
+        """The client has left, or can't be reached any more. Called once."""
 
 
 class WebSocket(asyncio.Protocol):
-    """The connection of MessageExchanges. Made before the connection is; `take_over` gives it one."""
+    """The connection of MessageExchanges. Made before the connection exists; `take_over` gives it one."""
 
     __slots__ = (
         "_asked_at",
@@ -129,20 +129,20 @@ class WebSocket(asyncio.Protocol):
         self._talk = talk
         self._message = bytearray()
         self._open_message = False
-        """The fragments so far, if there are some."""
+        """Whether `_message` holds fragments of a message that is not complete."""
         self._begun_at = math.inf
-        """When the first byte was read of a message that is not complete."""
+        """When the first byte of an incomplete message was read, on the loop's clock; inf: there is none."""
         self._heard_at = 0.0
         self._asked_at = 0.0
-        """When the last message came; until there was one, when it was opened."""
+        """When the last message came, on the loop's clock; before the first, when the WebSocket was opened."""
         self._pinged_at = math.inf
         self._said: list[bytes] = []
         self._said_bytes = 0
         self._noted = False
-        """The server's inbox counts something of it."""
+        """Whether the server's inbox counts bytes of it."""
         self._timer: asyncio.TimerHandle | None = None
         self._unread = b""
-        """What has been read from the socket and was not looked at: reading waits for it."""
+        """Bytes read from the socket and not handled yet: reading waits for them."""
         self._frames_read = 0
         """Frames since the last read from the socket."""
         self._leaving = False
@@ -151,7 +151,7 @@ class WebSocket(asyncio.Protocol):
         self.writable = True
 
     def take_over(self, server: ServerState, transport: asyncio.Transport, writable: bool) -> None:
-        """For the connection: from here on it is ours."""
+        """Called by the HTTP connection: from here on this object owns the transport."""
         self._server = server
         self.transport = transport
         self.writable = writable
@@ -180,7 +180,7 @@ class WebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._frames_read = 0
-        if self._unread:  # it was on its way when reading was stopped
+        if self._unread:  # it was on its way when reading was paused
             self._unread += data
         else:
             self._read(data)
@@ -217,7 +217,7 @@ class WebSocket(asyncio.Protocol):
                 self.fail(CloseCode.POLICY_VIOLATION, "too many small frames")
             if frames.eof_sent:
                 self._let_go()
-                return  # what else it says is nobody's concern
+                return  # what else it sends is ignored
         unfinished = len(self._message) + len(frames.reader.buffer) + len(self._unread)
         if not self._open_message and not unfinished:
             self._begun_at = math.inf
@@ -252,7 +252,7 @@ class WebSocket(asyncio.Protocol):
     # -- called by exchanges, their talk and the server --------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Frames."""
+        """`data`: frames."""
         if self._frames.state is State.OPEN:
             self._say(data)
 
@@ -262,7 +262,7 @@ class WebSocket(asyncio.Protocol):
             self._note(len(self._message) + len(self._frames.reader.buffer) + self._talk.waiting_bytes)
 
     def drain(self) -> None:
-        """Leave as soon as nothing is being answered."""
+        """Leaves as soon as nothing is being answered."""
         self._leaving = True
         if not self._talk.busy and not self._open_message:
             self.close(CloseCode.GOING_AWAY, "the server is shutting down")
@@ -274,18 +274,18 @@ class WebSocket(asyncio.Protocol):
         self._server.loop.call_later(PARTING_S, self.transport.abort)
 
     def shed(self) -> None:
-        """For the inbox: messages that wait, or are not complete, take memory that others need."""
+        """Called by the inbox: messages that wait, or are not complete, take memory that other clients need."""
         self._let_go()
         self.fail(CloseCode.TRY_AGAIN_LATER, "messages that arrive slowly, or wait, take too much memory")
 
     def close(self, code: int, reason: str) -> None:
-        """Regularly: the client may answer."""
+        """Closes regularly: the client may answer."""
         if self._frames.state is State.OPEN:
             self._frames.send_close(code, reason)
             self._write_control()
 
     def fail(self, code: int, reason: str) -> None:
-        """Whatever else it sends, it is not read."""
+        """Closes at once: further input is not read."""
         if not self._frames.eof_sent:
             self._frames.fail(code, reason)
             self._write_control()
@@ -301,7 +301,7 @@ class WebSocket(asyncio.Protocol):
     # -- frames ------------------------------------------------------------------------------------
 
     def _take(self, frame: Frame) -> bool:
-        """Whether it was the last of a message."""
+        """Returns whether the frame completed a message."""
         if frame.opcode is Opcode.BINARY:
             self.fail(CloseCode.UNSUPPORTED_DATA, "messages are text")
         if frame.opcode not in (Opcode.TEXT, Opcode.CONT) or self._frames.state is not State.OPEN:
@@ -329,7 +329,7 @@ class WebSocket(asyncio.Protocol):
         return True
 
     def _write_control(self) -> None:
-        """Write what the rules of frames ask for, and go where they lead: pongs, pings, close."""
+        """Writes what the rules of frames ask for (pongs, pings, close), and follows the state they lead to."""
         frames = self._frames
         writes = frames.data_to_send()
         # A client that reads nothing gets no pongs: it could make us keep any number of them.
@@ -339,7 +339,7 @@ class WebSocket(asyncio.Protocol):
                     self._say(data)
         if frames.state is State.OPEN or self._flushing:
             return
-        if not frames.eof_sent:  # we want to leave, and have said so: a client that is there says so too
+        if not frames.eof_sent:  # we have announced that we leave: a client that is there answers
             self._look_in(self._server.limits.linger_s)
             return
         self._flushing = True
@@ -349,7 +349,7 @@ class WebSocket(asyncio.Protocol):
             self.transport.close()
             self._look_in(self._server.limits.flush_timeout_s)
         else:
-            # Closing with input unread sends a reset, which can overtake what we say: let the client finish talking.
+            # Closing with input unread sends a reset, which can overtake our data: let the client finish sending.
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self._look_in(self._server.limits.linger_s)
@@ -358,7 +358,7 @@ class WebSocket(asyncio.Protocol):
         self._said.append(data)
         self._said_bytes += len(data)
         if self._said_bytes > self._server.limits.write_high_water:
-            self.flush()  # so much is not held back: only the transport knows whether the client keeps up
+            self.flush()  # too large to hold back: only the transport knows whether the client keeps up
         elif len(self._said) == 1:
             self._server.outbox.add(self)
 

@@ -1,13 +1,13 @@
-"""Is this body the JSON it claims to be, and the same JSON to every parser?
+"""Parses a body as JSON, and accepts only JSON that every parser reads the same way.
 
-Strict where parsers differ (duplicate keys, NaN, lone surrogates, huge numbers): whatever is behind us
-may read the same bytes another way.
+Strict where parsers differ (duplicate keys, NaN, lone surrogates, huge numbers): the server behind us may read the same
+bytes another way.
 
-Long ones are counted first (long_json.py). Most short ones are in the one form that leaves no doubt (canonical.py). For
-all else up to SEARCHED_BYTES there is the standard library's parser, because only it can show us duplicate keys and
-where they are: 7 µs for a chat request of 310 bytes. It calls us for each object and number, and searches what is
-flawed once more: 17 ms for 60 kB of small objects. What is between the two is therefore read as long ones are, and its
-keys are counted without a look at each object: at most 5 ms.
+Long bodies are counted first (long_json.py). Most short ones are in the one form that leaves no doubt (canonical.py).
+All others up to SEARCHED_BYTES go to the standard library's parser, because only it shows duplicate keys and where they
+are: 7 µs for a chat request of 310 bytes. That parser calls us for each object and number, and a flawed body is
+searched once more: 17 ms for 60 kB of small objects. Bodies between the two lengths are therefore read as long ones
+are, and their keys are counted without a look at each object: at most 5 ms.
 """
 
 import json
@@ -25,10 +25,10 @@ from headgate.wire.limits import WireLimits
 T = TypeVar("T")
 
 SEARCHED_BYTES: Final = 8 * 1024
-"""In a longer body a flaw's place is not searched for."""
+"""Length in bytes above which the place of a flaw in a body is not searched for."""
 _FLOAT_CHARS = 64
 _SEARCHED = 10_000
-"""Values looked at to find where a flaw is: naming the place is a courtesy, not worth stalling others."""
+"""Values looked at to find where a flaw is: naming the place is a courtesy, not worth stalling other requests."""
 
 _CONVERT_PATH = re.compile(r" - at `(\$[^`]*)`$")
 _TOP_FIELD = re.compile(r"\$\.([^.\[]+)")
@@ -37,12 +37,12 @@ _PLAIN_KEY = re.compile(r"\w{1,64}")
 
 
 class _Flaw(ValueError):
-    """Good syntax that we refuse. Raised at first; on the search it stands in the flawed value's place."""
+    """Valid syntax that we refuse. Raised by the first parser; on the search it stands in place of the flawed value."""
 
 
 def parse(body: bytes, limits: WireLimits) -> object:
-    """The value in `body`. Raises InvalidRequest and nothing else. A body longer than LONG_BYTES takes a while: that
-    is for a thread."""
+    """The value in `body`. Raises InvalidRequest and nothing else. A body longer than LONG_BYTES takes a while: parse
+    it in a thread."""
     if len(body) > LONG_BYTES:
         return parse_long(body, limits)
     value = canonical(body, limits.json_depth)
@@ -73,12 +73,12 @@ def parse_strictly(body: bytes, limits: WireLimits) -> object:
 
 
 def decode(body: bytes, type: type[T], limits: WireLimits) -> T:
-    """`body` as a Struct, or whatever else msgspec converts to."""
+    """`body` as a Struct, or any other type that msgspec converts to."""
     return convert(parse(body, limits), type)
 
 
 def convert(value: object, type: type[T]) -> T:
-    """What `parse` gave, as a Struct."""
+    """A value from `parse` as a Struct."""
     try:
         return msgspec.convert(value, type)
     except msgspec.ValidationError as error:
@@ -107,7 +107,7 @@ def _int(text: str) -> int:
 
 def _float(text: str) -> float:
     value = float(text) if len(text) <= _FLOAT_CHARS else float("inf")
-    if value - value != 0.0:  # of the floats, only inf and nan
+    if value - value != 0.0:  # true only of inf and nan
         raise _Flaw("number out of range")
     return value
 
@@ -117,7 +117,8 @@ def _constant(text: str) -> NoReturn:
 
 
 def _decode(text: str) -> object:
-    """As the decoder would, without its search for white space around a body that has none: a tenth of the time."""
+    """Decodes as the decoder would, without its search for white space around a body that has none: a tenth of the
+    time."""
     if text[:1] == "{" and text[-1:] == "}":
         value, end = _scan(text, 0)
         if end == len(text):
@@ -155,7 +156,7 @@ def _step(key: str | int) -> str:
 
 
 def _walk(value: object) -> list[tuple[object, Place]]:
-    """Values with their place, outermost first, until _SEARCHED are found."""
+    """Values with their places, outermost first, until _SEARCHED are found."""
     found: list[tuple[object, Place]] = [(value, ())]
     for node, place in found:
         if len(found) > _SEARCHED:
@@ -170,7 +171,7 @@ def _walk(value: object) -> list[tuple[object, Place]]:
 def _find_flaw(body: bytes, flaw: _Flaw) -> tuple[str, Place]:
     try:
         tree = _marking.decode(body.decode())
-    except (ValueError, RecursionError):  # further on it is malformed as well
+    except (ValueError, RecursionError):  # malformed further on as well
         return str(flaw), ()
     found = ((str(node), place) for node, place in _walk(tree) if isinstance(node, _Flaw))
     return next(found, (str(flaw), ()))
@@ -194,8 +195,8 @@ def _marked(hook: Callable[[str], object]) -> Callable[[str], object]:
         try:
             return hook(text)
         except _Flaw as flaw:
-            # Not the one that was raised: by its traceback it holds the frames that will hold it, and with them the
-            # whole body, until the garbage collector comes.
+            # Not the flaw that was raised: through its traceback it holds the frames that will hold it, and with them
+            # the whole body, until the garbage collector comes.
             return _Flaw(*flaw.args)
 
     return mark

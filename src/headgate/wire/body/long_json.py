@@ -1,9 +1,9 @@
-"""A long body as JSON: counted before it is parsed, and parsed so that no other request waits long.
+"""Parses a long body as JSON: counts it before parsing, so that no other request waits long.
 
 Parsing holds the interpreter's lock, in whichever thread: a megabyte of `[],` for 0.1 s, and as long again each time it
 is written or freed. So the body's bytes are counted first, a slice at a time with the lock free in between: how deep it
-nests, how many objects, arrays, fractions (which are slow to write) and other values it has. What passes is parsed in
-one call of a few milliseconds. Keys are counted too: where the parsed value has fewer, one was given twice.
+nests, and how many objects, arrays, fractions (which are slow to write) and other values it has. A body that passes is
+parsed in one call of a few milliseconds. Keys are counted too: where the parsed value has fewer, one was given twice.
 
 Not compiled, as compiled code would hold the lock from slice to slice.
 """
@@ -19,13 +19,14 @@ from headgate.wire.body.canonical import INT_DIGITS, too_deep
 from headgate.wire.limits import WireLimits
 
 LONG_BYTES: Final = 64 * 1024
-"""A longer body is read as is done here."""
+"""Length in bytes above which a body is read by this module."""
 SLICE: Final = 32 * 1024
 """Bytes counted at a time: at most 2 ms."""
 MOST_FIELDS: Final = 1000
-"""Of the body itself: all of them are looked at each time it is sent."""
+"""Maximum fields of the body itself: all of them are looked at each time it is sent."""
 HEAVY_BYTES: Final = 1024
-"""A longer field of a long body is written once, where the body is read, and kept only like that."""
+"""Length in bytes above which a field of a long body is serialized once, where the body is read, and kept only in that
+form."""
 _TWICE: Final = "duplicate key in the body: each may be given once"
 _SIGNED: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -56,8 +57,8 @@ def parse_long(body: bytes, limits: WireLimits) -> object:
 
 
 def parse_middling(body: bytes, limits: WireLimits) -> object:
-    """The same, for a body of at most LONG_BYTES: its bounds are not asked. Keys are counted where the value is written
-    again, which is faster than to look at each object."""
+    """The same, for a body of at most LONG_BYTES: its counts are not bounded. Keys are counted in the value written
+    again, which is faster than looking at each object."""
     if too_deep(body, limits.json_depth):
         raise InvalidRequest(f"body is nested deeper than {limits.json_depth}")
     outside = _outside(body)
@@ -78,20 +79,21 @@ def _value(body: bytes) -> object:
 
 
 def _outside(body: bytes) -> bytes:
-    """What is outside of strings."""
+    """The bytes outside of strings."""
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(body.split(b'"')[::2])
 
 
 def count(body: bytes, limits: WireLimits) -> JsonCounts:
-    """What is outside of strings. Raises InvalidRequest past a limit. Of what is no JSON it counts something."""
+    """Counts objects and keys outside of strings. Raises InvalidRequest past a limit. For a body that is not JSON the
+    counts mean nothing."""
     start = depth = objects = costly = keys = values = 0
     in_string, carried = 0, b""
     while start < len(body):
         piece = body[start : start + SLICE]
         if len(piece) == SLICE and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1]  # the last backslash belongs to what comes next
+            piece = piece[:-1]  # the last backslash belongs to the next slice
         start += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -126,7 +128,7 @@ def _refuse_long_integers(outside: bytes) -> None:
 
 
 def _keys(value: object, objects: int) -> int:
-    """Keys of all objects in it, of which there are as many as said."""
+    """Keys of all objects in the value, which has `objects` of them."""
     found = keys = 0
     waiting: list[object] = [value]
     while waiting and found < objects:
@@ -145,15 +147,15 @@ def _first_not_utf8(body: bytes) -> int:
         body.decode()
     except UnicodeDecodeError as error:
         return error.start
-    return 0  # not reached: it was found not to be
+    return 0  # not reached: the body is known not to be UTF-8
 
 
 # -- written again ------------------------------------------------------------------------------------------------
 
 
 def lightened(body: dict[str, Any]) -> dict[str, Any]:
-    """The same body with long fields as they are written: this need not be done where others wait, and a text takes up
-    to four times its size while it is parsed."""
+    """The same body with long fields serialized: so they need not be serialized where other requests wait, and a text
+    takes up to four times its size while it is parsed."""
     return {name: _light(value) for name, value in body.items()}
 
 
