@@ -141,8 +141,8 @@ def is_event(data: bytes) -> bool:
 
 
 def decode_event(data: bytes) -> Any:
-    """Decodes an event. Infinite numbers such as 1e999 are JSON, although msgspec refuses them: the client gets null, as
-    for everything that `mended` takes out. Raises msgspec.DecodeError or UnicodeDecodeError."""
+    """Decodes an event. Infinite numbers such as 1e999 are JSON, although msgspec refuses them: the client gets null,
+    as for everything that `mended` takes out. Raises msgspec.DecodeError or UnicodeDecodeError."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError):
