@@ -1,11 +1,12 @@
-"""The gateway's choices composed: events in, commands out, and one `wake_at`.
+"""Composes the gateway's choices: events in, commands out, and one `wake_at`.
 
-The backlog is held here, so that replicas' own queues stay near empty: each replica has so much room, and whoever finds
-none waits in its lane. Gateway and simulator drive this same object; single tokens pass it by.
+The backlog is held here, so that replicas' own queues stay near empty: each replica has a limited number of slots, and
+a request that finds none free waits in its lane. Gateway and simulator drive this same object; single tokens pass it
+by.
 
-An arrival is charged to its tenant's limits, queued in its lane, and sent at once if there is room. If not, and it is
-predicted to wait past its bound, it is refused on the spot; if it reaches the bound, then. Every request that arrives
-ends in exactly one Refuse or is reported by exactly one Ended.
+An arrival is charged to its tenant's limits, queued in its lane, and sent at once if there is a free slot. If not, and
+it is predicted to wait past its bound, it is refused at once; if it reaches the bound, it is refused then. Every
+request that arrives ends in exactly one Refuse or is reported by exactly one Ended.
 """
 
 import random
@@ -57,18 +58,18 @@ from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, RouteConfig,
 from headgate.policy.replicas.utilisation import Utilisation
 
 TOKEN_S: Final = 0.025
-"""Seconds per output token that a slot is taken to be held for, before any request has ended."""
+"""Seconds per output token for which a slot is assumed to be held, before any request has ended."""
 MOST_REFUSALS: Final = 32
-"""A request that was refused so often, by all that had room, is told so: what is in front of a replica may say that it
-is full whenever it breaks off, and this may be why."""
+"""Refusals by full replicas after which a request is refused for good and its client told so: a proxy in front of a
+replica may say that it is full whenever it breaks off, and this request may be why."""
 MOST_POOLS: Final = 64
-"""Names of models for which it is kept who waits, who runs and how long slots are held; more are kept only while they
-have requests."""
+"""Maximum models whose queues, running requests and slot times are kept; more are kept only while they have
+requests."""
 PINNED: Final = (
     "no replica of the version that was named is usable any more: come back, or ask without x-headgate-version"
 )
 STEADY_S: Final = 10.0
-"""A stream that a replica kept up for so long was no more than its victim: its attempts count anew."""
+"""Seconds of streaming after which a failure is taken to be the replica's: the request's attempts count anew."""
 
 
 class Dispatcher:
@@ -98,11 +99,11 @@ class Dispatcher:
         self.limits: RateLimiter = RateLimiter()
         self.retries = retries or RetryBudget()
         self.hedger = hedger
-        """None: nothing is sent twice."""
+        """None: no request is hedged."""
         self.passages: dict[str, Passage] = {}
         self.pools: dict[str | None, ModelQueue] = {}
         self.unfinished: list[Command] = []
-        """What the last event led to, so far."""
+        """Commands that the last event has led to so far."""
         self.wake_at = inf
         self._routing = routing
         self._rng = rng
@@ -111,16 +112,18 @@ class Dispatcher:
         self._prefills = Prefills()
         self._unheard = Unheard()
         self._versions: dict[str, dict[str, Passage]] = {}
-        """Those that another model may answer in place of their own, by that and by id."""
+        """Requests with a fallback model, or pinned to a version, by the model that they ask for and by id."""
         self.arrived_tokens = 0
-        """Prompt and expected output of all that was let in, for whoever has to know how much comes."""
+        """Prompt and expected output tokens of all admitted requests, from which the scaler computes the arrival
+        rate."""
         self.use = Utilisation(self.fleet, self.held_up)
 
     def on(self, event: Event, now: float) -> list[Command]:
-        """If it raises, what was decided until then is in `unfinished`: room has been taken for it."""
+        """Handles one event and returns the commands that follow. If it raises, the commands decided until then are in
+        `unfinished`: slots have been taken for them."""
         commands: list[Command] = []
         self.unfinished = commands
-        # Not a match: where this is compiled, its patterns look every field up by name.
+        # Not a match statement: where this is compiled, its patterns look every field up by name.
         if self._unheard.wake_at <= now:
             for passage in self._unheard.prefilled(now):
                 self._decodes(passage, True)
@@ -164,7 +167,7 @@ class Dispatcher:
         return sum(len(state.queue) for state in states) + self._set_aside.of(lane)
 
     def held_up(self) -> bool:
-        """Whether requests wait for replicas that are there, and not for a cap of their own lane or tenant."""
+        """Whether requests wait for usable replicas, and not for a cap of their own lane or tenant."""
         for pool in self.pools.values():
             for state in pool.lanes.values() if pool.waiting else ():
                 cap = state.lane.concurrency
@@ -177,8 +180,8 @@ class Dispatcher:
         return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
 
     def computed(self, request_id: str, now: float) -> int:
-        """Output tokens that its replica has probably made of each choice of a request of which nothing is heard before
-        its end: by the time that it has been there, and the replica's pace. 0: it is at none."""
+        """Output tokens that the replica has probably generated for each choice of an unstreamed request: the time
+        since the request was sent, at the replica's pace. 0: no replica has the request."""
         passage = self.passages.get(request_id)
         if passage is None or passage.load is None:
             return 0
@@ -194,7 +197,8 @@ class Dispatcher:
         routing: RouteConfig,
         expected: NamedTenants = NO_TENANTS,
     ) -> None:
-        """From now on. A lane that is no longer named stays for those who are in it; tiers are always the same two."""
+        """Applies a new config from now on. A lane that is no longer named stays for the requests in it; tiers are
+        always the same two."""
         if ALGORITHMS[routing.algorithm].order != self.fleet.order:
             raise ValueError(f"{routing.algorithm} needs another index than {self._routing.algorithm}: start again")
         self.lanes.update(lanes)
@@ -227,7 +231,7 @@ class Dispatcher:
         pool = state.pool
         pool.arrived(request, self._turns.expected, now)
         if not len(state.queue):
-            state.tally.served = max(state.tally.served, pool.turn)  # what it has not used is not saved up
+            state.tally.served = max(state.tally.served, pool.turn)  # what a lane has not used is not saved up
         if not pool.waiting and self._turns.may_go(state, request, now) and self._place(passage, state, now, commands):
             return
         if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
@@ -237,7 +241,7 @@ class Dispatcher:
             return
         passage.ahead = _ahead(state.queue)
         if len(state.queue) >= state.lane.queue_limit:
-            # Before anything else is done about it: in a flood this is what happens to most.
+            # Before any other work on the request: in a flood this is what happens to most.
             message = f"lane {state.lane.name!r} has {state.lane.queue_limit} waiting"
             displaced = state.queue.displaced_by(request.tenant)
             if displaced is None:
@@ -271,7 +275,7 @@ class Dispatcher:
     def _keep_waiting_or_refuse(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
         request, lane, queue = passage.request, state.lane, state.queue
         if not self.fleet.usable(request.model, request.lane):
-            # Nobody is there at all: waiting for somebody to come up is another matter than waiting for a turn.
+            # No replica is usable: waiting for one to start has another bound than waiting for a turn.
             if request.pinned:
                 self._refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
                 return
@@ -279,14 +283,15 @@ class Dispatcher:
         else:
             ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
             wait_s = state.drain.wait_s(ahead + 1, now)
-            # With nobody ahead it waits in any case: somebody must, or a rate once learned would never be unlearned.
-            # So does a tenant below its share: the next slot is its own, whatever the rate of those who have theirs.
+            # With no request ahead, this one waits in any case: one must, or a rate once learned would never be
+            # unlearned. So does a tenant below its share: the next slot is its own, whatever the rate of those at their
+            # share.
             if ahead and now + wait_s > request.wait_until and not self._turns.light(state, request):
                 message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {plain(lane.wait_bound_s, 6)} s"
                 self._refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
 
     def _wait_until(self, passage: Passage, moment: float, now: float) -> None:
-        """Let it wait at least so long; it is queued again, or for the first time."""
+        """Lets the request wait at least until `moment`; it is queued again, or for the first time."""
         state = passage.state
         self._dequeue(passage.request.id, state, now)
         if moment > passage.request.wait_until:
@@ -326,7 +331,7 @@ class Dispatcher:
                 self._end_hedge(passage, self.hedger, outcome, now)
             try:
                 self._watch(passage, load, event, now)
-            finally:  # whatever becomes of what it says of its replica, its room is free
+            finally:  # whatever the verdict on its replica, the request's slots are free
                 self._let_go(passage, load, usage, now)
         if load is None and passage.grant is not None:
             self._settle(passage, passage.grant, usage, now)
@@ -341,7 +346,7 @@ class Dispatcher:
             self._pump_all(now, commands)  # all: replicas that serve any model are shared between pools
 
     def _let_go(self, passage: Passage, load: Load, usage: tuple[int, int] | None, now: float) -> None:
-        """Of its room at a replica, and of what was reserved of its tenant's limits."""
+        """Releases the request's slots at its replica, and settles its tenant's limits."""
         self._release(passage, load, passage.state)
         passage.state.pool.ended(passage.request.tenant, now - passage.sent_at, now)
         if passage.grant is not None:
@@ -352,7 +357,7 @@ class Dispatcher:
         self.limits.settle(grant, prompt if usage is None else sum(usage), now)
 
     def _watch(self, passage: Passage, load: Load, event: Ended, now: float) -> None:
-        """What this passage says about its replica: its health, and how much it can take at once."""
+        """Tells what this request's end says about its replica: its health, and how much it can take at once."""
         replica_id, saw, usage = load.id, SAW[event.outcome], event.usage
         if saw is not Saw.SUCCESS:
             self.members.saw(replica_id, saw, now)
@@ -401,8 +406,8 @@ class Dispatcher:
         self._pump_all(now, commands)
 
     def _judge(self, passage: Passage, load: Load, sent_at: float, failed: AttemptFailed, now: float) -> None:
-        """What a failed attempt says of its replica: that it is full, that it is not there, or that it fails; or of the
-        request, which no longer counts there."""
+        """Judges a failed attempt, whose slots are released already: its replica is full, is not reachable, or fails;
+        or the request itself may be at fault."""
         passage.attempts += failed.twice
         if failed.refused or failed.unsent:
             passage.spared += 1
@@ -419,7 +424,7 @@ class Dispatcher:
             self.members.saw(load.id, SAW[failed.outcome], now)
 
     def _blame_suspects(self, passage: Passage, load: Load, now: float) -> None:
-        """It was no fault of the request: another replica has answered it."""
+        """Counts a failure for each suspect: another replica has answered the request, so it was not at fault."""
         for replica_id in passage.suspects:
             if replica_id != load.id:
                 self.members.saw(replica_id, Saw.FAILURE, now)
@@ -430,7 +435,7 @@ class Dispatcher:
     ) -> None:
         request, lane = passage.request, passage.state.lane
         if not failed.refused:
-            # One replica's death fails all it had at once: that much is always absorbed.
+            # One replica's death fails all of its requests at once: that many retries are always absorbed.
             gentle = passage.begun or failed.unsent
             again = self.retries.spend(now, in_flight, passage.attempts - passage.spared, gentle)
             if not again:
@@ -448,7 +453,8 @@ class Dispatcher:
                 message = f"{failed.message or 'it was refused'}; it was tried {passage.refusals} times"
                 self._refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
                 return
-        # Others have no room, or there is nobody else: it waits like everybody, also for those who failed it.
+        # Other replicas are full, or there are none: the request waits like any other, also for replicas that failed
+        # it.
         passage.tried = request.unfit
         gone = not self.fleet.usable(request.model, request.lane)
         if request.pinned and (gone or (failed.unsent and not elsewhere)):
@@ -456,8 +462,8 @@ class Dispatcher:
             return
         alone = passage.begun or gone
         patience_s = max(self._no_replica_wait_s, lane.wait_bound_s) if alone else lane.wait_bound_s
-        # What has begun is no new work that could be refused. The rest has waited since it came, but for the time that
-        # it was at replicas.
+        # A stream that has begun is no new work that could be refused. Any other request has waited since its arrival,
+        # except for the time that it was at replicas.
         since = passage.broke_at if passage.begun else request.arrived + passage.lost_s
         self._wait_until(passage, since + patience_s, now)
         if failed.refused:
@@ -465,7 +471,8 @@ class Dispatcher:
             self._set_aside.add(passage, now)
 
     def _release(self, passage: Passage, load: Load, state: LaneQueue) -> int:
-        """Give the replica its room back. Gives what it still had in flight, this one included."""
+        """Releases the request's slots at the replica. Returns the slots in use there before, this request's
+        included."""
         width = passage.width
         self._turns.runs(state, passage.request.tenant, -width)
         del state.pool.sent[passage.request.id]
@@ -480,7 +487,8 @@ class Dispatcher:
         return load.requests + width
 
     def _decodes(self, passage: Passage, decodes: bool) -> None:
-        """Whether its replica is past its prompt: its first token was heard, or is taken to be there."""
+        """Marks whether the replica is past the request's prompt: its first token was heard, or is assumed to have been
+        generated."""
         load, request = passage.load, passage.request
         if load is not None and passage.decodes is not decodes:
             passage.decodes = decodes
@@ -499,12 +507,12 @@ class Dispatcher:
         if passage.grant is not None:
             self.limits.give_back(passage.grant, now)
         after = self._opens_in(request, now)
-        if not after or state.pool.sent:  # otherwise nothing of ours could say more than the replicas did
+        if not after or state.pool.sent:  # otherwise the replicas know best
             after = max(after, self._come_back_in(request, state, now))
         commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
     def _take_back(self, passage: Passage) -> None:
-        """Several choices were charged before they said anything: nobody knows of any that did."""
+        """Refunds the output of several choices that was charged in advance: none is known to have said anything."""
         request = passage.request
         if passage.charged:
             passage.state.queue.charge(request.tenant, request.weight, request.prompt_tokens - passage.charged)
@@ -522,13 +530,14 @@ class Dispatcher:
         return due - now
 
     def _opens_in(self, request: Request, now: float) -> float:
-        """Seconds until the first of its replicas has room by its own word, if all say they are full; 0: not all do."""
+        """Seconds until the first of the request's replicas is to have room by its own word, if all say they are full.
+        0: not all do."""
         if self._full.wake_at == inf:
             return 0.0
         pools = self.fleet.pools(request.model, request.lane, request.unfit)
         return self._full.opens_in(pools, request.unfit, now)
 
-    # -- who goes next ----------------------------------------------------------------------------------------
+    # -- which request goes next ------------------------------------------------------------------------------
 
     def _pump_all(self, now: float, commands: list[Command]) -> None:
         if self._set_aside.wake_at < inf:
@@ -545,14 +554,14 @@ class Dispatcher:
                 self._set_aside.drop(passage.request.id)
 
     def _pump(self, pool: ModelQueue, now: float, commands: list[Command]) -> None:
-        """Send whoever is next for as long as this pool has room."""
+        """Sends the next requests for as long as this pool has free slots."""
         blocked: list[LaneQueue] = []
         kept = self._kept_room(pool, now) if pool.wide else None
         while pool.waiting and (turn := self._turns.next(pool, blocked, now)) is not None:
             best, request = turn
             passage = self.passages[request.id]
             if self._place(passage, best, now, commands, kept):
-                best.queue.pop(request.id)  # not just the next: being charged may have changed whose turn it is
+                best.queue.pop(request.id)  # by id: the charge may have changed whose turn it is
                 pool.waiting -= 1
                 pool.wide -= request.choices > 1
                 best.drain.left(now)
@@ -561,8 +570,8 @@ class Dispatcher:
                 blocked.append(best)
 
     def _kept_room(self, pool: ModelQueue, now: float) -> KeptRoom | None:
-        """Of those who ask for several choices and have no replica with as many free slots, the most urgent, and the
-        replica that lacks fewest: its slots are kept as they come, from all but lanes that go before."""
+        """The most urgent request for several choices, if no replica has as many free slots, and the replica that lacks
+        fewest: its slots are kept as they come free, from all but more urgent lanes. None: there is no such request."""
         first: Request | None = None
         priority = 0
         for state in pool.lanes.values():
@@ -628,7 +637,8 @@ class Dispatcher:
         return True
 
     def _state(self, request: Request) -> LaneQueue:
-        """Requests for a model that some replica names wait for that model; all others for any replica."""
+        """The queue of a request: requests for a model that some replica names wait for that model; all others for any
+        replica."""
         model = request.model if self.fleet.by_name(request.model) else None
         pool = self.pools.get(model)
         if pool is None:
@@ -640,8 +650,8 @@ class Dispatcher:
         return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT or request.choices > 1]
 
     def _forget_pools(self) -> None:
-        """Those in which nobody is, the oldest first, down to half: adapters have names too, and replicas may list
-        thousands. What a pool has learned of who comes and for how long is learned again."""
+        """Forgets pools without requests, the oldest first, down to half of MOST_POOLS: adapters have names too, and
+        replicas may list thousands. What a pool has learned of its tenants and slot times is learned again."""
         in_use = {passage.state.pool.model for passage in self.passages.values()}
         idle = [model for model in self.pools if model not in in_use]
         for model in idle[: len(self.pools) - MOST_POOLS // 2]:
@@ -658,8 +668,9 @@ class Dispatcher:
     # -- another version ----------------------------------------------------------------------------------------
 
     def _stand_in(self, passage: Passage, unreached: bool) -> bool:
-        """Have another version answer it, if no replica of its own is usable, or the last one can't be reached. Not
-        once its client has heard something: two models would say one sentence. It must not be queued."""
+        """Lets a fallback model answer, if no replica of the requested model is usable, or the last one can't be
+        reached. Not once the client has received output: two models would say one sentence. The caller moves a request
+        that is queued."""
         request = passage.request
         if passage.begun or (self.fleet.usable(request.model, request.lane) and not unreached):
             return False
@@ -674,8 +685,8 @@ class Dispatcher:
         return False
 
     def _move_over(self, now: float, commands: list[Command]) -> None:
-        """Those who wait for a version of which no replica is usable any more: another answers, or, where the version
-        was named, nobody does."""
+        """Moves requests that wait for a version without usable replicas: a fallback model answers, or, where the
+        version was pinned, the request is refused."""
         for model in list(self._versions):
             if self.fleet.usable(model):
                 continue
@@ -698,7 +709,8 @@ class Dispatcher:
     # -- a second replica ---------------------------------------------------------------------------------------
 
     def _hedge(self, passage: Passage, hedger: Hedger, now: float, commands: list[Command]) -> bool:
-        """Ask another replica as well, if that takes nothing from anybody. It has room and work of its own there."""
+        """Asks a second replica as well, if that takes nothing from other requests. The request takes a slot and counts
+        as work there, too."""
         request, load = passage.request, passage.load
         for pool in self.pools.values():
             if pool.waiting:
@@ -708,12 +720,12 @@ class Dispatcher:
             return False
         there = passage.tried | {load.id}
         if not self.fleet.left(self.fleet.pools(request.model, request.lane), there):
-            return False  # nor by those who serve other lanes, where this one has its own
+            return False  # dedicated replicas first: a hedge does not spill over to those of other lanes
         choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, there)
         other = self.fleet.get(choice.replica_id) if isinstance(choice, RouteChoice) else None
         if not isinstance(choice, RouteChoice) or other is None or other.cold or not hedger.spend(request.lane):
             return False
-        self._decodes(passage, False)  # nobody knows of either
+        self._decodes(passage, False)  # it is unknown whether either has prefilled
         other.requests += 1
         other.prefill_tokens += request.prompt_tokens
         other.sent_tokens += request.prompt_tokens
@@ -744,7 +756,7 @@ class Dispatcher:
     def _one_left(
         self, passage: Passage, race: Race, load: Load, failed: AttemptFailed, now: float, commands: list[Command]
     ) -> None:
-        """One of its two replicas failed: the other simply has it."""
+        """One of the request's two replicas failed: the other simply has the request."""
         if failed.replica_id not in (load.id, race.load.id) or self.hedger is None:
             return
         gone, sent_at = race.load, race.sent_at
@@ -762,7 +774,7 @@ class Dispatcher:
         self._pump_all(now, commands)
 
     def _end_hedge(self, passage: Passage, hedger: Hedger, outcome: Outcome, now: float) -> None:
-        """It is over: whatever is said of it below is about one replica only."""
+        """Ends the race of a request that is over: what is said of it below is about one replica only."""
         race = passage.race
         if race is not None:
             passage.race = None
@@ -770,10 +782,10 @@ class Dispatcher:
             self._drop(passage, race.load)
         if outcome is Outcome.COMPLETED and not passage.request.stream and not passage.begun:
             hedger.heard(passage, now)
-        passage.hedged = True  # nobody needs to look at it any more
+        passage.hedged = True  # the hedger need not look at it any more
 
     def _heard_of(self, load: Load) -> None:
-        """It was not stuck for good."""
+        """The replica was not stuck for good: prompts that it lost in a race no longer count as waiting there."""
         load.prefill_tokens -= load.silent_tokens
         load.silent_tokens = 0
 
@@ -781,11 +793,11 @@ class Dispatcher:
         passage.load, passage.sent_at, passage.before = race.load, race.sent_at, 0
 
     def _drop(self, passage: Passage, load: Load) -> None:
-        """Give the room of one of two back; neither has had a first token."""
+        """Releases the slot at one of two replicas; neither has sent a first token."""
         request, state = passage.request, passage.state
         self._turns.runs(state, request.tenant, -1)
         self._prefills.one_less(passage)
-        load.requests -= 1  # whoever asks for several choices is at one replica only
+        load.requests -= 1  # one slot: a request for several choices is at one replica only
         load.prefill_tokens -= request.prompt_tokens
         self.fleet.changed(load)
 
@@ -817,7 +829,7 @@ class Dispatcher:
         if self._full.wake_at <= now:
             self._full.tick(now)
             for pool in self.pools.values():
-                self._pump(pool, now, commands)  # one is tried, of those that were not refused if there are any
+                self._pump(pool, now, commands)  # one request is tried, of those that were not refused if there are any
         if self._set_aside.wake_at <= now:
             for passage in self._set_aside.expire(now):
                 self._time_out(passage, passage.state, now, commands)
@@ -832,7 +844,7 @@ class Dispatcher:
         patience = passage.request.arrived + passage.lost_s + self._no_replica_wait_s
         usable = self.fleet.usable(passage.request.model, passage.request.lane)
         if not usable and now < patience and not passage.request.pinned:
-            self._wait_until(passage, patience, now)  # its replicas went while it waited for a turn
+            self._wait_until(passage, patience, now)  # its replicas left while it waited for a turn
         elif (most := self._turns.capped_at(state, passage.request)) is not None:
             who = f"tenant {passage.request.tenant!r}"
             message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
@@ -845,7 +857,7 @@ class Dispatcher:
             self._refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
 
     def _set_alarm(self) -> None:
-        # Of two at a time: compiled, `min` of three is a call, for every event.
+        # `min` of two at a time: compiled, `min` of three is a call, for every event.
         wake_at = min(min(self._full.wake_at, self._set_aside.wake_at), self.health.wake_at())
         for pool in self.pools.values():
             if pool.waiting:
@@ -858,7 +870,7 @@ class Dispatcher:
 
 
 def _ahead(queue: FairQueue) -> Ahead | None:
-    """What waits in a lane before somebody new joins it, and who has most of it."""
+    """What waits in a lane before a new request joins it, and which tenant has most of it. None: nothing waits."""
     if not len(queue):
         return None
     tenant, requests, tokens = queue.heaviest()
@@ -866,5 +878,5 @@ def _ahead(queue: FairQueue) -> Ahead | None:
 
 
 def _about(request: Request) -> About:
-    """What tells one prompt from another: where nothing is known of its text, its length must do."""
+    """Identifies a prompt: by the end of its prefix, or, where nothing is known of its text, by model and length."""
     return request.tenant, request.prefix[-1] if request.prefix else f"{request.model} {request.prompt_tokens}"

@@ -1,12 +1,12 @@
-"""Whose turn is it among the tenants of a lane? Weighted virtual token counters.
+"""Chooses whose turn it is among the tenants of a lane, by weighted virtual token counters.
 
-Each tenant has a counter of the tokens it was served, divided by its weight; whoever waits with the smallest is next.
-A tenant that was away is lifted to the smallest counter of those waiting, so that a rest earns no right to a burst
-("Fairness in Serving Large Language Models", OSDI 2024). Between two tenants that keep waiting, served tokens over
-weight then never differ by more than a constant, however many requests either of them has sent.
+Each tenant has a counter of the tokens it was served, divided by its weight; the waiting tenant with the smallest
+counter is next. A tenant that was away is lifted to the smallest counter of those waiting, so that a rest earns no
+right to a burst ("Fairness in Serving Large Language Models", OSDI 2024). Between two tenants that keep waiting, served
+tokens over weight then never differ by more than a constant, however many requests either of them has sent.
 
-Whoever drives this charges: prompt tokens on dispatch, output tokens at the end, or a guess at once and the
-difference, which may be negative, later.
+The caller charges: prompt tokens on dispatch, output tokens at the end, or an estimate at once and the difference,
+which may be negative, later.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from typing import Final, Generic, TypeVar
 from headgate.model.request import Request
 
 EXPIRE_AT_ONCE: Final = 64
-"""A thousand refusals in one go would keep everybody else waiting."""
+"""Maximum requests that expire in one call: a thousand refusals in one go would delay all other requests."""
 
 T = TypeVar("T")
 
 CHOICES = 8
-"""Most tenants offered to a preference."""
+"""Maximum tenants offered to a preference, or named as next."""
 SAMPLE = 16
-"""Most tenants looked at to say how much is ahead; of more, every so-manyth."""
+"""Maximum tenants examined to estimate how much is ahead; of more, an evenly spread sample."""
 IDLE = 1024
-"""Most counters remembered of tenants that have nothing waiting. Beyond it the smallest are forgotten: a tenant comes
-back no lower than the floor anyway. Not sooner, because what a tenant has running is charged later, and counts from
-where it stood."""
+"""Maximum counters remembered for tenants that have nothing waiting. Beyond it the smallest are forgotten: a tenant
+comes back no lower than the floor anyway. Not sooner, because a tenant's running requests are charged later, and count
+from where its counter stood."""
 
 
 class _Heap(Generic[T]):
-    """Members are struck out by number and swept when they are the majority."""
+    """A heap whose members are struck out by number, and swept when the struck ones are the majority."""
 
     __slots__ = ("_entries", "_live")
 
@@ -59,12 +59,12 @@ class _Heap(Generic[T]):
         return self._entries[0][2] if self._entries else None
 
     def last(self) -> T | None:
-        """By looking at all of them."""
+        """The member with the largest key, found by examining all of them. None: the heap is empty."""
         live = [(key, number, item) for key, number, item in self._entries if number in self._live]
         return max(live, key=lambda entry: entry[:2])[2] if live else None
 
     def smallest(self, most: int, up_to: float) -> list[T]:
-        """The first few with a key of at most `up_to`, in order."""
+        """At most `most` members with a key of at most `up_to`, in order."""
         taken: list[tuple[tuple[float, ...], int, T]] = []
         while len(taken) < most and self.first() is not None and self._entries[0][0][0] <= up_to:
             taken.append(heappop(self._entries))
@@ -73,7 +73,7 @@ class _Heap(Generic[T]):
         return [item for _, _, item in taken]
 
     def sample(self, most: int) -> list[T]:
-        """All of them, or evenly spread ones, in no particular order."""
+        """All members, or about `most` evenly spread ones, in no particular order."""
         stride = -(-len(self._entries) // most) or 1
         chosen = self._entries if len(self._live) <= most else self._entries[::stride]
         return [item for _, number, item in chosen if number in self._live]
@@ -84,44 +84,46 @@ class _Tenant:
     name: str
     weight: float
     counter: float
-    """Tokens served, over weight."""
+    """Tokens served, divided by the weight."""
     requests: _Heap[Request] = field(default_factory=_Heap)
     tokens: int = 0
     number: int = 0
-    """Its place among those who have a turn; 0: it has none."""
+    """The tenant's number among those with a turn. 0: it has no turn."""
     held: bool = False
-    """It has no turn, whatever it has waiting."""
+    """The tenant has no turn, whatever it has waiting."""
     promised: float = float("-inf")
-    """The last moment at which one of its refused requests was told to come back."""
+    """The latest moment at which a refused request of this tenant was told to come back. -inf: none was."""
 
 
 class FairQueue:
-    """One lane's waiting requests."""
+    """One lane's waiting requests, in turns by tenant."""
 
     def __init__(self, idle: int = IDLE) -> None:
         self.tokens = 0
-        """Of all who wait."""
+        """Tokens of all waiting requests."""
         self._idle_limit = idle
         self._numbers = 0
         self._waiting: dict[str, tuple[int, Request]] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._turns: _Heap[_Tenant] = _Heap()
-        """Tenants who wait."""
+        """Tenants with a turn: those with requests waiting that are not held."""
         self._expiries: _Heap[Request] = _Heap()
         self._last = _Tenant("", 1.0, 0.0)
-        """Who left last. While nobody waits, this one's counter is the floor."""
+        """The tenant that last ran out of waiting requests. While no tenant has a turn, this tenant's counter is the
+        floor."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def tenants(self) -> int:
-        """How many have something waiting."""
+        """How many tenants have a turn."""
         return len(self._turns)
 
     @property
     def floor(self) -> float:
-        """The smallest counter of those waiting."""
+        """The smallest counter of the tenants with a turn; without any, that of the last tenant to run out of
+        requests."""
         return (self._turns.first() or self._last).counter
 
     @property
@@ -147,9 +149,10 @@ class FairQueue:
             self._place(tenant)
 
     def peek(self, prefer: Callable[[Request], float] | None = None, within: float = 0.0) -> Request | None:
-        """Whose turn it is: of the tenant with the smallest counter the lowest priority number, then the earliest
-        deadline, then the first to come. Where a preference is given, the highest score decides between the tenants
-        within so many tokens (at weight 1) of the smallest: an unfairness no larger than that buys prefix hits."""
+        """The request whose turn it is: of the tenant with the smallest counter the lowest priority number, then the
+        earliest deadline, then the first to arrive. With `prefer`, the highest score decides between the tenants whose
+        counters are `within` tokens (at weight 1) of the smallest: an unfairness no larger than that buys prefix hits.
+        None: no tenant has a turn."""
         first = self._turns.first()
         if first is None or prefer is None:
             return None if first is None else first.requests.first()
@@ -158,12 +161,12 @@ class FairQueue:
         return max(heads, key=prefer)
 
     def heads(self) -> list[Request]:
-        """The next request of each of the first few tenants, in the order of their turns."""
+        """The next request of each of the first CHOICES tenants, in the order of their turns."""
         tenants = self._turns.smallest(CHOICES, float("inf"))
         return [head for tenant in tenants if (head := tenant.requests.first()) is not None]
 
     def hold(self, tenant: str) -> None:
-        """Its requests wait and expire, and it has no turn until it is let go."""
+        """Gives the tenant no turn until `let_go`; its requests wait and expire."""
         known = self._tenants[tenant]
         known.held = True
         self._place(known)
@@ -175,7 +178,7 @@ class FairQueue:
             self._place(known)
 
     def pop(self, request_id: str | None = None) -> Request:
-        """Take out whose turn it is, or the one that was peeked at. KeyError: there is none."""
+        """Removes the request whose turn it is, or the one that was peeked at. KeyError: there is none."""
         request = self.peek() if request_id is None else self._waiting[request_id][1]
         if request is None:
             raise KeyError("nobody waits")
@@ -183,14 +186,15 @@ class FairQueue:
         return request
 
     def remove(self, request_id: str) -> Request | None:
-        """It was cancelled. None: it does not wait here."""
+        """Removes a request out of turn. None: it does not wait here."""
         _, request = self._waiting.get(request_id, (0, None))
         if request is not None:
             self._take_out(request)
         return request
 
     def expired(self, now: float) -> list[Request]:
-        """Take out those who may wait no longer; some of them, if they are many: ask again."""
+        """Removes requests that may wait no longer, at most EXPIRE_AT_ONCE: if there are more, the caller asks
+        again."""
         gone: list[Request] = []
         while len(gone) < EXPIRE_AT_ONCE and (first := self._expiries.first()) is not None and first.wait_until <= now:
             self._take_out(first)
@@ -198,14 +202,14 @@ class FairQueue:
         return gone
 
     def charge(self, tenant: str, weight: float, tokens: float) -> None:
-        """It was served these tokens, or fewer than charged before if negative."""
+        """Charges the tenant for tokens served; negative: it was served fewer than charged before."""
         served = self._known(tenant, weight)
         served.counter += tokens / weight
         if served.requests:
             self._place(served)
 
     def promised(self, tenant: str) -> float:
-        """The last moment at which one of its refused requests was told to come back; -inf: none was."""
+        """The latest moment at which a refused request of this tenant was told to come back. -inf: none was."""
         known = self._tenants.get(tenant)
         return float("-inf") if known is None else known.promised
 
@@ -214,8 +218,8 @@ class FairQueue:
         known.promised = max(known.promised, moment)
 
     def displaced_by(self, tenant: str) -> Request | None:
-        """The last request of the tenant with most waiting, if that has more than one beyond this tenant's. None: a
-        full queue is nobody's fault."""
+        """The last request of the tenant with most requests waiting, if that tenant has at least two more than this
+        one. None: no tenant is to blame for a full queue."""
         own = self._tenants.get(tenant)
         heaviest = max(self._turns.sample(SAMPLE), key=lambda waiting: len(waiting.requests), default=None)
         if heaviest is None or len(heaviest.requests) <= 1 + (len(own.requests) if own is not None else 0):
@@ -223,11 +227,11 @@ class FairQueue:
         return heaviest.requests.last()
 
     def ahead_of(self, tenant: str, weight: float, pushed: Request | None = None) -> tuple[int, int]:
-        """About how many requests and tokens are served before a new request of this tenant would be; `pushed`: this is
-        the one, and it waits here already.
+        """Estimates how many requests and tokens are served before a new request of this tenant. `pushed`: that
+        request, where it waits here already.
 
-        Its turn comes when its counter, with all that waits before it, is the smallest. Until then each other tenant is
-        served as much as brings its own counter there, if it has so much waiting."""
+        The tenant's turn comes when its counter, with all its waiting tokens before the request, is the smallest. Until
+        then each other tenant is served until its own counter is there, as far as it has enough waiting."""
         own = self._tenants.get(tenant) or _Tenant(tenant, weight, 0.0)
         waits = len(own.requests) > 0
         before = len(own.requests) - (pushed is not None)
@@ -245,8 +249,7 @@ class FairQueue:
         return before + round(requests * scale), tokens + round(ahead * scale)
 
     def heaviest(self) -> tuple[str, int, int]:
-        """Of the tenants who wait, or of a sample if they are many, the one with most tokens: its name, requests and
-        tokens."""
+        """The tenant with most tokens waiting, or that of a sample if many wait: its name, requests and tokens."""
         tenant = max(self._turns.sample(SAMPLE), key=lambda tenant: tenant.tokens, default=self._last)
         return tenant.name, len(tenant.requests), tenant.tokens
 
@@ -277,7 +280,8 @@ class FairQueue:
             self._place(tenant)
 
     def _place(self, tenant: _Tenant) -> None:
-        """Where its counter and its having something waiting belong. Equal counters: who got there first."""
+        """Puts the tenant in its turn by its counter, or takes it out if it has nothing waiting or is held. Equal
+        counters: the first to get there goes first."""
         if tenant.number:
             self._turns.strike(tenant.number)
             tenant.number = 0
@@ -288,7 +292,8 @@ class FairQueue:
             self._forget()
 
     def _forget(self) -> None:
-        """The smaller half of the idle counters at once: keeping the smallest at hand would cost every charge."""
+        """Forgets the smallest idle counters, down to half of the limit at once: keeping the smallest at hand would
+        cost every charge."""
         idle = sorted((t for t in self._tenants.values() if not t.requests), key=lambda t: t.counter)
         for tenant in idle[: len(idle) - self._idle_limit // 2]:
             del self._tenants[tenant.name]

@@ -1,13 +1,13 @@
-"""Which lane does a request belong to?"""
+"""Chooses the lane of a request."""
 
 LONG_ABOVE = 16_384
-"""Prompt tokens above which a request is long whatever else it is."""
+"""Prompt tokens above which a request is in the long lane, whatever else it is."""
 FAST_BELOW = 512
-"""Prompt tokens below which a streaming request is fast."""
+"""Prompt tokens below which a streaming request that is neither long nor batch is in the fast lane."""
 
 
 class Classifier:
-    """With the lines where a config draws them."""
+    """Chooses lanes with the token limits of a config."""
 
     __slots__ = ("_fast_below", "_long_above")
 
@@ -33,7 +33,7 @@ def classify(
     long_above: int = LONG_ABOVE,
     fast_below: int = FAST_BELOW,
 ) -> str:
-    """The name of the first that matches, in this order."""
+    """The name of the first lane that matches, in this order."""
     if prompt_tokens > long_above:
         return "long"
     if says_batch:

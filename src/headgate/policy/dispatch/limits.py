@@ -1,8 +1,8 @@
-"""Has this tenant tokens left? Requests and tokens per minute: reserved at arrival, settled with what was really used.
+"""Limits each tenant's requests and tokens per minute: reserved on arrival, settled with what was really used.
 
-A token bucket is kept as one number, the moment it will be full again. What it holds at `now` follows from that, so
-nothing is refilled, nothing drifts, and a bucket whose moment has passed is the same as one never heard of. Time is the
-unit of account: a request that costs a twentieth of a minute's tokens moves the moment by three seconds.
+A token bucket is kept as one number, the moment it will be full again. What the bucket holds at `now` follows from that
+moment, so nothing is refilled, nothing drifts, and a bucket whose moment has passed is the same as an unknown bucket.
+Time is the unit of account: a request that costs a twentieth of a minute's tokens moves the moment by three seconds.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from heapq import heappop, heappush, heapreplace
 from typing import Literal
 
 ROUNDING_S = 1e-6
-"""A client that comes back exactly when told to must not be refused for a rounding error. This is not cumulative: the
-full cost is booked all the same."""
+"""Tolerance in seconds: a client that comes back exactly when told to must not be refused for a rounding error. The
+error does not accumulate: the full cost is booked all the same."""
 STEPS = 8
-"""How many accounts are looked at when a tenant is met for the first time."""
+"""Maximum accounts examined for removal when a new tenant arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
     requests_per_min: float | None = None
-    """None: any number."""
+    """None: unlimited."""
     tokens_per_min: float | None = None
-    """Prompt and output together; None: any number."""
+    """Prompt and output tokens together. None: unlimited."""
     burst: float = 1.0
-    """Minutes' worth that may be used at once after a rest."""
+    """Size of the bucket in minutes of the limit: what may be used at once after a pause."""
 
     def __post_init__(self) -> None:
         for name in ("requests_per_min", "tokens_per_min", "burst"):
@@ -34,18 +34,18 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One limit as the x-ratelimit-* headers tell it."""
+    """One limit as the x-ratelimit-* headers report it."""
 
     limit: int
-    """What a full bucket holds."""
+    """Requests or tokens in a full bucket."""
     remaining: int
     reset_s: float
-    """Until the bucket is full again."""
+    """Seconds until the bucket is full again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateView:
-    """None: not limited."""
+    """A tenant's two limits as they stand now. None: not limited."""
 
     requests: Rate | None
     tokens: Rate | None
@@ -53,7 +53,7 @@ class RateView:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Tokens reserved. To be settled or given back, once."""
+    """A reservation of one request and its tokens. The caller settles it or gives it back, once."""
 
     tenant: str
     limits: TenantLimits
@@ -63,9 +63,9 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class OverLimit:
     which: Literal["requests", "tokens"]
-    """The one that takes longest to allow it."""
+    """The limit with the longer wait."""
     retry_after_s: float
-    """When it would be allowed, if nothing else of this tenant comes in between."""
+    """Seconds until the request would be allowed, if the tenant sends nothing else in between."""
     view: RateView
 
 
@@ -87,23 +87,23 @@ class _Account:
 
 
 class RateLimiter:
-    """`most` tenants are remembered. Full buckets are forgotten first, which changes nothing; beyond that, the one that
-    would be full soonest."""
+    """Keeps the buckets of at most `most` tenants. Full buckets are forgotten first, which changes nothing; beyond
+    that, the bucket that would be full soonest."""
 
     def __init__(self, most: int = 10_000) -> None:
         self._most = most
         self.reserved = 0
-        """Grants that are neither settled nor given back."""
+        """Grants neither settled nor given back."""
         self._accounts: dict[str, _Account] = {}
         self._full: list[tuple[float, str]] = []
-        """A heap with one entry per account: when it was last known to become full."""
+        """A heap with one entry per account: the latest known moment at which its buckets are full."""
 
     def __len__(self) -> int:
         return len(self._accounts)
 
     def take(self, tenant: str, limits: TenantLimits, tokens: int, now: float) -> Grant | OverLimit:
-        """Reserve one request and these tokens. One that is larger than the whole bucket passes when the bucket is
-        full, and is paid off afterwards: it must not wait for ever."""
+        """Reserves one request and these tokens. A request larger than the whole bucket passes when the bucket is full,
+        and is paid off afterwards: it must not wait for ever."""
         if limits.requests_per_min is None and limits.tokens_per_min is None:
             return UNLIMITED
         account = self._account(tenant, now)
@@ -117,7 +117,7 @@ class RateLimiter:
         return Grant(tenant, limits, tokens)
 
     def look(self, tenant: str, limits: TenantLimits, tokens: int, now: float) -> OverLimit | None:
-        """Whether `take` would refuse it. Nothing is reserved or remembered."""
+        """The refusal that `take` would return; None: it would grant. Nothing is reserved or remembered."""
         account = self._accounts.get(tenant)
         return None if account is None else self._over(account, tenant, limits, tokens, now)
 
@@ -133,8 +133,8 @@ class RateLimiter:
         return OverLimit(which, wait_s, self.view(tenant, limits, now))
 
     def settle(self, grant: Grant, tokens: int, now: float) -> None:
-        """What was really used. The bucket may go below empty, but extra charges take it no further than one whole
-        bucket: a wrong guess of ours must not lock a tenant out for an hour."""
+        """Replaces the reserved tokens by the tokens really used. The bucket may go below empty, but extra charges take
+        it at most one whole bucket below: a wrong estimate of the gateway must not lock a tenant out for an hour."""
         if grant is UNLIMITED:
             return
         self.reserved -= 1
@@ -147,8 +147,8 @@ class RateLimiter:
             self._accounts[grant.tenant].tokens_full_at += change_s
 
     def give_back(self, grant: Grant, now: float) -> None:
-        """Refused later on, or failed without work: as if it had not come."""
-        RateLimiter.settle(self, grant, 0, now)  # not a heir's, which has its own idea of what a grant is worth
+        """Undoes the grant of a request that was refused later or failed without work, as if it had not arrived."""
+        RateLimiter.settle(self, grant, 0, now)  # not a subclass's, which settles its grants in another way
         if grant.tenant in self._accounts:
             self._accounts[grant.tenant].requests_full_at -= _cost_s(1, grant.limits.requests_per_min)
 
@@ -168,8 +168,8 @@ class RateLimiter:
         return account
 
     def _forget(self, now: float) -> None:
-        """Make room for one more, and forget a few that are full by now, so that memory shrinks again after a rush
-        without ever a long pause."""
+        """Makes room for one more account and forgets a few that are full by now, so that memory shrinks after a rush
+        without a long pause."""
         for _ in range(STEPS):
             if not self._full or (self._full[0][0] > now and len(self._accounts) < self._most):
                 return

@@ -1,4 +1,5 @@
-"""What the dispatcher keeps of requests on their way, and of the lanes and pools they wait in. Only it writes these."""
+"""What the dispatcher keeps about requests in progress, and about the lanes and pools in which they wait. Only the
+dispatcher writes these objects."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,15 +16,15 @@ from headgate.policy.dispatch.limits import Grant
 from headgate.policy.dispatch.standing_room import MOST_TENANTS, QUICK, Comers, NamedTenants, Turnover
 
 LONG_PROMPT: Final = 512
-"""Prompt tokens above which a prefill is long: it keeps a replica from everybody else's first token for a while."""
+"""Prompt tokens above which a prefill is long: it delays all other first tokens of its replica for a while."""
 
 
 MOST_LOOKED_AT: Final = 64
-"""Running requests looked at, oldest first, to say when a slot comes back."""
+"""Maximum running requests examined, oldest first, to predict when a slot comes back."""
 
 
 class Passage:
-    """One request on its way through."""
+    """One request in progress, from its arrival to its end."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = (
@@ -57,52 +58,56 @@ class Passage:
         self.request = request
         self.grant = grant
         self.state = state
-        """Where it waits and is counted: found once, since who serves which model may change meanwhile."""
+        """The queue where the request waits and is counted: found once, since the replicas that serve a model may
+        change meanwhile."""
         self.load: Load | None = None
-        """The replica it is at, whether that has left the fleet meanwhile or not; None while it waits."""
+        """The replica that has the request, even if that replica has left the fleet meanwhile. None: the request
+        waits."""
         self.attempts = 0
-        """How often it was sent."""
+        """Times the request was sent."""
         self.spared = 0
-        """Of these, those that do not count: the replica refused, could not be reached, or served it for a while."""
+        """Attempts that do not count against the retry limit: the replica refused, could not be reached, or streamed
+        the answer for a while."""
         self.refusals = 0
-        """How often it had to wait because replicas said that they are full."""
+        """Times the request had to wait because replicas said that they are full."""
         self.lost_s = 0.0
-        """At replicas that failed before its first token: it did not wait then."""
+        """Seconds spent at replicas that then failed: the request did not wait in that time."""
         self.broke_at = -inf
-        """When a replica last failed it."""
+        """When a replica last failed the request. -inf: none did."""
         self.suspects: tuple[ReplicaId, ...] = ()
-        """Replicas that answered it with an error, and were not blamed: the request itself may be at fault."""
+        """Replicas that answered the request with an error, and were not blamed: the request itself may be at fault."""
         self.tried: frozenset[ReplicaId] = request.unfit
         self.charged = 0
-        """Tokens that its tenant's turn was charged when it was sent: its prompt, and of several choices all but one,
-        as if each said as much as is expected."""
+        """Tokens charged to the tenant's turn when the request was sent: the prompt, and the expected output of all
+        choices but one."""
         self.width = 1
-        """Slots that it has at the replica it is at."""
+        """Slots that the request takes at its replica."""
         self.sent_at = 0.0
         self.before = 0
-        """Prompt tokens that its replica had when it was sent there."""
+        """Prompt tokens that waited for prefill at the replica when the request was sent there."""
         self.since = -inf
-        """When it was sent first, of those sendings that are not over: a second replica may have it since later. -inf:
-        it never was, or nobody asks."""
+        """When the oldest attempt that is not over was sent: a second replica may have the request since later. -inf:
+        it was never sent, or there is no hedging."""
         self.first_token_at: float | None = None
         self.decodes = False
-        """Its first token was heard; or, of an answer in one piece, it is taken to be there by now."""
+        """Whether the request counts as decoding: its first token was heard, or, for an unstreamed answer, is assumed
+        to have been generated."""
         self.race: Race | None = None
-        """The second replica that it is at, while neither has answered."""
+        """The second replica of a hedged request, while neither has answered. None: no second replica has it."""
         self.hedged = False
-        """It was sent to a second one: that is done once."""
+        """Whether the request was sent to a second replica, which is done once, or has ended."""
         self.begun = False
-        """Its client has heard something, from the replica it is at or from one before."""
+        """Whether the client has received output, from this replica or from one before."""
         self.stands_in = ""
-        """The model that answers in place of its own; empty: its own does."""
+        """The model that answers in place of the requested one. Empty: the requested model answers."""
         self.ahead: Ahead | None = None
-        """What stood before it when it began to wait."""
+        """What was queued when the request began to wait. None: nothing was, or it never waited."""
         self.prefilling = 0
-        """How often it is counted among its lane's prefills: once for each replica it is at."""
+        """Times the request is counted among its lane's prefills: once for each replica that has it."""
 
 
 class Race:
-    """A passage's second replica."""
+    """The second replica of a hedged request."""
 
     __slots__ = ("load", "sent_at")
 
@@ -112,51 +117,51 @@ class Race:
 
 
 class KeptRoom:
-    """Free slots of one replica that wait for a request until there is one for each of its choices."""
+    """Free slots of one replica that are kept for a request until there is one for each of its choices."""
 
     __slots__ = ("priority", "replica_id", "request_id")
 
     def __init__(self, request_id: str, priority: int, replica_id: ReplicaId) -> None:
         self.request_id = request_id
         self.priority = priority
-        """Of its lane: those that go before it still get a slot there."""
+        """Priority of the request's lane: more urgent lanes still get a slot there."""
         self.replica_id = replica_id
 
 
 @dataclass(slots=True, eq=False)
 class TierTally:
-    """What one tier of one lane has of one pool."""
+    """What one tier of one lane uses of one pool."""
 
     weight: float
     running: int = 0
     served: float = 0.0
-    """Tokens sent, over the weight of lane and tier: whoever has had least goes next."""
+    """Tokens sent, divided by the weight of lane and tier: the smallest goes next."""
 
 
 @dataclass(slots=True, eq=False)
 class LaneQueue:
-    """One lane's queue for one pool of replicas and one tier. Long prompts have a queue of their own beside it, so that
-    nobody is stuck behind one that has to wait for another long prefill to end; and so have requests for several
-    choices, which wait for several slots of one replica."""
+    """One lane's queue for one pool of replicas and one tier. Long prompts and requests for several choices have a
+    queue of their own beside it, so that a short request is not stuck behind a prompt that waits for another long
+    prefill to end, or behind a request that waits for several slots of one replica."""
 
     lane: Lane
     tier: str
     pool: "ModelQueue"
     tally: TierTally
     tallies: tuple[TierTally, ...]
-    """Of all tiers of the lane, its own included."""
+    """Tallies of all tiers of the lane, this tier included."""
     long: bool
-    """Whether it is the one for long prompts and several choices."""
+    """Whether this queue is for long prompts and several choices."""
     queue: FairQueue = field(default_factory=FairQueue)
     drain: DrainRate = field(default_factory=DrainRate)
     prefills: int = 0
-    """Of those whose prompts replicas are given in turn: how many they have and have not answered yet."""
+    """Prompts sent to replicas in turn that are not answered yet."""
     prefill_tokens: int = 0
-    """Their prompts together."""
+    """Tokens of these prompts."""
 
     @property
     def running(self) -> int:
-        """Of the whole lane, at the pool's replicas."""
+        """Slots that the whole lane uses at the pool's replicas."""
         running = 0
         for tally in self.tallies:
             running += tally.running
@@ -165,7 +170,7 @@ class LaneQueue:
 
 @dataclass(slots=True, eq=False)
 class ModelQueue:
-    """Everybody who asks for the same model. None: for any."""
+    """Queues and counts of all requests for one model. None: for models that no replica serves by name."""
 
     model: str | None
     lanes: dict[tuple[str, str, bool], LaneQueue] = field(default_factory=dict)
@@ -173,25 +178,25 @@ class ModelQueue:
     tallies: dict[tuple[str, str], TierTally] = field(default_factory=dict)
     """By lane and tier."""
     waiting: int = 0
-    """In all its lanes. Nobody, most of the time: then whoever comes goes straight to a replica."""
+    """Requests queued in all lanes. Most of the time 0: then an arrival goes straight to a replica."""
     wide: int = 0
-    """Of these, those that ask for several choices."""
+    """Queued requests that ask for several choices."""
     turn: float = 0.0
-    """What the lane that went last had been served before: whoever comes to an empty queue starts from there."""
+    """`served` of the lane that went last, before it went: a lane whose queue was empty starts from there."""
     comers: dict[str, Comers] = field(default_factory=dict)
-    """By lane: tenants known to come."""
+    """By lane: expected tenants."""
     used_at: dict[str, float] = field(default_factory=dict)
     """By lane: when a request of it last arrived."""
     running: dict[str, int] = field(default_factory=dict)
-    """By tenant: requests at replicas; tenants without any are not in it."""
+    """By tenant: slots in use at replicas; tenants without any are left out."""
     sent: dict[str, float] = field(default_factory=dict)
-    """By request: when it was sent to the replica it is at; the oldest first."""
+    """By request: when it was sent to the replica that has it; the oldest first."""
     turnover: Turnover = field(default_factory=Turnover)
     turnovers: dict[str, Turnover] = field(default_factory=dict)
-    """By tenant; the first to have come is forgotten."""
+    """By tenant; beyond MOST_TENANTS the earliest entry is forgotten."""
 
     def ended(self, tenant: str, held_s: float, now: float) -> None:
-        """A slot has come back."""
+        """Counts a request of this tenant that has ended and held its slots for `held_s`."""
         self.turnover.ended(held_s, now)
         turnover = self.turnovers.get(tenant)
         if turnover is None:
@@ -201,18 +206,18 @@ class ModelQueue:
         turnover.ended(held_s, now)
 
     def quick(self, tenant: str, wait_bound_s: float, now: float) -> bool:
-        """Whether this tenant's requests give their slots back so quickly that another need not wait long."""
+        """Whether this tenant's requests release their slots so quickly that another tenant need not wait long."""
         turnover = self.turnovers.get(tenant)
         running = self.running.get(tenant, 0)
         return turnover is not None and turnover.found_every_s(running, now) <= QUICK * wait_bound_s
 
     def free_in_s(self, ahead: int, held_s: float, now: float) -> float:
-        """Seconds until one more slot than `ahead` has come back, if each is held for `held_s`."""
+        """Seconds until `ahead` + 1 slots have come back, if each is held for `held_s`."""
         rounds, turn = divmod(ahead, max(1, len(self.sent)))
         since = next(islice(self.sent.values(), turn, None), now - held_s) if turn < MOST_LOOKED_AT else now
         return max(0.0, since + (rounds + 1) * held_s - now)
 
     def arrived(self, request: Request, expected: NamedTenants, now: float) -> None:
-        """This tenant and this lane are known to come from now on."""
+        """Notes an arrival: its tenant and its lane are expected from now on."""
         self.used_at[request.lane] = now
         self.comers[request.lane].come(request.tenant, request.weight, expected, now)

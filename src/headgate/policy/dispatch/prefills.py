@@ -1,4 +1,5 @@
-"""Which prompts do replicas have that are not prefilled yet? Of an answer in one piece nobody hears when it is."""
+"""Counts the prompts at replicas that are not prefilled yet. For unstreamed answers the gateway never sees when that
+is, so it is estimated."""
 
 from heapq import heappop, heappush
 from math import inf
@@ -8,25 +9,26 @@ from headgate.model.replica import Load
 from headgate.policy.dispatch.passage import Passage
 
 TOKEN_S: Final = 0.0001
-"""From a prompt's sending to its first token, for each of its tokens, while no first token was heard from its replica:
-as on many a GPU."""
+"""Seconds per prompt token from sending a prompt to its first token, before any first token came from its replica:
+typical of many GPUs."""
 
 
 class Prefills:
-    """The dispatcher tells it what is sent and heard; each lane has the sums. Of an answer in one piece nothing is
-    heard before its end: its prompt counts for as long as its replica's first tokens usually take (model/pace.py), with
-    what it had to do before. A mean of seconds for each token would not do: a short prompt behind a long one would say
-    that a long one takes minutes, and every lane that is prefilled in turn would wait for those."""
+    """Counts prompts in prefill for each lane queue; the dispatcher reports what is sent and heard. An unstreamed
+    answer reports nothing before its end: its prompt counts for as long as the replica's first tokens usually take
+    (model/pace.py), given the prompt tokens outstanding there. A mean of seconds per token would be far too long: a
+    short prompt behind a long one would make every long prompt count for minutes."""
 
     def __init__(self) -> None:
         self.wake_at = inf
-        """When one that is not heard of stops counting."""
+        """When the next unstreamed prompt stops counting. inf: none is counted."""
         self._unheard: list[tuple[float, int, float, Passage]] = []
-        """A heap: until when each counts, and which sending of it that is about. Those over by now are in it, too."""
+        """A heap of unstreamed requests: when each stops counting, and the send time that identifies the attempt.
+        Attempts that are over stay in the heap until they are due."""
         self._number = 0
 
     def sent(self, passage: Passage, load: Load, now: float) -> None:
-        """Its prompt is one of those, and it is at this replica now."""
+        """The request, whose prompt is prefilled in turn, is at this replica now."""
         self._count(passage, 1)
         if not passage.request.stream:
             self._number += 1
@@ -37,24 +39,24 @@ class Prefills:
             self.wake_at = self._unheard[0][0]
 
     def sent_twice(self, passage: Passage) -> None:
-        """It is at a second replica, too."""
+        """The request was hedged: a second replica has its prompt, too."""
         if passage.prefilling:
             self._count(passage, 1)
 
     def one_less(self, passage: Passage) -> None:
-        """It was at two replicas, and is at one of them."""
+        """The request was at two replicas, and is at one of them now."""
         if passage.prefilling:
             self._count(passage, -1)
 
     def over(self, passage: Passage) -> bool:
-        """Its first token is there, or it is at no replica any more. Whether it had been counted."""
+        """The request's first token has come, or it is at no replica any more. Returns whether its prompt was counted."""
         counted = passage.prefilling
         if counted:
             self._count(passage, -counted)
         return counted > 0
 
     def pass_time(self, now: float) -> bool:
-        """Whether somebody stopped counting."""
+        """Stops counting prompts whose estimated prefill is over. Returns whether there were any."""
         unheard, some = self._unheard, False
         while unheard and unheard[0][0] <= now:
             _, _, sent_at, passage = heappop(unheard)
@@ -64,25 +66,27 @@ class Prefills:
         return some
 
     def _count(self, passage: Passage, times: int) -> None:
-        """Of those that replicas are given in turn."""
+        """Counts the prompt this many times more; negative: less."""
         passage.prefilling += times
         passage.state.prefills += times
         passage.state.prefill_tokens += times * passage.request.prompt_tokens
 
 
 class Unheard:
-    """Answers in one piece, each until its prompt is taken to be prefilled: after as long as its replica usually needs
-    for it and for those before it. From then on it counts as decoding, like a stream whose first token was heard."""
+    """Unstreamed requests whose prompt is still in prefill, by estimate: the time that the replica usually needs for
+    the prompt and those before it. From then on the request counts as decoding, like a stream whose first token was
+    heard."""
 
     def __init__(self) -> None:
         self.wake_at = inf
-        """When the first of them is."""
+        """When the next prompt is due. inf: none is."""
         self._due: list[tuple[float, int, float, Passage]] = []
-        """A heap: when, and which sending of it that is about. Those over by now are in it, too."""
+        """A heap: when each prompt is due, and the send time that identifies the attempt. Attempts that are over stay
+        in the heap until they are due."""
         self._number = 0
 
     def sent(self, passage: Passage, load: Load, now: float) -> None:
-        """It is at this replica now, and counted there."""
+        """The request is at this replica now, and its prompt is counted there."""
         self._number += 1
         first_s = load.pace.first_s(passage.request.prompt_tokens, passage.before)
         due = now + (load.prefill_token_s * load.prefill_tokens if first_s is None else first_s)
@@ -90,7 +94,7 @@ class Unheard:
         self.wake_at = self._due[0][0]
 
     def prefilled(self, now: float) -> list[Passage]:
-        """Those whose time has come and that are still there, each once."""
+        """Requests whose prompt is due and that are still at their replica, each once."""
         due, found = self._due, []
         while due and due[0][0] <= now:
             _, _, sent_at, passage = heappop(due)

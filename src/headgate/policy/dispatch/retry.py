@@ -1,32 +1,33 @@
-"""Again, elsewhere, or stop? A budget that absorbs one replica's death and never becomes a storm.
+"""Decides whether a failed request is sent again: a budget that absorbs one replica's death and never becomes a retry
+storm.
 
-Retries put the budget in debt; requests pay it off at `ratio` each, and time pays off a whole floor per `REFILL_S`. A
-retry is allowed while the debt stays within the floor: what one replica has in flight, since all of it fails at once
-when that replica dies. So over any window of w seconds
+Retries put the budget in debt; requests pay the debt off at `ratio` each, and time pays off a whole floor per
+`REFILL_S`. A retry is allowed while the debt stays within the floor: the requests that one replica has in flight, since
+all of them fail at once when that replica dies. So over any window of w seconds
 
     retries ≤ ratio · requests + floor · (1 + w / REFILL_S)
 
 with the largest floor told in the window or in the `DEATH_S` before it. Nothing is saved up beyond that, however long
 all went well.
 
-Two kinds of retry are cheaper than they look, and have a budget of their own, `GENTLE` times as large: what has begun
-is gone on with (a client whose stream is cut asks for all of it again), and what could not be sent costs no replica
-anything.
+Two kinds of retry are cheaper than they look, and have a budget of their own, `GENTLE` times as large: a stream that
+has begun is continued (a client whose stream is cut asks for all of it again), and a request that could not be sent
+costs no replica anything.
 """
 
 from enum import Enum
 
 REFILL_S = 60.0
-"""A death a minute is absorbed even where hardly anything is sent."""
+"""Seconds in which time pays off one floor: a death a minute is absorbed even at very low traffic."""
 DEATH_S = 5.0
-"""How long a floor holds. What a dying replica has in flight shrinks with each failure that is reported, while all of
-them belong to the same death."""
+"""Seconds for which a floor holds. The requests that a dying replica has in flight shrink with each failure that is
+reported, while all of them belong to the same death."""
 GENTLE = 4
-"""Deaths a minute that streams survive which have begun."""
+"""Replica deaths per minute that streams survive which have begun."""
 
 
 class RetryVerdict(Enum):
-    """True in a condition: try again."""
+    """Whether to send a request again; only AGAIN is true in a condition."""
 
     AGAIN = "again"
     TOO_MANY_ATTEMPTS = "too many attempts"
@@ -40,24 +41,24 @@ class RetryBudget:
     def __init__(self, ratio: float = 0.1, floor: int = 3, attempts: int = 3) -> None:
         self.ratio = ratio
         self.attempts = attempts
-        """Most times one request is sent, the first included."""
+        """Maximum times one request is sent, the first included."""
         self.debt = 0.0
         self.gentle_debt = 0.0
-        """Of what has begun, or was not sent."""
+        """Debt for streams that had begun and requests that could not be sent."""
         self._least_floor = floor
         self._floor = floor
         self._floor_at = float("-inf")
         self._paid_at = float("-inf")
 
     def earn(self, now: float) -> None:
-        """A request came in."""
+        """Pays off debt for a request that arrived."""
         self.debt = max(0.0, self.debt - self.ratio)
         if self.gentle_debt:
             self.gentle_debt = max(0.0, self.gentle_debt - GENTLE * self.ratio)
 
     def spend(self, now: float, floor: int, attempts: int = 1, gentle: bool = False) -> RetryVerdict:
-        """May a request that was sent `attempts` times be sent once more? Yes is counted; `floor` is what the replica
-        that failed had in flight; `gentle`: it has begun, or was not sent."""
+        """Whether a request that was sent `attempts` times may be sent once more; a yes is charged. `floor`: requests
+        that the failed replica had in flight. `gentle`: the stream had begun, or the request could not be sent."""
         if attempts >= self.attempts:
             return RetryVerdict.TOO_MANY_ATTEMPTS
         if floor >= self._floor or now > self._floor_at + DEATH_S:

@@ -1,14 +1,15 @@
-"""Has this tenant tokens left, where several gateways ask? Each spends from an allowance that it took beforehand.
+"""Limits a tenant's requests and tokens where several gateways share the limit. Each spends from an allowance that it
+took beforehand.
 
-The tenant's one bucket is kept elsewhere. What a gateway has taken from it is in a purse here, in seconds like the
-bucket itself, and an arrival that the purse covers is let in without asking anybody. What the bucket was last heard to
-hold is remembered too. From that follows what to do with an arrival that the purse does not cover: nothing is left, so
-it is refused; or something is, and the allowance has only not come yet: then a gateway may go as far as its part of
-what is left, and owes it. Debts are charged to the bucket later, so that the limit holds over time whatever was
-believed.
+The tenant's one bucket is in the shared store. What a gateway has taken from the bucket is in a purse here, in seconds
+like the bucket itself, and an arrival that the purse covers is admitted without a call to the store. The bucket's last
+known level is remembered too, and decides about an arrival that the purse does not cover: if nothing is left, the
+arrival is refused; if something is left, and only the allowance has not come yet, the gateway may spend up to its part
+of what is left, and owes that. Debts are charged to the bucket later, so that the limit holds over time whatever a
+gateway assumed.
 
-While the bucket can't be reached at all, each gateway keeps to its part of every limit by itself, from where the bucket
-was last.
+While the bucket can't be reached, each gateway keeps to its part of every limit by itself, from the bucket's last known
+level.
 """
 
 from typing import Final
@@ -16,12 +17,12 @@ from typing import Final
 from headgate.policy.dispatch.limits import ROUNDING_S, UNLIMITED, Grant, OverLimit, RateLimiter, TenantLimits
 
 SOON_S: Final = 0.05
-"""When to come back if all that is missing is an allowance on its way."""
+"""Seconds after which a client should come back if only an allowance on its way is missing."""
 MOST_PARTS: Final = 10_000
 
 
 class Purse:
-    """What was taken from one tenant's bucket and is not spent; below zero: spent and not yet taken."""
+    """Seconds taken from one tenant's bucket and not spent yet; below zero: spent and not yet taken."""
 
     __slots__ = ("requests_s", "spent_requests_s", "spent_tokens_s", "tokens_s")
 
@@ -29,7 +30,7 @@ class Purse:
         self.requests_s = 0.0
         self.tokens_s = 0.0
         self.spent_requests_s = 0.0
-        """Ever, for whoever has to know how fast it goes."""
+        """Seconds spent since the purse began, from which the rate of spending is computed."""
         self.spent_tokens_s = 0.0
 
     @property
@@ -38,34 +39,37 @@ class Purse:
 
 
 class SharedLimits(RateLimiter):
-    """The accounts of `RateLimiter` are here what the shared buckets were last heard to be."""
+    """Rate limits shared with other gateways. The accounts of `RateLimiter` hold the last known levels of the shared
+    buckets."""
 
     def __init__(self, most: int = 10_000) -> None:
         super().__init__(most)
         self.connected = False
         """False: the shared buckets can't be reached."""
         self.gateways = 1
-        """That share them, this one included, as last seen."""
+        """Gateways that share the limits, this one included, as last seen."""
         self.purses: dict[str, Purse] = {}
         self.touched: set[str] = set()
-        """Tenants whose purse has changed since somebody looked."""
+        """Tenants whose purse has changed since the driver last looked."""
         self._parts: dict[TenantLimits, TenantLimits] = {}
 
-    # -- what is heard of the others --------------------------------------------------------------------------
+    # -- what is heard of other gateways ----------------------------------------------------------------------
 
     def share(self, gateways: int, connected: bool) -> None:
         if gateways != self.gateways:
             self.gateways = gateways
             self._parts.clear()
         if connected != self.connected:
-            # What is in the purses has been charged already: it is lost to nobody else, and wears off.
+            # The purses were charged already: dropping them takes nothing from other gateways, and the charge wears
+            # off.
             self.connected = connected
             self.purses.clear()
 
     def leased(
         self, tenant: str, requests_s: float, tokens_s: float, requests_full_s: float, tokens_full_s: float, now: float
     ) -> None:
-        """Taken from the bucket, or, below zero, given back; and how long until the bucket is full."""
+        """Books seconds taken from the bucket, or, below zero, given back; and sets the seconds until the bucket is
+        full."""
         purse = self._purse(tenant)
         purse.requests_s += requests_s
         purse.tokens_s += tokens_s
@@ -120,10 +124,10 @@ class SharedLimits(RateLimiter):
         else:
             super().give_back(Grant(grant.tenant, self._part(grant.limits), grant.tokens), now)
 
-    # -- what a driver asks before it takes more ----------------------------------------------------------------
+    # -- what the driver asks before it takes more --------------------------------------------------------------
 
     def covers(self, tenant: str, limits: TenantLimits, tokens: int) -> bool:
-        """Has an allowance for one request of so many tokens been taken?"""
+        """Whether the purse covers one request of this many tokens."""
         purse = self.purses.get(tenant)
         if purse is None:
             return False
@@ -131,7 +135,8 @@ class SharedLimits(RateLimiter):
         return purse.requests_s >= requests_s - ROUNDING_S and purse.tokens_s >= tokens_s - ROUNDING_S
 
     def wait_s(self, tenant: str, limits: TenantLimits, tokens: int, now: float) -> float:
-        """Until the bucket would give what is missing, as far as is known here; 0: it is worth asking."""
+        """Seconds until the bucket would give what the purse lacks, as far as is known here. 0: the store is worth
+        asking."""
         account = self._accounts.get(tenant)
         if account is None:
             return 0.0
@@ -146,7 +151,7 @@ class SharedLimits(RateLimiter):
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def full_in_s(self, tenant: str, now: float) -> tuple[float, float]:
-        """Until the bucket of requests, and that of tokens, is full, as far as is known here."""
+        """Seconds until the bucket of requests, and that of tokens, is full, as far as is known here."""
         account = self._accounts.get(tenant)
         if account is None:
             return 0.0, 0.0
@@ -174,7 +179,8 @@ class SharedLimits(RateLimiter):
         return purse
 
     def _part(self, limits: TenantLimits) -> TenantLimits:
-        """One gateway's part of a limit: its bucket is smaller by as much, and takes as long to fill."""
+        """One gateway's part of a limit: the rate is divided by the number of gateways, and the bucket takes as long to
+        fill."""
         part = self._parts.get(limits)
         if part is None:
             if len(self._parts) >= MOST_PARTS:
@@ -189,7 +195,7 @@ class SharedLimits(RateLimiter):
 
 
 def cost_s(limits: TenantLimits, requests: int, tokens: int) -> tuple[float, float]:
-    """What so many come to, in seconds of each limit."""
+    """What these requests and tokens cost, in seconds of each limit."""
     per_min, tokens_per_min = limits.requests_per_min, limits.tokens_per_min
     return (
         0.0 if per_min is None else 60.0 * requests / per_min,

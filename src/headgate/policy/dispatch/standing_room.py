@@ -1,11 +1,11 @@
-"""Which room stays free for the next request of others?
+"""Keeps a slot or two of a pool free for the next request of another tenant or lane.
 
 A queue bounds who waits, not who runs: thirty generations of a minute fill a pool, and the next request of another
-tenant, or of a lane with a reserve, finds no room within its wait bound however fair its turn. So one slot of a pool,
-or two of a large one, stays free while others are known to come: tenants that the config names or that were seen within
-an hour, lanes whose reserve the operator set or that were used within a day. It is free for tenants below their fair
-share of the room and for lanes below their reserve; a lone tenant in a lone lane loses nothing. A tenant whose own
-requests give their slots back quickly beside the wait bound may use that slot, too.
+tenant, or of a lane with a reserve, finds no free slot within its wait bound however fair its turn. So one slot of a
+pool, or two of a large pool, stays free while other tenants or lanes are expected: tenants that the config names or
+that were seen within an hour, lanes whose reserve the operator set or that were used within a day. The slot is open to
+tenants below their fair share of the pool and to lanes below their reserve; a lone tenant in a lone lane loses nothing.
+A tenant whose own requests release their slots quickly, compared with the wait bound, may use the slot too.
 """
 
 from math import inf
@@ -14,13 +14,14 @@ from typing import Final
 from headgate.model.lane import LANES, Lane
 
 TENANT_MEMORY_S: Final = 3600.0
-"""A tenant seen within this many seconds is known to come."""
+"""A tenant seen within this many seconds is expected again."""
 LANE_MEMORY_S: Final = 86_400.0
-"""A lane used within this many seconds is known to be used again."""
+"""A lane used within this many seconds is expected to be used again."""
 MOST_TENANTS: Final = 1024
-"""Tenants remembered for one lane of one pool; the one not seen for longest is forgotten."""
+"""Maximum tenants remembered for one lane of one pool; the tenant not seen for longest is forgotten."""
 REFRESH_S: Final = 60.0
-"""When a tenant was last seen is noted at most this often: the memory is much longer, and each note moves an entry."""
+"""Minimum seconds between two updates of a tenant's last-seen time: the memory is much longer, and each update moves an
+entry."""
 LEAST_ROOM: Final = 4
 """A pool with fewer slots keeps none free: one would be a third of it or more."""
 LARGE_ROOM: Final = 32
@@ -29,30 +30,31 @@ MOST_KEPT: Final = 2
 SHARE: Final = 8
 """At most one slot in this many stays free, and at most MOST_KEPT in all."""
 QUICK: Final = 0.05
-"""Part of the wait bound within which slots come back so quickly that none has to stay free."""
+"""Share of the wait bound: a tenant whose slots come back at least this often need not leave a slot free."""
 ENOUGH: Final = 8
 """Requests of a tenant that must have ended before it counts as one whose slots come back quickly."""
 LEARN: Final = 0.05
 
 
 class NamedTenants:
-    """What the config says of tenants beside their limits per minute."""
+    """Weights and concurrency limits of the tenants that the config names."""
 
     __slots__ = ("concurrency", "weight", "weights")
 
     def __init__(self, weights: dict[str, float], concurrency: dict[str, int]) -> None:
         self.weights: Final = weights
-        """Tenants named in the config, each with its weight."""
+        """Weight of each tenant named in the config."""
         self.weight: Final = sum(weights.values())
         self.concurrency: Final = concurrency
-        """Most requests at replicas at once, of tenants that have such a limit."""
+        """Maximum requests at replicas at once, for tenants with such a limit; each choice of a request counts as
+        one."""
 
 
 NO_TENANTS: Final = NamedTenants({}, {})
 
 
 class Comers:
-    """Tenants known to come to one lane of one pool."""
+    """Tenants expected in one lane of one pool."""
 
     __slots__ = ("_seen", "_seen_weight")
 
@@ -74,15 +76,15 @@ class Comers:
         oldest = next(iter(self._seen))
         while now - self._seen[oldest][0] > TENANT_MEMORY_S or len(self._seen) > MOST_TENANTS:
             self._forget(oldest)
-            oldest = next(iter(self._seen))  # at the latest the one that has just come
+            oldest = next(iter(self._seen))  # at the latest the tenant that has just come
 
     def others(self, tenant: str, expected: NamedTenants) -> bool:
-        """Whether anybody but this tenant is known to come."""
+        """Whether any tenant other than this one is expected."""
         known = len(expected.weights) + len(self._seen)
         return known > (tenant in expected.weights or tenant in self._seen)
 
     def share(self, tenant: str, weight: float, expected: NamedTenants) -> float:
-        """This tenant's fair share of the room, 0 to 1."""
+        """This tenant's fair share of the pool, 0 to 1."""
         total = expected.weight + self._seen_weight
         if tenant not in expected.weights and tenant not in self._seen:
             total += weight
@@ -102,7 +104,7 @@ class Turnover:
         """When the first request was sent."""
         self._ended = 0
         self._last = 0.0
-        """When the last one ended."""
+        """When the last request ended."""
         self._mean_s = 0.0
         self._square_s = 0.0
 
@@ -120,39 +122,42 @@ class Turnover:
             self._square_s += LEARN * (held_s * held_s - self._square_s)
 
     def found_every_s(self, running: int, now: float) -> float:
-        """Seconds from one release to the next while this many run, as an arrival finds them: long generations weigh
-        by their length, and it takes no less than the time since the last. inf: too few have ended to say."""
+        """Seconds between two releases of a slot while `running` requests run, as an arrival finds them: long
+        generations weigh by their length, and the gap is at least the time since the last release. inf: too few
+        requests have ended to say."""
         if self._ended < ENOUGH or self._mean_s <= 0.0:
             return inf
         return max(self._square_s / self._mean_s / max(1, running), now - self._last)
 
     def held_s(self, guess_s: float, now: float) -> float:
-        """Seconds for which a slot is held, on average. Where nothing has ended yet: `guess_s`, or twice as long as the
-        first has been."""
+        """Mean seconds for which a slot is held. Before any request has ended: `guess_s`, or twice the time since the
+        first was sent if that is longer."""
         if self._ended:
             return self._mean_s
         return guess_s if self._began is None else max(guess_s, 2.0 * (now - self._began))
 
 
 def asked_for(lane: Lane) -> bool:
-    """Whether the operator set this lane's reserve: then its requests are known to come before the first is seen."""
+    """Whether the operator changed this lane's reserve from its default: then its requests are expected before the
+    first is seen."""
     shipped = LANES.get(lane.name)
     return lane.reserve > 0 and (shipped is None or shipped.reserve != lane.reserve)
 
 
 def for_tenants(room: int) -> int:
-    """Slots of a pool that tenants with their fair share leave free for others: a second where it costs little, since
+    """Slots of a pool that tenants at their fair share leave free for others: a second where it costs little, since
     requests that come at random come in pairs."""
     return 1 if room < LARGE_ROOM else 2
 
 
 def most_kept(room: int) -> int:
-    """Slots of a pool that may stay free in all, for tenants and for lanes."""
+    """Maximum slots of a pool that may stay free in all, for tenants and for lanes."""
     return 0 if room < LEAST_ROOM else min(MOST_KEPT, max(1, room // SHARE))
 
 
 def count(counts: dict[str, int], name: str, change: int) -> None:
-    """Names that come to nothing are taken out, so that the dict does not grow with every name ever seen."""
+    """Changes the count of a name. Names with a count of zero are removed, so that the dict does not grow with every
+    name ever seen."""
     number = counts.get(name, 0) + change
     if number:
         counts[name] = number

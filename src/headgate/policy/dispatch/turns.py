@@ -1,8 +1,8 @@
-"""Whose turn is it, and may it go?
+"""Chooses which lane, tenant and request go next, and whether the request may go now.
 
-Lanes with a reserve come first while they have less than it; of the others, the one that has had least for its weight.
-As the fleet fills up, low lanes and long prompts are held back first, tiers keep what is theirs, and the last slot
-stays free for others that are known to come (standing.py).
+Lanes with a reserve go first while they use less than their reserve; of the others, the lane that was served least for
+its weight. As the fleet fills up, low lanes and long prompts are held back first, tiers keep their reserves, and the
+last slots stay free for expected requests of other tenants and lanes (standing_room.py).
 """
 
 from math import ceil, inf, sqrt
@@ -25,12 +25,12 @@ from headgate.policy.dispatch.standing_room import (
 from headgate.policy.replicas.index import RouteIndex
 
 PREFILLS_EACH: Final = 2
-"""Prompts of low lanes, and long ones, that a replica may have at once; more, if they are less than LONG_PROMPT in all.
-Others would end no sooner, and wait there with room that a more urgent one could use; one would leave it without work
-until the next is sent."""
+"""Prompts of low lanes, and long prompts, that a replica may have in prefill at once; more, if they come to less than
+LONG_PROMPT tokens. More than two would end no sooner, and occupy slots that a more urgent request could use; a single
+one would leave the replica without work until the next is sent."""
 HEADROOM: Final = 2.0
-"""Square roots of what a lane with a reserve has at work that lower lanes leave free for it, at most its reserve: by so
-much it may grow by chance before anybody's room comes back."""
+"""Slots that lower lanes leave free for a lane with a reserve, in square roots of its running requests, and at most its
+reserve: the lane may grow by this many requests by chance before a slot comes back."""
 
 
 class Turns:
@@ -42,11 +42,11 @@ class Turns:
         tiers: dict[str, Tier],
         expected: NamedTenants,
     ) -> None:
-        """`pools` is the dispatcher's own."""
+        """`pools` is the dispatcher's own dict."""
         self._fleet = fleet
         self._pools = pools
         self._holding: dict[str, list[FairQueue]] = {}
-        """Queues in which a tenant has no turn, because it has as many at replicas as it may."""
+        """By tenant: queues in which the tenant has no turn, because it is at its concurrency limit."""
         self.reconfigure(lanes, tiers, expected)
 
     def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier], expected: NamedTenants) -> None:
@@ -55,15 +55,15 @@ class Turns:
         self.expected = expected
         self._reserved = any(tier.reserve > 0 for tier in tiers.values())
         self._first = min((float(lane.priority) for lane in lanes.values() if lane.reserve > 0), default=inf)
-        """The priority of the first lane with a reserve; inf: there is none."""
+        """Priority of the most urgent lane with a reserve. inf: no lane has a reserve."""
         self._with_reserve = [(lane, asked_for(lane)) for lane in lanes.values() if lane.reserve > 0]
-        """Each lane with a reserve, and whether the operator set it."""
+        """Each lane with a reserve, and whether the operator set that reserve."""
         for tenant in [*self._holding]:
             self._let_go(tenant)
 
     def next(self, pool: ModelQueue, blocked: list[LaneQueue], now: float) -> tuple[LaneQueue, Request] | None:
-        """The lane to serve and its next request: a lane that has less than its reserve before all others, by priority;
-        otherwise the one that has had least for its weight."""
+        """The lane to serve and its next request: lanes below their reserve before all others, by priority; otherwise
+        the lane that was served least for its weight. None: no request may go."""
         best: tuple[LaneQueue, Request] | None = None
         best_key = (inf, inf)
         for state in pool.lanes.values():
@@ -81,7 +81,7 @@ class Turns:
         return best
 
     def _next_of(self, state: LaneQueue, room: int, used: int, now: float) -> Request | None:
-        """The first request in the order of tenants' turns that may go."""
+        """The first request, in the order of tenants' turns, that may go. None: none may."""
         request = state.queue.peek()
         while request is not None and self._at_its_cap(request.tenant, self._slots(state, request)):
             state.queue.hold(request.tenant)
@@ -98,7 +98,8 @@ class Turns:
         return None
 
     def may_go(self, state: LaneQueue, request: Request, now: float) -> bool:
-        """Low lanes and long prompts are held back first as the fleet fills up; an idle one takes anything."""
+        """Whether this request may go now: low lanes and long prompts are held back first as the fleet fills up; an
+        idle fleet takes any request that its caps allow."""
         if self._at_its_cap(request.tenant, self._slots(state, request)):
             return False
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
@@ -106,8 +107,8 @@ class Turns:
         return may and self._tenant_may_go(state, request, room, used, now)
 
     def wants_room(self, state: LaneQueue, request: Request, now: float) -> bool:
-        """Whether slots of a replica are kept free as they come, until all are there that it needs for its choices. Not
-        for a tenant that has its share of the room while others are known to come: it would keep them out."""
+        """Whether free slots of a replica are kept for this request until there is one for each of its choices. Not for
+        a tenant at its fair share of the pool while others are expected: the request would keep them out."""
         if self._at_its_cap(request.tenant, self._slots(state, request)):
             return False
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
@@ -117,7 +118,8 @@ class Turns:
         return not others or self.light(state, request)
 
     def _slots(self, state: LaneQueue, request: Request) -> int:
-        """What it takes of the room: one for each of its choices, as far as a replica has so many."""
+        """Slots that this request takes: one for each of its choices, and at most the mean number of slots of a
+        replica."""
         if request.choices == 1:
             return 1
         room, _ = self._fleet.capacity(state.pool.model, state.lane.name)
@@ -127,14 +129,14 @@ class Turns:
     # -- tenants ----------------------------------------------------------------------------------------------
 
     def runs(self, state: LaneQueue, tenant: str, change: int) -> None:
-        """It has so many slots more at a replica, or fewer."""
+        """Counts `change` more slots of this tenant at replicas; negative: fewer."""
         state.tally.running += change
         count(state.pool.running, tenant, change)
         if change < 0 and tenant in self._holding:
             self._let_go(tenant)
 
     def capped_at(self, state: LaneQueue, request: Request) -> int | None:
-        """How many its tenant may have at replicas at once, if it has too many for this; None: it may have more."""
+        """The tenant's limit of requests at replicas at once, if this request would exceed it. None: it would not."""
         tenant = request.tenant
         return self.expected.concurrency[tenant] if self._at_its_cap(tenant, self._slots(state, request)) else None
 
@@ -152,7 +154,7 @@ class Turns:
             queue.let_go(tenant)
 
     def light(self, state: LaneQueue, request: Request) -> bool:
-        """Whether its tenant has less of the room than its fair share, while others are known to come."""
+        """Whether the tenant uses less than its fair share of the pool, while others are expected."""
         pool, comers = state.pool, state.pool.comers[state.lane.name]
         if not comers.others(request.tenant, self.expected):
             return False
@@ -161,8 +163,8 @@ class Turns:
         return pool.running.get(request.tenant, 0) < max(1.0, room * share)
 
     def _tenant_may_go(self, state: LaneQueue, request: Request, room: int, used: int, now: float) -> bool:
-        """A tenant that has its fair share leaves the last of the room to others that are known to come, and to lanes
-        below their reserve."""
+        """Whether the tenant may take a slot now. A tenant at its fair share leaves the last slots to other expected
+        tenants, and to lanes below their reserve."""
         if not used:
             return True
         used += self._slots(state, request) - 1
@@ -184,7 +186,7 @@ class Turns:
     def _lane_may_go(
         self, state: LaneQueue, request: Request, room: int, used: int, now: float, slots: int = 0
     ) -> bool:
-        """`slots`: what it would take; 0: as many as it has choices."""
+        """Whether the lane may take `slots` slots for this request now. 0: as many as the request takes."""
         lane = state.lane
         slots = slots or self._slots(state, request)
         if lane.concurrency is not None and state.running + min(slots, lane.concurrency) > lane.concurrency:
@@ -201,12 +203,12 @@ class Turns:
         if not held and lane.priority > self._first and 2 * used >= room:
             held = room - used <= self._headroom(state, room)
         if held and state.running >= max(1, int(self._share(lane) * room)):
-            return False  # it has its share, and what is left is for others
+            return False  # the lane has its share, and the remaining slots are for others
         return used == 0 or not self.prefilled_in_turn(state, request) or not self._enough_to_prefill(state)
 
     def _above_wanted(self, state: LaneQueue, tenant: str, room: int, now: float) -> bool:
-        """Whether a slot stays free for a lane that goes before this one. Not where this one has less than its own
-        reserve or share: it would starve."""
+        """Whether a slot stays free for a lane of higher priority. Not where this lane has less than its own reserve or
+        share: it would starve."""
         if state.running >= max(1, int(max(state.lane.reserve, self._share(state.lane)) * room)):
             for lane, asked in self._with_reserve:
                 if lane.priority < state.lane.priority and self._comes(state.pool, lane, asked, tenant, room, now):
@@ -214,7 +216,7 @@ class Turns:
         return False
 
     def _reserve_short(self, state: LaneQueue, tenant: str, room: int, now: float) -> bool:
-        """Whether a lane that does not go before this one has less than its reserve, and is known to come."""
+        """Whether an expected lane of the same or a lower priority has less than its reserve."""
         for lane, asked in self._with_reserve:
             if lane.name != state.lane.name and lane.priority >= state.lane.priority:
                 running = _at_work(state.pool, lane.name, self._tiers)
@@ -223,18 +225,20 @@ class Turns:
         return False
 
     def _comes(self, pool: ModelQueue, lane: Lane, asked: bool, tenant: str, room: int, now: float) -> bool:
-        """Whether requests of this lane are known to come, and one of this tenant could keep them from a slot."""
+        """Whether requests of this lane are expected, and a request of this tenant could keep them from a slot."""
         if int(lane.reserve * room) < 1 or pool.quick(tenant, lane.wait_bound_s, now):
             return False
         used_at = pool.used_at.get(lane.name)
         return asked or (used_at is not None and now - used_at <= LANE_MEMORY_S)
 
     def prefilled_in_turn(self, state: LaneQueue, request: Request) -> bool:
-        """Whether its prompt is sent only when replicas are done with others: a long one, and any of a low lane."""
+        """Whether this prompt is sent only while replicas have few prompts in prefill: a long prompt, and any prompt of
+        a low lane."""
         return request.prompt_tokens > LONG_PROMPT or state.lane.priority > self._first
 
     def _headroom(self, state: LaneQueue, room: int) -> int:
-        """What is to stay free for lanes that go before this one and are at work, so that they need not wait."""
+        """Slots to keep free for higher-priority lanes with requests running, so that their next requests need not
+        wait."""
         most = 0
         for lane in self._lanes.values():
             if lane.reserve > 0 and lane.priority < state.lane.priority:
@@ -243,7 +247,7 @@ class Turns:
         return most
 
     def _kept_for_others(self, state: LaneQueue, slots: int) -> bool:
-        """What is left of the room is what other tiers have in reserve. An idle fleet takes anybody."""
+        """Whether the free slots are the reserve of other tiers. An idle fleet takes a request of any tier."""
         room, used = self._fleet.capacity(state.pool.model, state.lane.name)
         kept = 0
         for tier in self._tiers.values():
@@ -257,9 +261,9 @@ class Turns:
         return lane.weight / sum(other.weight for other in self._lanes.values())
 
     def _enough_to_prefill(self, state: LaneQueue) -> bool:
-        """Whether replicas have as much as they need of what is prefilled in turn, and goes before it. Prompts of less
-        urgent lanes do not count: an engine leaves them for a more urgent one, and beside two of 100 000 tokens nearly
-        all others were refused. A short prompt does not wait for its own lane's long ones."""
+        """Whether replicas have as many prompts in prefill as they need that go before this one. Prompts of less urgent
+        lanes do not count: an engine leaves them for a more urgent one, and beside two of 100 000 tokens nearly all
+        others were refused. A short prompt does not wait for its own lane's long ones."""
         prefills = tokens = 0
         priority = state.lane.priority
         for other in state.pool.lanes.values():
@@ -273,7 +277,7 @@ class Turns:
 
 
 def _at_work(pool: ModelQueue, lane: str, tiers: dict[str, Tier]) -> int:
-    """Requests of a lane at the pool's replicas."""
+    """Slots that a lane uses at the pool's replicas."""
     running = 0
     for tier in tiers:
         running += pool.tallies[lane, tier].running
