@@ -1,6 +1,6 @@
-"""Who has this prefix, this session?
+"""Finds the replicas that have a prompt's prefix in their cache, and those that a session belongs to.
 
-`Affinity` remembers which conversations each replica has seen, so that the next turn finds its KV cache warm. It is a
+`Affinity` remembers which conversations each replica has seen, so that the next turn finds its KV cache warm. This is a
 guess about the engines' own caches, so it may only ever be a preference. `Ring` gives a session the same few replicas
 in the same order, in every process, and moves few sessions when the fleet changes.
 """
@@ -17,15 +17,15 @@ from headgate.model.request import Request
 
 HEAD: Final = 2
 TAIL: Final = 8
-"""Which links of a chain are remembered: the first few, which many conversations share, and the last ones, among which
-the end of the previous turn is. What lies between would cost time on every turn of a long conversation."""
+"""Numbers of links of a chain that are remembered: the first few, which many conversations share, and the last ones,
+among which the end of the previous turn is. The links between would cost time on every turn of a long conversation."""
 KNOWN: Final = 8
-"""Holders remembered per link, latest first. A prefix that more replicas hold needs no finding."""
+"""Maximum holders remembered per link, latest first. A prefix that more replicas hold needs no finding."""
 HOLDERS: Final = 3
-"""Most holders named in one answer."""
+"""Maximum holders named in one answer."""
 NOBODY: tuple[ReplicaId, ...] = ()
 ONLY: Final = [0]
-"""The links of a chain that has one: most requests' are that short."""
+"""The links of a chain that has one: most requests' chains are that short."""
 
 
 def _links(length: int) -> list[int]:
@@ -50,7 +50,7 @@ class Affinity:
         return sum(len(seen) for seen in self._seen.values())
 
     def holders(self, prefix: tuple[bytes, ...]) -> dict[ReplicaId, int]:
-        """At most three replicas that have seen this beginning, and how many links of it: longest first, then the
+        """At most three replicas that have seen this prefix, and how many links of it each: longest first, then the
         latest to have seen it."""
         known = self._holders
         for at in ONLY if len(prefix) == 1 else _links(len(prefix)):
@@ -59,7 +59,7 @@ class Affinity:
         else:
             return {}
         found = dict.fromkeys(known[prefix[at]][:HOLDERS], at + 1)
-        # Few have seen all this; more have seen how it begins. What lies between is not worth a search.
+        # Few replicas have seen all this; more have seen how it begins. The links between are not worth a search.
         for head in (min(HEAD, at) - 1, 0) if at else ():
             for replica_id in known.get(prefix[head], NOBODY):
                 if len(found) >= HOLDERS:
@@ -69,7 +69,7 @@ class Affinity:
         return found
 
     def remember(self, request: Request, replica_id: ReplicaId) -> None:
-        """The replica is about to see this request: whoever starts like it should follow."""
+        """Notes that the replica is about to see this request: requests that start like it should follow."""
         prefix = request.prefix
         if not prefix:
             return
@@ -89,17 +89,17 @@ class Affinity:
         self._trim(replica_id, seen)
 
     def forget(self, replica_id: ReplicaId) -> None:
-        """It has left, or its process has died and its cache with it."""
+        """Forgets a replica that has left, or whose process has died and its cache with it."""
         for link in self._seen.pop(replica_id, ()):
             self._drop(link, replica_id)
 
     def links(self, replica_id: ReplicaId) -> int:
-        """How much of conversations would have to be computed again without it."""
+        """Links remembered for this replica: what would have to be computed again without it."""
         return len(self._seen.get(replica_id, ()))
 
     def _joined(self, replica_id: ReplicaId) -> OrderedDict[bytes, None]:
         seen = self._seen[replica_id] = OrderedDict()
-        for other_id, other in self._seen.items():  # everybody's share of the total has shrunk
+        for other_id, other in self._seen.items():  # each replica's share of the total has shrunk
             self._trim(other_id, other)
         return seen
 
@@ -124,7 +124,8 @@ def _place(key: str) -> int:
 
 
 class Ring:
-    """Consistent hashing: each replica owns `points` places on a circle, a session belongs to whoever comes next."""
+    """Consistent hashing: each replica owns `points` places on a circle, and a session belongs to the replica that
+    comes next."""
 
     def __init__(self, points: int = 64) -> None:
         self.points = points
@@ -144,7 +145,7 @@ class Ring:
                 del self._places[bisect_left(self._places, place)]
 
     def walk(self, start: int, count: int) -> list[tuple[int, ReplicaId]]:
-        """The first `count` different replicas from there on, each with the way to it."""
+        """The first `count` different replicas from `start` on, each with the distance to it."""
         places, owner = self._places, self._owner
         at, total = bisect_left(places, start), len(places)
         found: list[tuple[int, ReplicaId]] = []
@@ -170,7 +171,8 @@ class Ring:
 
 
 def session_order(session: str, rings: Sequence[Ring], count: int) -> list[ReplicaId]:
-    """Whom this session prefers, best first. Several rings give what one ring of all their replicas would."""
+    """The replicas that this session prefers, best first. Several rings give what one ring of all their replicas
+    would."""
     start = _place(session)
     if len(rings) == 1:
         return [replica_id for _, replica_id in rings[0].walk(start, count)]

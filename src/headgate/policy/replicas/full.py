@@ -1,16 +1,16 @@
-"""Which replicas say that they are full, and when is one asked again?
+"""Tracks which replicas say that they are full, and when each is tried again.
 
-A refusal means that there is no room beyond what the replica has: that many is its ceiling, so that one more goes there
-only when one of its requests ends. When the time that it named has passed (or, where it named none, a back-off that
-grows with each try that is refused too), one more is tried; if it is taken the ceiling grows, by one with each request
-that is, until it is gone.
+A refusal means that there is no room beyond the requests that the replica has: their number is its ceiling, so that one
+more goes there only when one of its requests ends. When the time that the replica named has passed (or, where it named
+none, a back-off that grows with each try that is refused too), one more request is tried; if it is accepted the ceiling
+grows, by one with each accepted request, until the ceiling is lifted.
 
 Requests that were refused and have to wait do so apart from the others. They go first when one of a replica's requests
-ends, but a try is for the others: one may be the only one that is refused, and would take every try from all who could
-be served.
+ends, but a try is for the others: a refused request may be the only one that is refused, and would take every try from
+all that could be served.
 
-A replica that could not even be reached is closed in the same way, and does not count as usable meanwhile: whoever has
-nobody else waits for it to come up. The next probe that it answers opens it.
+A replica that could not even be reached is closed in the same way, and does not count as usable meanwhile: a request
+that has no other replica waits for this one to come up. The next probe that it answers opens it.
 """
 
 from math import inf
@@ -22,35 +22,36 @@ from headgate.policy.replicas.index import ReplicaPool, RouteIndex
 
 LEAST_S: Final = 0.1
 LONGEST_S: Final = 30.0
-"""Bounds on the time that a replica names."""
+"""Bounds on the seconds that a replica names."""
 BACK_OFF_S: Final = 0.25
 LONGEST_BACK_OFF_S: Final = 2.0
-"""First, and at most, where it names none. It doubles with each try that is refused."""
+"""First and maximum back-off in seconds, where the replica names none. It doubles with each try that is refused."""
 STEP_S: Final = 0.25
-"""While nothing is refused, the ceiling grows by one so often at least: an answer in one piece says nothing until all
-of it is there."""
+"""Seconds after which a ceiling that is reached grows by one while nothing is refused: an unstreamed answer says
+nothing until all of it is there."""
 FORGET_S: Final = 10.0
-"""A ceiling that is not reached, so long after the last refusal, is forgotten."""
+"""Seconds after the last refusal when a ceiling that is not reached is forgotten."""
 
 
 class Closed:
-    """A replica that refused."""
+    """A replica that refused a request or could not be reached."""
 
     __slots__ = ("load", "opened", "refusals", "refused_at", "try_at")
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.refusals = 0
-        """Tries in a row."""
+        """Tries refused in a row."""
         self.refused_at = -inf
         self.try_at = inf
-        """When it is looked at next."""
+        """When the replica is looked at next."""
         self.opened = False
-        """The time that it named has passed."""
+        """Whether the time that the replica named, or its back-off, has passed."""
 
 
 class Full:
-    """The dispatcher tells it who refused, and who took something after all."""
+    """Keeps the ceilings of full replicas. The dispatcher reports which replicas refused, and which accepted a request
+    after all."""
 
     def __init__(self, fleet: RouteIndex) -> None:
         self._fleet = fleet
@@ -61,15 +62,15 @@ class Full:
     def refused(
         self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool
     ) -> None:
-        """It would not take a request that was sent to it then, and is no longer counted there. `again`: the request
-        has been refused before, so that this says less of the replica."""
+        """Closes a replica that refused a request. The request was sent at `sent_at` and is no longer counted there.
+        `again`: the request has been refused before, so that this says less of the replica."""
         if self._fleet.get(load.id) is not load:
-            return  # it has left
+            return  # the replica has left
         one = self._closed.get(load.id)
         if one is None or one.load is not load:
             one = self._closed[load.id] = Closed(load)
         if not one.refusals or (sent_at >= one.refused_at and not again):
-            one.refusals += 1  # otherwise it belongs to the same burst as the one before, or to the same request
+            one.refusals += 1  # otherwise it is of the same burst as the refusal before, or of the same request
         wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** min(one.refusals - 1, 16))
         if after_s is not None:
             wait_s = min(LONGEST_S, max(LEAST_S, after_s))
@@ -80,7 +81,7 @@ class Full:
         self.wake_at = min(self.wake_at, one.try_at)
 
     def took(self, load: Load, sent_at: float) -> None:
-        """A request that was sent to it then has been answered: it was not refused."""
+        """Notes that a request sent at `sent_at` has been answered: it was not refused."""
         one = self._closed.get(load.id)
         if one is None or sent_at < one.refused_at:
             return
@@ -92,7 +93,7 @@ class Full:
             self._fleet.changed(load)
 
     def answered(self, replica_id: ReplicaId) -> bool:
-        """A probe reached it. Whether that opens it."""
+        """Notes that a probe reached the replica. Returns whether that opens it."""
         one = self._closed.get(replica_id)
         if one is None or not one.load.unreached:
             return False
@@ -101,13 +102,14 @@ class Full:
         return True
 
     def forget(self, load: Load) -> None:
-        """It is out or has left: whatever it said before does not count when it is back. The caller tells the fleet."""
+        """Forgets the refusals of a replica that is out or has left: they do not count when it is back. The caller
+        tells the fleet."""
         one = self._closed.get(load.id)
         if one is not None and one.load is load:
             self._lift(one)
 
     def tick(self, now: float) -> None:
-        """What time has changed."""
+        """Opens replicas whose time has passed, and raises or lifts ceilings."""
         wake_at = inf
         for one in list(self._closed.values()):
             if one.try_at <= now:
@@ -116,7 +118,7 @@ class Full:
         self.wake_at = wake_at
 
     def opens_in(self, pools: tuple[ReplicaPool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
-        """Seconds until the first of these replicas is asked again, where all that are usable and fit are closed; 0:
+        """Seconds until the first of these replicas is tried again, where all that are usable and fit are closed. 0:
         some are not."""
         open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)
         if not usable or len(self._closed) < usable:
@@ -147,17 +149,17 @@ class Full:
 
 HOLD_S: Final = 0.25
 LONGEST_HOLD_S: Final = 8.0
-"""How long a request is not tried that was refused for the third time, and at most; it doubles each time."""
+"""First and maximum seconds for which a request is not tried, from its third refusal on; it doubles each time."""
 
 
 class SetAside:
-    """Requests that were refused, and wait."""
+    """Requests that full replicas refused, and that wait."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, Passage]] = {}
-        """By id: not before when."""
+        """By id: the moment before which the request is not tried, and the request."""
         self.wake_at = inf
-        """When to call `expire`; inf: there are none."""
+        """When to call `expire`. inf: no request is set aside."""
 
     def add(self, passage: Passage, now: float) -> None:
         hold_s = min(LONGEST_HOLD_S, HOLD_S * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
@@ -173,11 +175,11 @@ class SetAside:
         return sum(passage.state.lane.name == lane for _, passage in self._held.values())
 
     def due(self, now: float) -> list[Passage]:
-        """Those that may be tried."""
+        """Requests that may be tried."""
         return [passage for until, passage in self._held.values() if until <= now]
 
     def expire(self, now: float) -> list[Passage]:
-        """Those whose time is over, which are held no longer."""
+        """Removes and returns the requests whose wait bound has passed."""
         late = [passage for _, passage in self._held.values() if passage.request.wait_until <= now]
         for passage in late:
             del self._held[passage.request.id]

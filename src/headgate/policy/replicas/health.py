@@ -1,16 +1,16 @@
-"""Which replicas may be used?
+"""Decides which replicas may be used.
 
 What is seen of a replica, a request's end or a probe, is counted until it is a `Sign`; what follows from a sign in each
 state is the table `NEXT`, and nothing else changes a state.
 
-A replica that is out is judged by probes alone: whatever else comes in was sent before it went out, and a late success
-must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then grows from a tenth
-to the whole; until then few requests are enough to judge it by. The cooldown doubles with each relapse, but probes that
-see the replica down cut it short: they will see it come back too.
+A replica that is out is judged by probes alone: any other result is of a request sent before the replica went out, and
+a late success must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then
+grows from a tenth to the whole; during that ramp few requests are enough to judge it by. The cooldown doubles with each
+relapse, but probes that see the replica down cut it short: they will see it come back too.
 
-Requests that fail are signs too, but the requests may be at fault. So they alone never put out the last replica that
-can be used, nor more than half of those that can stand in for each other, as long as its probes succeed; and an answer
-that says it failed counts only if another request fails there too, or the same succeeds elsewhere.
+Requests that fail are signs too, but the requests may be at fault. So they alone never eject the last replica that can
+be used, nor more than half of those that can stand in for each other, as long as its probes succeed; and an error
+answer counts only if another request fails there too, or the same succeeds elsewhere.
 """
 
 from dataclasses import dataclass, field
@@ -30,17 +30,17 @@ FIRST_SHARE = 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRules:
     failures: int = 3
-    """In a row, and the replica is out; requests and probes count together, each kind until it next succeeds."""
+    """Failures in a row that eject a replica; requests and probes count together, each kind until it next succeeds."""
     successes: int = 2
-    """Probes in a row, once its cooldown is over, and it is back."""
+    """Successful probes in a row, after its cooldown, that bring a replica back."""
     cooldown_s: float = 1.0
-    """How long it is out at least. With probes every second a revived replica is in use within 5 s."""
+    """Minimum seconds for which a replica is out. With probes every second a revived replica is in use within 5 s."""
     cooldown_limit_s: float = 60.0
-    """What the cooldown may double up to."""
+    """Maximum seconds that the cooldown may double up to."""
     forgive_s: float = 60.0
-    """In use for this long, and the next cooldown is as short as the first."""
+    """Seconds in use after which the next cooldown is as short as the first."""
     ramp_s: float = 5.0
-    """From a tenth of its room to all of it."""
+    """Seconds from a tenth of a replica's slots to all of them."""
     outlier: OutlierConfig = field(default_factory=OutlierConfig)
 
 
@@ -57,18 +57,18 @@ class Saw(Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     STALL = "stall"
-    """It fell silent. Counts twice: it has cost a client's patience too."""
+    """The replica fell silent. Counts twice: this has cost a client's patience too."""
     NEUTRAL = "neutral"
-    """The client erred or left, or the replica said that it is busy: no fault of anybody's."""
+    """The client erred or left, or the replica said that it is busy: no fault of the replica's."""
     PROBE_OK = "probe ok"
     PROBE_FAILED = "probe failed"
     DEEP_OK = "deep ok"
-    """A token was really generated."""
+    """A probe really generated a token."""
     DEEP_FAILED = "deep failed"
 
 
 class Sign(Enum):
-    """What it all comes to."""
+    """What all that was seen of a replica comes to."""
 
     NOTHING = "nothing new"
     FAILURES = "failures in a row"
@@ -99,7 +99,7 @@ SAW: dict[Outcome, Saw] = {
     Outcome.REPLICA_STALLED: Saw.STALL,
     Outcome.ENGINE_FAILED: Saw.FAILURE,
 }
-"""What the end of a request that was at a replica says of it."""
+"""What the end of a request at a replica says of that replica."""
 
 
 def as_mermaid() -> str:
@@ -116,16 +116,16 @@ def as_mermaid() -> str:
 class HealthVerdict(NamedTuple):
     replica_id: ReplicaId
     changed: bool
-    """Its state or its share did."""
+    """Whether the replica's state or share changed."""
     usable: float
-    """The share of its room that it may be given; 0: none."""
+    """Share of the replica's slots that may be used. 0: none."""
     state: HealthState
     why: str
-    """What put it into its state."""
+    """What put the replica into its state."""
 
 
 class Standing(NamedTuple):
-    """How a replica stands, for people."""
+    """A replica's state, for people."""
 
     state: HealthState
     since: float
@@ -141,21 +141,21 @@ class HealthEntry:
     kin: Kin
     record: ReplicaRecord
     deep_failed: int = 0
-    """In a row. Survives an ejection: a probe that generates nothing can't disprove it."""
+    """Deep probes that failed in a row. Survives an ejection: a probe that generates nothing can't disprove it."""
     state: HealthState = UP
     usable: float = 1.0
-    """As last told."""
+    """Share of the replica's slots that may be used, as in the last verdict."""
     why: str = "joined"
     since: float = 0.0
     out_until: float = 0.0
     ejections: int = 0
     back_at: float = -inf
-    """When it was last taken into use after being out."""
+    """When the replica was last taken into use after being out."""
     probes_ok: int = 0
     parked: bool = False
-    """It is given nothing, however it is."""
+    """Whether the replica is sent nothing, whatever its state."""
     due: float = inf
-    """When time alone changes something."""
+    """When time alone changes something. inf: never."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,10 +166,10 @@ class Group:
     lanes: frozenset[str]
     size: int = 0
     out: int = 0
-    """Of these, not in use, or parked."""
+    """Replicas of the group that are not in use, or parked."""
 
     def covers(self, other: "Group") -> bool:
-        """Whether these can do all that the others do; without names or lanes they serve any."""
+        """Whether these replicas can serve all that the other group serves; without names or lanes they serve any."""
         models = not self.names or (bool(other.names) and other.names <= self.names)
         return models and (not self.lanes or (bool(other.lanes) and other.lanes <= self.lanes))
 
@@ -182,12 +182,13 @@ class Health:
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
         self._alarms: list[tuple[float, ReplicaId]] = []
         self.ejections = 0
-        """How often a replica in use was put out, since the start."""
+        """Ejections of replicas in use since the start."""
 
     # -- replicas come and go -------------------------------------------------------------------------------
 
     def add(self, replica: Replica, now: float, state: HealthState = UP, parked: bool = False) -> HealthVerdict:
-        """UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from there."""
+        """Adds a replica. UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from
+        there."""
         self.remove(replica.id)
         group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
         lanes, tags = tuple(sorted(replica.lanes)), replica.tags
@@ -215,7 +216,7 @@ class Health:
             watch.due = inf
 
     def park(self, replica_id: ReplicaId, parked: bool) -> None:
-        """While it is, it stands in for nobody."""
+        """Parks a replica or takes it back. A parked replica stands in for no other."""
         watch = self._watched.get(replica_id)
         if watch is not None:
             before = _serves(watch)
@@ -234,9 +235,9 @@ class Health:
         token_s: float | None = None,
         in_flight: int = 1,
     ) -> None:
-        """How quick a request was that ended well; `on` judges it. `ttft_s` None: nobody knows when its first token was
-        there, and `token_s` is what each of its tokens took in all. `tpot_s` and `token_s` None: not known, or it had
-        too few tokens to tell. `in_flight`: requests that its replica had, it included."""
+        """Takes in how quick a request was that ended well; `on` judges it. `ttft_s` None: the time of its first token
+        is unknown, and `token_s` is the seconds per token in all. `tpot_s` and `token_s` None: unknown, or the answer
+        had too few tokens to tell. `in_flight`: requests that the replica had, this one included."""
         watch = self._watched.get(replica_id)
         if watch is None or not _in_use(watch):
             return
@@ -258,8 +259,9 @@ class Health:
         token_s: float | None = None,
         in_flight: int = 1,
     ) -> HealthVerdict | None:
-        """`served` and `on` in one, for the end that is seen most. None: nothing about it has changed. Whether it is
-        slower than its peers is asked once for each look at them, and not at every request."""
+        """`served` and `on` in one, for the end that is seen most. None: nothing about the replica has changed. Whether
+        the replica is slower than its peers is asked once for each computation of their medians, and not at every
+        request."""
         watch = self._watched.get(replica_id)
         if watch is None:
             return None
@@ -274,8 +276,8 @@ class Health:
         return self.on(replica_id, Saw.SUCCESS, now)
 
     def another(self, replica_id: ReplicaId, about: About) -> bool:
-        """It answered this with an error. Whether it has done so to another request too, since it last did well: then
-        it is the one to blame."""
+        """Notes an error answer to this prompt. Returns whether the replica has failed another prompt too, since it
+        last did well: then the replica is to blame."""
         watch = self._watched.get(replica_id)
         return watch is not None and watch.record.another(about)
 
@@ -323,8 +325,8 @@ class Health:
         return Sign.NOTHING, ""
 
     def _replaceable(self, watch: HealthEntry) -> bool:
-        """Whether requests alone may put it out. Never the last, nor more than half of those that can stand in for it:
-        whoever is slow or fails now and then is better than nobody."""
+        """Whether requests alone may eject this replica. Never the last, nor more than half of those that can stand in
+        for it: a replica that is slow or fails now and then is better than none."""
         size = out = 0
         for group in self._groups.values():
             if group.covers(watch.group):
@@ -350,24 +352,24 @@ class Health:
     # -- time ---------------------------------------------------------------------------------------------------
 
     def share(self, replica_id: ReplicaId, now: float) -> float:
-        """The part of its room that it may be given now."""
+        """Share of the replica's slots that may be used now."""
         watch = self._watched.get(replica_id)
         return self._share(watch, now) if watch is not None else 0.0
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
-        """None: it is not in the fleet."""
+        """The replica's standing. None: it is not in the fleet."""
         watch = self._watched.get(replica_id)
         return Standing(watch.state, watch.since, watch.why) if watch is not None else None
 
     def wake_at(self) -> float:
-        """When to call `tick`; inf: not until something is seen."""
+        """When to call `tick`. inf: not until something is seen."""
         alarms = self._alarms
         while alarms and self._stale(alarms[0]):
             heappop(alarms)
         return alarms[0][0] if alarms else inf
 
     def tick(self, now: float) -> list[HealthVerdict]:
-        """What time has changed."""
+        """The verdicts on all replicas that time alone has changed."""
         verdicts = []
         while self.wake_at() <= now:
             watch = self._watched[heappop(self._alarms)[1]]
@@ -413,7 +415,7 @@ class Health:
             watch.probes_ok = 0
         elif state is RAMPING:
             watch.record = watch.kin.members[watch.id] = ReplicaRecord()
-            # One more deep failure is then enough: coming back on shallow probes has not disproved the others.
+            # One more deep failure is then enough: coming back on shallow probes has not disproved the earlier ones.
             watch.deep_failed = min(watch.deep_failed, self.config.failures - 1)
             watch.back_at = now
             due = self._next_step(watch, now)

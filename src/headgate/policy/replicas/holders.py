@@ -1,4 +1,5 @@
-"""Which places hold this block? Nearly always one does, so that one is remembered without a collection around it."""
+"""Remembers which places hold a block. Nearly always one does, so that one is remembered without a collection around
+it."""
 
 
 class Holders:
@@ -6,15 +7,15 @@ class Holders:
 
     def __init__(self) -> None:
         self._one: dict[bytes, int] = {}
-        """A place that holds it."""
+        """One place that holds each block."""
         self._several: dict[bytes, dict[int, None]] = {}
-        """All that do, where they are more than one."""
+        """All places that hold a block, where they are more than one."""
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._one
 
     def __len__(self) -> int:
-        """Blocks that are held."""
+        """Blocks held in at least one place."""
         return len(self._one)
 
     def of(self, digest: bytes) -> list[int]:
@@ -25,7 +26,8 @@ class Holders:
         return digest not in self._several
 
     def known(self, chain: list[bytes]) -> int:
-        """How many leading blocks of a chain are held somewhere? Whoever holds one holds all before it."""
+        """Number of leading blocks of a chain that are held somewhere. A place that holds one block holds all before
+        it."""
         one, low, high = self._one, 0, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
@@ -36,7 +38,7 @@ class Holders:
         return low
 
     def add(self, chain: list[bytes], start: int, place: int) -> None:
-        """This place holds all of the chain from there on."""
+        """Notes that this place holds all of the chain from `start` on."""
         one = self._one
         for at in range(start, len(chain)):
             digest = chain[at]
@@ -47,7 +49,7 @@ class Holders:
                 self._several.setdefault(digest, {holder: None})[place] = None
 
     def remove(self, chain: list[bytes], start: int, place: int) -> None:
-        """It does not any more."""
+        """Notes that this place no longer holds the chain from `start` on."""
         one, several = self._one, self._several
         for at in range(start, len(chain)):
             digest = chain[at]

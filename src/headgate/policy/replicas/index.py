@@ -1,8 +1,8 @@
-"""Who has room?
+"""Keeps the index of the fleet: which replicas have free slots, least loaded first.
 
-The index of the fleet: for a model and a lane, the replicas that may be used, least loaded first, without ever looking
-at all of them. A sorted list, not a heap: the least few, one at random and a replica that moves are all cheap, and ties
-go by order of joining, the same in every process.
+For a model and a lane, the index gives the replicas that may be used without ever looking at all of them. A sorted
+list, not a heap: the least few, one at random and a replica that moves are all cheap, and ties go by order of joining,
+the same in every process.
 """
 
 from bisect import bisect_left, insort
@@ -16,32 +16,33 @@ from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.policy.replicas.affinity import Ring
 
 Order = Literal["work", "requests", "turn", "weighted_turn"]
-"""What the index is ordered by. A turn grows with each request sent: the lowest is whose turn it is."""
+"""What the index is ordered by. A turn grows with each request sent: the replica with the lowest is next."""
 LOOKED_AT: Final = 32
-"""Replicas with room that are looked at to find the one with most of it."""
+"""Maximum replicas with free slots that are examined to find the one with most of them."""
 DECODE: Final = 0.25
-"""What decoding counts for against prefill. If it counted in full, a replica that has just come into use, and so has
+"""Weight of decoding against prefill. If decoding counted in full, a replica that has just come into use, and so has
 nothing to decode yet, would be sent every prompt until it had as much as the others, one waiting for the other. Among
-1, 0.5, 0.25 and 0.1 the one with the best tail when load rises to four times as much."""
+1, 0.5, 0.25 and 0.1 this has the best tail when load rises to four times as much."""
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaPool:
-    """Replicas that serve the same model and lanes, and what they come to."""
+    """Replicas that serve the same model and lanes, and their sums."""
 
     names: frozenset[str]
-    """Models they are asked for; empty: any."""
+    """Model names that they serve. Empty: any."""
     lanes: frozenset[str]
     ring: Ring = field(default_factory=Ring)
     ready: list[tuple[float, int, "IndexEntry"]] = field(default_factory=list)
-    """Those usable and with room, least loaded first, then first come: order numbers make ties the same everywhere."""
+    """Replicas that are usable and have a free slot, least loaded first, then first come: order numbers make ties the
+    same everywhere."""
     replicas: int = 0
     usable: int = 0
     limit: int = 0
-    """Requests all of them may have at once."""
+    """Requests that all of them may have at once."""
     room: int = 0
     turn: float = 0.0
-    """How far turns have come."""
+    """The highest turn that was used: a replica that comes back continues from there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +55,7 @@ class IndexEntry:
     pool: ReplicaPool
     token_limit: int | None
     entry: tuple[float, int, "IndexEntry"] | None = None
-    """Its place in `ready`; None: it is not there."""
+    """The replica's place in `ready`. None: it is not there."""
     turn: float = 0.0
     requests: int = 0
     usable: bool = False
@@ -63,13 +64,13 @@ class IndexEntry:
 
 
 def work_s(load: Load, prefill_tokens: int, decode_tokens: int) -> float:
-    """Seconds that so many tokens keep the next request from its first token here. Prompts go one after the other and
-    before it; what is decoded, at full batch as it would be under load, only slows them, and counts for DECODE."""
+    """Seconds by which these tokens delay the first token of the next request here. Prompts go one after the other and
+    before it; decoding, at full batch as it would be under load, only slows them, and counts for DECODE."""
     return prefill_tokens * load.prefill_token_s + DECODE * decode_tokens * load.tpot_s / max(1.0, load.limit)
 
 
 class RouteIndex:
-    """Whoever writes a Load that is in here calls `changed` afterwards."""
+    """The index of all replicas. Code that writes a Load in this index calls `changed` afterwards."""
 
     def __init__(self, order: Order = "work") -> None:
         self.order = order
@@ -92,7 +93,7 @@ class RouteIndex:
             self._look_again()
         pool.replicas += 1
         pool.ring.add(replica.id)
-        self._joined += known is None  # one that is only described anew keeps its place
+        self._joined += known is None  # a replica that is only described anew keeps its place
         number = self._joined if known is None else known.number
         self.loads[replica.id] = load
         self.seats[replica.id] = IndexEntry(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
@@ -113,7 +114,7 @@ class RouteIndex:
             self._look_again()
 
     def changed(self, load: Load) -> None:
-        """Something about it did. A replica that has left meanwhile is no longer of interest."""
+        """Takes in a changed Load. A replica that has left meanwhile is ignored."""
         replica = load.replica
         seat = self.seats.get(replica.id)
         if seat is None or seat.load is not load:
@@ -144,7 +145,7 @@ class RouteIndex:
     # -- what the dispatcher asks ---------------------------------------------------------------------------
 
     def get(self, replica_id: ReplicaId) -> Load | None:
-        """None: it has left."""
+        """The replica's Load. None: the replica has left."""
         return self.loads.get(replica_id)
 
     def replicas(self) -> list[Replica]:
@@ -156,16 +157,16 @@ class RouteIndex:
         return list(self._models)
 
     def by_name(self, model: str) -> bool:
-        """Does anybody serve this model by its name?"""
+        """Whether a replica serves this model by its name."""
         return model in self._models
 
     def any_for(self, model: str | None, lane: str | None = None) -> bool:
-        """Does anybody serve this, usable or not?"""
+        """Whether a replica serves this model and lane, usable or not."""
         dedicated, others = self._view(model, lane)
         return bool(dedicated or others)
 
     def usable(self, model: str | None, lane: str | None = None) -> int:
-        """Replicas that may be used for this, with room or without."""
+        """Number of replicas that may be used for this, with free slots or without."""
         return sum(pool.usable for pool in self.pools(model, lane))
 
     def serves_lane(self, lane: str) -> bool:
@@ -173,7 +174,7 @@ class RouteIndex:
         return any(pool.usable and (not pool.lanes or lane in pool.lanes) for pool in self._pools.values())
 
     def capacity(self, model: str | None, lane: str | None = None) -> tuple[int, int]:
-        """(limit, used): requests that usable replicas may have at once, and how much of that is taken."""
+        """(limit, used): requests that usable replicas may have at once, and how many of these slots are taken."""
         limit = used = 0
         for pool in self.pools(model, lane):
             limit += pool.limit
@@ -183,15 +184,15 @@ class RouteIndex:
     def pools(
         self, model: str | None, lane: str | None, tried: frozenset[ReplicaId] = frozenset()
     ) -> tuple[ReplicaPool, ...]:
-        """Replicas that serve this lane and no other, if any of them is usable: they are there so that it disturbs
-        nobody. Otherwise all that serve it among others."""
+        """Replicas that serve this lane and no other, if any of them is usable and untried: they are there so that the
+        lane disturbs no other. Otherwise all that serve it among others."""
         dedicated, others = self._view(model, lane)
         if dedicated and (self.left(dedicated, tried) or not others):
             return dedicated
         return others
 
     def left(self, pools: tuple[ReplicaPool, ...], tried: frozenset[ReplicaId]) -> int:
-        """Usable replicas that have not been tried."""
+        """Number of usable replicas that have not been tried."""
         usable = sum(pool.usable for pool in pools)
         for replica_id in tried:
             seat = self.seats.get(replica_id)
@@ -200,14 +201,14 @@ class RouteIndex:
         return usable
 
     def least(self, pools: tuple[ReplicaPool, ...]) -> Iterator[tuple[float, int, IndexEntry]]:
-        """Those with room, least loaded first."""
+        """Replicas with free slots, least loaded first."""
         return iter(pools[0].ready) if len(pools) == 1 else merge(*(pool.ready for pool in pools))
 
     def roomiest(
         self, model: str | None, lane: str | None, slots: int, tried: frozenset[ReplicaId]
     ) -> ReplicaId | None:
-        """Of the least loaded, the replica that lacks fewest of so many slots, as far as it has as many at all; None:
-        one lacks none, or nobody has a free one."""
+        """The replica that lacks fewest of `slots` free slots, among the least loaded; a smaller replica needs only as
+        many as it has. None: one lacks none, or none has a free slot."""
         best: IndexEntry | None = None
         lacks = 0
         for entry in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
@@ -226,7 +227,8 @@ class RouteIndex:
         if self.order == "requests":
             return load.requests / load.usable
         if seat.entry is None:
-            # New, or back from being full or out: it goes on from here, and has no turns to catch up on.
+            # A replica that is new, or back from being full or out, continues from here, and has no turns to catch up
+            # on.
             seat.turn = max(seat.turn, seat.pool.turn)
         return seat.turn
 
@@ -250,7 +252,7 @@ class RouteIndex:
         seat.usable, seat.limit, seat.room = usable, limit, room
 
     def _view(self, model: str | None, lane: str | None) -> tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]:
-        # Names come from clients: those that nobody serves by name share one answer, so that there is an end to them.
+        # Names come from clients: names that no replica serves share one answer, so that the cache is bounded.
         key = (model if model in self._models else None, lane)
         view = self._views.get(key)
         if view is None:

@@ -1,7 +1,7 @@
-"""Which replicas are there, and how much of each may be used?
+"""Keeps the replicas of the fleet, and how much of each may be used.
 
-Whatever becomes known of a replica (that it joined, answers, is parked, failed, was quick, is shared with other
-gateways) ends here in two numbers: the share of it that may be used, and how much it may have at once.
+All that becomes known of a replica (that it joined, answers, is parked, failed, was quick, is shared with other
+gateways) ends here in two numbers: the share of it that may be used, and the requests that it may have at once.
 """
 
 from typing import Final
@@ -16,10 +16,10 @@ from headgate.policy.replicas.index import RouteIndex
 from headgate.policy.replicas.outlier import About
 
 UNKNOWN_SIZE: Final = (64, 8)
-"""Requests that a replica of unknown size may have at first, and at least: fewer would starve any batch."""
+"""Requests that a replica of unknown size may have at first, and the minimum: fewer would starve any batch."""
 IMMATERIAL_S: Final = 0.05
 IMMATERIAL_TOKEN_S: Final = 0.01
-"""Added to what is observed of its TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
+"""Seconds added to the observed TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
 
 
 class Members:
@@ -29,14 +29,14 @@ class Members:
         self._affinity = affinity
         self.full = Full(fleet)
         self.part = (0.0, 1.0)
-        """From where to where each replica's room is ours; all of it, unless other gateways share it."""
+        """Range of each replica's slots that this gateway may use, 0 to 1: all, unless other gateways share them."""
         self._found: dict[ReplicaId, GradientLimit] = {}
         self._unseen: set[ReplicaId] = set()
-        """Joined, and not heard of yet."""
+        """Replicas that have joined and not answered yet."""
         self._parked: set[ReplicaId] = set()
-        """Known and watched, and given nothing."""
+        """Replicas that are known and watched, and sent nothing."""
 
-    # -- who is there -------------------------------------------------------------------------------------------
+    # -- which replicas are there -------------------------------------------------------------------------------
 
     def join(self, replica: Replica, now: float) -> None:
         known = self._fleet.get(replica.id)
@@ -57,7 +57,7 @@ class Members:
         self._apply(self._health.add(replica, now, HealthState.PROBATION, replica.id in self._parked))
 
     def _describe(self, load: Load, replica: Replica, now: float) -> None:
-        """It has other names now, or is known to be of some kind. What it is doing is still counted."""
+        """Updates a replica whose names or kind have changed. Its running requests stay counted."""
         standing = self._health.standing(replica.id)
         in_use = standing is not None and standing.state in (HealthState.UP, HealthState.RAMPING)
         load.replica = replica
@@ -70,7 +70,8 @@ class Members:
         return replica_id in self._parked
 
     def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
-        """What it holds is not forgotten: it is as warm when it comes back."""
+        """Parks a replica or takes it back. What the replica has cached is not forgotten: it is as warm when it comes
+        back."""
         load = self._fleet.get(replica_id)
         if parked:
             self._parked.add(replica_id)
@@ -98,8 +99,8 @@ class Members:
         self._found.pop(replica_id, None)
 
     def share(self, low: float, high: float) -> None:
-        """From now on this part of each is ours. Replicas whose size is found by watching them are not divided: what
-        others send there is part of what is watched."""
+        """Sets the range of each replica's slots that this gateway may use. Replicas whose size is found by watching
+        them are not divided: what other gateways send there is part of what is watched."""
         if self.part == (low, high):
             return
         self.part = (low, high)
@@ -121,11 +122,11 @@ class Members:
     # -- how they are -------------------------------------------------------------------------------------------
 
     def probed(self, replica_id: ReplicaId, ok: bool, deep: bool, now: float) -> bool:
-        """Whether anything changed. One that answers for the first time is in use at once: it may have been running for
-        weeks, and only we are new."""
+        """Takes in a probe's result. Returns whether anything changed. A replica that answers for the first time is in
+        use at once: it may have been running for weeks, and only the gateway is new."""
         load = self._fleet.get(replica_id)
         if ok and load is not None and (deep or load.replica.kind == "headgate"):
-            load.cold = False  # our own engine says that it is ready only when it has been warmed up
+            load.cold = False  # Headgate's own engine says that it is ready only after its warm-up
         if ok and load is not None and replica_id in self._unseen:
             self._unseen.discard(replica_id)
             return self._apply(self._health.add(load.replica, now, parked=replica_id in self._parked))
@@ -137,7 +138,8 @@ class Members:
         self._apply(self._health.on(replica_id, what, now))
 
     def errs(self, replica_id: ReplicaId, about: About, now: float) -> bool:
-        """It answered a request about this with an error. Whether it is blamed: not if it has only done so to this."""
+        """Takes in an error answer to this prompt. Returns whether the replica is blamed: not if only this prompt
+        failed there."""
         if not self._health.another(replica_id, about):
             return False
         self.saw(replica_id, Saw.FAILURE, now)
@@ -152,9 +154,9 @@ class Members:
         now: float,
         token_s: float | None = None,
     ) -> None:
-        """What a good answer says of its replica: its health, its pace, and how much it can take at once. `ttft_s`
-        None: nobody knows when its first token was there, and `token_s` is what it took for each token, if it had
-        enough."""
+        """Takes in what a good answer says of its replica: its health, its pace, and how much it can take at once.
+        `ttft_s` None: the time of its first token is unknown, and `token_s` is the seconds per token, if the answer had
+        enough tokens."""
         verdict = self._health.success(load.id, ttft_s, prompt_tokens, tpot_s, now, token_s, load.requests)
         if verdict is not None:
             self._apply(verdict)
@@ -178,12 +180,12 @@ class Members:
             self._apply(verdict)
 
     def _apply(self, verdict: HealthVerdict) -> bool:
-        """Whether anything changed about how much of it may be used."""
+        """Applies a verdict. Returns whether the usable share of the replica changed."""
         load = self._fleet.get(verdict.replica_id)
         if load is None or verdict.usable == load.usable or verdict.replica_id in self._parked:
             return False
         if verdict.usable == 0.0:
-            self._affinity.forget(verdict.replica_id)  # when it is back its cache is empty
+            self._affinity.forget(verdict.replica_id)  # when the replica is back its cache is empty
             load.cold = True
             self.full.forget(load)
         load.usable = verdict.usable

@@ -1,9 +1,10 @@
-"""Is this replica worse than its peers?
+"""Judges whether a replica is worse than its peers.
 
-Latency is judged only against replicas that are alike, because what is slow for one model and GPU is quick for another;
-errors by themselves, unless the others have as many. And only against the same of theirs: first tokens against first
-tokens, and answers in one piece, whose first token nobody saw, against such answers. One that has more requests than
-its peers may be slower for that, in proportion: a fleet of two is seldom evenly full.
+Latency is compared only between replicas that are alike, because what is slow for one model and GPU is quick for
+another; error rates count by themselves, unless the peers have as many. And only like is compared with like: first
+tokens with first tokens, and unstreamed answers, whose first token the gateway did not see, with such answers. A
+replica that has more requests than its peers may be slower for that, in proportion: a fleet of two is seldom evenly
+full.
 """
 
 from dataclasses import dataclass, field
@@ -14,54 +15,59 @@ from typing import Final
 from headgate.model.replica import ReplicaId
 
 RECENT = 32
-"""Requests over which the error rate is taken."""
+"""Requests over which the error rate is computed, the latest."""
 OVERHEAD_TOKENS = 100
-"""What a request costs before its first prompt token, in prompt tokens: makes short and long prompts comparable."""
+"""Fixed cost of a request, in prompt tokens: makes short and long prompts comparable."""
 PACE = 0.1
-"""How quickly latency averages follow."""
+"""Weight of a new sample in an average."""
 TTFT_MARGIN_S, TPOT_MARGIN_S = 0.1, 0.02
-"""How much slower than its peers an outlier is at least: between one millisecond and four there is only chance."""
+"""Minimum seconds by which an outlier is slower than its peers: between one millisecond and four there is only
+chance."""
 FULLEST: Final = 2.0
-"""Times as many requests as its peers have that are an excuse; with more it is so full because it is slow."""
+"""Maximum multiple of its peers' requests that excuses a slow replica; with more, the replica is that full because it
+is slow."""
 PEERS: Final = 32
-"""Replicas whose errors are compared; of more, the first to join."""
+"""Maximum replicas whose errors are compared: the first to join."""
 SUSPECTS: Final = 8
-"""Requests that failed in a row, of those told apart."""
+"""Maximum different prompts remembered that failed in a row."""
 SLOW_FOR_S: Final = 5.0
-"""How long it has been slower than its peers whenever it was looked at, before that puts it out."""
+"""Seconds for which a replica must be slower than its peers, at every check, before it is ejected."""
 LOOK_S = 1.0
-"""How old the peers' median may be: taking it looks at all of them."""
+"""Maximum age of the peers' median in seconds: computing it examines all of them."""
 LEAST_OUTPUT: Final = 16
-"""Tokens of an answer in one piece without which its time says more about its prompt than about its tokens."""
+"""Minimum output tokens of an unstreamed answer: with fewer, its time says more about its prompt than about its
+tokens."""
 PROMPT_WEIGHT: Final = 100.0
-"""Prompt tokens that cost about as much as one of the answer: 20 on two cores, some hundreds on a GPU."""
+"""Prompt tokens that cost about as much as one output token: 20 on two cores, some hundreds on a GPU."""
 
 
 def answer_token_s(took_s: float, prompt_tokens: int, output_tokens: int) -> float | None:
-    """Seconds per token of an answer in one piece of which nobody knows when its first token was there; its prompt
-    counts for as many tokens as it costs. None: it is too short to tell."""
+    """Seconds per token of an unstreamed answer whose first-token time is unknown; the prompt counts for as many output
+    tokens as it costs. None: the answer is too short to tell."""
     if output_tokens < LEAST_OUTPUT:
         return None
     return took_s / (output_tokens + (prompt_tokens + OVERHEAD_TOKENS) / PROMPT_WEIGHT)
 
 
 About = tuple[str, str | bytes]
-"""Tells what was asked apart: a tenant's prompt. A client that sends the same again asks the same."""
+"""Identifies what was asked: a tenant and its prompt. A client that sends the same again asks the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierConfig:
     error_rate: float = 0.3
-    """Failed out of the last 32: more makes it an outlier, unless its peers fail as often."""
+    """Share of the last 32 requests that failed, above which a replica is an outlier, unless its rate is within
+    `slower` times that of its peers."""
     slower: float = 3.0
-    """This many times the median of its peers, to the first token or between tokens, makes it an outlier."""
+    """Multiple of its peers' median above which a replica is an outlier: time to first token, between tokens, or per
+    token of unstreamed answers."""
     samples: int = 20
-    """Requests before it is judged at all."""
+    """Requests before a replica is judged at all."""
     ramp_samples: int = 5
-    """The same while its share still grows: it has little traffic then, and should do little harm."""
+    """The same while the replica's share of traffic ramps up: it has little traffic then, and should do little harm."""
     ramp_slow: float = 0.25
-    """Share of its requests that may be that much slower than its peers' while its share grows: its p95 is far off with
-    fewer, but of five requests one is chance."""
+    """Share of a replica's requests during its ramp that may be `slower` times as slow as its peers': its p95 is far
+    off with fewer, but of five requests one is chance."""
 
 
 @dataclass(slots=True)
@@ -78,8 +84,9 @@ class Mean:
 
 @dataclass(slots=True)
 class Typical:
-    """What most are like: each moves it by a tenth of itself at most, so that the few that are far off do not decide.
-    Some first tokens of a busy replica take a hundred times as long by chance: somebody's long prompt came before."""
+    """A typical value: each sample moves it by at most a tenth of itself (the first ten by more), so that the few that
+    are far off do not decide. Some first tokens of a busy replica take a hundred times as long by chance: another
+    request's long prompt came before."""
 
     value: float = 0.0
     count: int = 0
@@ -95,36 +102,37 @@ class Typical:
 
 @dataclass(slots=True, eq=False)
 class ReplicaRecord:
-    """What was seen of a replica in use. One that comes back starts with a clean record."""
+    """What was seen of a replica in use. A replica that comes back starts with a clean record."""
 
     failed: int = 0
-    """In a row."""
+    """Requests that failed in a row."""
     probes_failed: int = 0
-    """In a row."""
+    """Probes that failed in a row."""
     suspects: tuple[About, ...] = ()
-    """What was asked in requests that it answered with an error, none twice, since it last answered one well."""
+    """Prompts that the replica answered with an error, none twice, since it last answered one well."""
     recent: int = 0
-    """The last requests as bits, 1: failed."""
+    """The last RECENT requests as bits, 1: failed."""
     requests: int = 0
     judged: int = 0
-    """Requests during its ramp that say how quick it is."""
+    """Requests during the replica's ramp that tell how quick it is."""
     slow: int = 0
-    """Of these, those that were as slow as an outlier's."""
+    """Judged requests that were as slow as an outlier's."""
     token_s: Typical = field(default_factory=Typical)
-    """Time to first token, for each token of the prompt."""
+    """Seconds to first token, per token of the prompt."""
     tokens: Mean = field(default_factory=Mean)
     tpot_s: Typical = field(default_factory=Typical)
     answer_s: Typical = field(default_factory=Typical)
-    """For each token of an answer in one piece whose first token's time is unknown."""
+    """Seconds per token of unstreamed answers whose first-token time is unknown."""
     busy: Mean = field(default_factory=Mean)
-    """Requests that it had when one of them ended."""
+    """Requests that the replica had when one of them ended."""
     looked_at: float = -inf
-    """The last look at its peers by which it was judged."""
+    """When the peers' medians were computed by which the replica was last judged."""
     slow_since: float = inf
-    """Since when it was slower than its peers whenever it was looked at; inf: it was not the last time."""
+    """Since when the replica was slower than its peers at every check. inf: it was not at the last check."""
 
     def another(self, about: About) -> bool:
-        """Whether it has answered another request with an error too. One alone may be at fault itself."""
+        """Notes an error answer to this prompt. Returns whether it is new and another prompt failed before: one alone
+        may be at fault itself."""
         if about in self.suspects:
             return False
         if len(self.suspects) < SUSPECTS:
@@ -159,7 +167,7 @@ class ReplicaRecord:
 
     @property
     def ttft_s(self) -> float:
-        """Of a prompt of its usual length."""
+        """Seconds to first token for a prompt of the replica's usual length."""
         return self.token_s.value * self.tokens.value
 
 
@@ -169,17 +177,17 @@ class Kin:
 
     config: OutlierConfig
     members: dict[ReplicaId, ReplicaRecord] = field(default_factory=dict)
-    """Those in use."""
+    """Records of the replicas in use."""
     looked_at: float = -inf
     ttft_per_token_s: float = inf
     tpot_s: float = inf
     answer_s: float = inf
-    """Medians; inf: too few to tell."""
+    """Medians, in seconds per token. inf: too few replicas to tell."""
     busy: float = inf
-    """Requests that those have, the median; inf: too few to tell."""
+    """Median of the requests that these replicas have. inf: too few replicas to tell."""
     known_ttft_per_token_s: float = inf
     known_answer_s: float = inf
-    """The same where one is enough: for one that ramps up, the only other is its peer."""
+    """The same medians where one replica is enough: for a replica that ramps up, the only other is its peer."""
 
     def look(self, now: float) -> None:
         if now - self.looked_at >= LOOK_S:
@@ -195,7 +203,8 @@ class Kin:
             self.known_answer_s = _median(answers, least=1)
 
     def is_slow(self, ttft_s: float | None, prompt_tokens: int, token_s: float | None = None) -> bool | None:
-        """One request, against what its peers usually need for it. None: it does not say how quick it was."""
+        """Whether one request was slow, compared with what its peers usually need for it. None: the request does not
+        tell."""
         if ttft_s is not None:
             usual_s = self.known_ttft_per_token_s * (prompt_tokens + OVERHEAD_TOKENS)
             return ttft_s > max(self.config.slower * usual_s, usual_s + TTFT_MARGIN_S)
@@ -205,13 +214,14 @@ class Kin:
         return None
 
     def _usual_errors(self) -> float:
-        """Taken anew, since it may have risen for all at once: then it is what they are asked."""
+        """Median error rate of the peers, 0 to 1. It is computed anew each time, since it may have risen for all at
+        once: then the requests are the cause."""
         some = islice(self.members.values(), PEERS)
         rates = [one.error_rate for one in some if one.requests >= self.config.samples]
         return _median(rates) if len(rates) > 1 else 0.0
 
     def outlying(self, record: ReplicaRecord, *, ramping: bool = False) -> str:
-        """Why it is an outlier; empty: it is not."""
+        """Why the replica is an outlier. Empty: it is not."""
         enough, slower = self.config.ramp_samples if ramping else self.config.samples, self.config.slower
         if ramping and record.judged >= enough and record.slow > self.config.ramp_slow * record.judged:
             return "slow during its ramp"
@@ -224,14 +234,14 @@ class Kin:
             record.slow_since = inf
         elif record.slow_since == inf:
             record.slow_since = self.looked_at
-        # What is slow stays slow; what had a bad moment, such as a few long prompts at once, does not.
+        # A slow replica stays slow; one that had a bad moment, such as a few long prompts at once, does not.
         return why if ramping or self.looked_at - record.slow_since >= SLOW_FOR_S else ""
 
     def _slower(self, record: ReplicaRecord, enough: int) -> str:
-        """What it is slower at than its peers; empty: nothing."""
+        """What the replica is slower at than its peers. Empty: nothing."""
         slower = self.config.slower
         fuller = 1.0 if self.busy <= 0.0 else min(FULLEST, max(1.0, record.busy.value / self.busy))
-        # First tokens wait for more of them, and for longer steps.
+        # First tokens wait for more prompts, and for longer steps.
         usual_s = fuller * fuller * self.ttft_per_token_s * record.tokens.value
         if record.token_s.count >= enough and record.ttft_s > max(slower * usual_s, usual_s + TTFT_MARGIN_S):
             return "slow first tokens"
@@ -246,5 +256,6 @@ class Kin:
 
 
 def _median(values: list[float], least: int = 2) -> float:
-    """The lower one of two, so that of two replicas the slow one stands out."""
+    """The median, and the lower of two middle values, so that of two replicas the slow one stands out. inf: fewer than
+    `least` values."""
     return sorted(values)[(len(values) - 1) // 2] if len(values) >= least else inf

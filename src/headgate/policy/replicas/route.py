@@ -1,12 +1,12 @@
-"""Which replica?
+"""Chooses the replica for a request.
 
 Filter → score → pick over a shortlist of at most eight, never over the whole fleet: holders of the prefix, the
 session's own replicas, the least loaded, a few at random. `RouteIndex` keeps the index that makes the shortlist cheap;
 an algorithm is a `Recipe` that says by what the index is ordered and what the shortlist is made of.
 
-Load is seconds of work: prompt tokens that wait for prefill and output tokens still to come, each against the replica's
-own measured speed. Affinity is a preference among replicas near the least load and never more: alone it once put a
-whole fleet's traffic on one engine of eight.
+Load is seconds of work: prompt tokens that wait for prefill and output tokens still to come, each at the replica's own
+measured speed. Affinity is a preference among replicas near the least load and never more: alone it once put a whole
+fleet's traffic on one engine of eight.
 """
 
 import random
@@ -32,9 +32,9 @@ Algorithm = Literal[
     "tenant",
 ]
 SCAN: Final = 32
-"""How far down the index to look when the least loaded do not fit: they were tried, or lack room for its tokens."""
+"""Index entries examined when the least loaded do not fit: they were tried, or lack room for the request's tokens."""
 HOMES: Final = 2
-"""Replicas of a session on the shortlist."""
+"""Maximum replicas of a session on the shortlist."""
 
 Entry = tuple[float, int, IndexEntry]
 Shortlist = dict[ReplicaId, Entry]
@@ -46,13 +46,13 @@ NO_HOMES: list[ReplicaId] = []
 class RouteConfig:
     algorithm: Algorithm = "balanced"
     epsilon: float = 0.25
-    """Prefix and session count only for replicas loaded at most (1 + this) × the least, and one request."""
+    """Prefix and session count only for replicas loaded at most (1 + this) × the least, plus the request's own work."""
     exploration: float = 0.01
-    """Share of choices made at random, so that what is believed of a replica is tested. Never for urgent requests."""
+    """Share of choices made at random, so that beliefs about a replica are tested. Never for urgent requests."""
     load_weight: float = 1.0
     prefix_weight: float = 1.0
     session_weight: float = 0.5
-    """What the three scores count for. The prefix counts more than the session: it says where the cache really is."""
+    """Weights of the three scores. The prefix counts more than the session: it says where the cache really is."""
     urgent_upto: int = 0
     """Requests of this priority and above (smaller goes first) go to the least loaded, or to a warm cache no further
     behind than the prefill it could save."""
@@ -65,13 +65,13 @@ class Recipe:
     order: Order = "work"
     least: int = 2
     random: int = 0
-    """How many of the least loaded, and at random, are on the shortlist."""
+    """How many of the least loaded replicas, and of replicas chosen at random, are on the shortlist."""
     prefix: bool = False
     sticky: Literal["session", "tenant"] | None = None
     tight: bool = False
     """Affinity counts only as far as the prefill it could save outweighs the wait it costs."""
     reason: str = "least_loaded"
-    """Why somebody was chosen for whom no affinity spoke."""
+    """Reason for a choice that no affinity decided."""
 
 
 ALGORITHMS: dict[Algorithm, Recipe] = {
@@ -85,8 +85,8 @@ ALGORITHMS: dict[Algorithm, Recipe] = {
     "session": Recipe(sticky="session"),
     "tenant": Recipe(sticky="tenant"),
 }
-# What balanced does for some requests. Loads are counted here and exact, so that somebody at random never beats the
-# least loaded: it is put on the shortlist instead of them, not beside them.
+# What balanced does for some requests. Loads are counted here and exact, so that a replica chosen at random never beats
+# the least loaded: random ones are put on the shortlist instead of the least loaded, not beside them.
 BALANCED = ALGORITHMS["balanced"]
 URGENT = Recipe(least=1, prefix=True, sticky="session", tight=True)
 SPREAD = Recipe(least=0, random=3, prefix=True, sticky="session", reason="spread")
@@ -113,14 +113,15 @@ class RouteChoice:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Wait: `usable` replicas could serve it, and all are full."""
+    """The request has to wait: `usable` replicas could serve it, and all are full."""
 
     usable: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    """Nobody to wait for. `known` replicas serve it, but are out or were tried already; 0: nobody serves it at all."""
+    """There is no replica to wait for. `known` replicas serve the model, but are out or were tried already; 0: no
+    replica serves it at all."""
 
     known: int
 
@@ -137,7 +138,7 @@ def route(
     rng: random.Random,
     tried: frozenset[ReplicaId] = frozenset(),
 ) -> RouteChoice | NoRoom | NoReplica:
-    """Where to send it, and why; or that it has to wait; or that there is nobody to wait for."""
+    """Where to send the request, and why; or that it has to wait; or that there is no replica to wait for."""
     recipe = _recipe(request, config, now, rng)
     if fleet.order != recipe.order:
         raise ValueError(f"{config.algorithm} needs a fleet ordered by {recipe.order}, not by {fleet.order}")
@@ -165,7 +166,8 @@ def route(
 
 
 def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Random) -> Recipe:
-    """Balanced sends the urgent to the least loaded, and whoever has had to wait until its promise is due as well."""
+    """The recipe for this request. Balanced sends urgent requests to the least loaded, and also those whose first token
+    is already due."""
     if config.algorithm != "balanced":
         return ALGORITHMS[config.algorithm]
     if request.priority <= config.urgent_upto or now >= request.first_token_by:
@@ -179,8 +181,8 @@ def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Rando
 
 
 def _fits(request: Request, seat: IndexEntry, tried: frozenset[ReplicaId]) -> bool:
-    """Not tried yet, a slot for each of its choices, and room for its tokens too. An idle replica takes anything:
-    nowhere would it fit better."""
+    """Whether the replica was not tried yet, has a slot for each choice, and has room for the request's tokens. An idle
+    replica takes anything: the request would fit better nowhere."""
     if tried and seat.id in tried:
         return False
     if request.choices > 1 and seat.room < min(request.choices, seat.limit):
@@ -191,7 +193,7 @@ def _fits(request: Request, seat: IndexEntry, tried: frozenset[ReplicaId]) -> bo
 
 
 def _homes(request: Request, recipe: Recipe, pools: tuple[ReplicaPool, ...]) -> list[ReplicaId]:
-    """The replicas that its session, or its tenant, belongs to."""
+    """The replicas that the request's session, or its tenant, belongs to."""
     key = request.session if recipe.sticky == "session" else request.tenant
     return session_order(key, [pool.ring for pool in pools], HOMES) if key is not None else NO_HOMES
 
@@ -253,7 +255,7 @@ def _add_least(
 
 
 def _own_and_band(request: Request, floor: Entry, recipe: Recipe, config: RouteConfig) -> tuple[float, float]:
-    """What the request adds to a replica's load, and the most load at which affinity still counts."""
+    """Load that the request adds to a replica, and the maximum load at which affinity still counts."""
     if recipe.order != "work":
         return 1.0, 0.0
     load = floor[2].load
@@ -270,7 +272,7 @@ def _score(
     recipe: Recipe,
     config: RouteConfig,
 ) -> tuple[list[ConsideredReplica], ConsideredReplica]:
-    """Everybody's score, and the best; among equals the least loaded, then the first to have joined."""
+    """All scores, and the best; among equals the least loaded, then the first to have joined."""
     floor = min(near.values())
     least = floor[0]
     own, band = _own_and_band(request, floor, recipe, config)

@@ -1,17 +1,17 @@
-"""How full is a fleet? By whichever of its resources is scarcest.
+"""Measures how full a fleet is, by whichever of its resources is scarcest.
 
 Slots alone do not tell: long prompts fill a replica with one of its hundred slots taken. So each resource is measured
 by itself, 0 to 1, and the largest is the utilisation that is warned of, scaled by, shown and planned with:
 
-    slots     requests that usable replicas have, of those they may have; or the engine's own batch, where it tells
+    slots     requests at usable replicas, of those they may have; or the engine's own batch, where that is fuller
     prefill   share of time that replicas need for the prompts they are sent, at the pace they were seen to have
-    kv        share of KV memory in use, where engines tell
+    kv        share of KV memory in use, where engines report it
     tokens    outstanding tokens, of those that replicas may have, where that is limited
     waiting   share of time in which requests wait for a replica, and not for a cap of their own lane or tenant
 
-Where there is always something to do, the last is never more than the share of time in which replicas are busy: it
-says nothing that is not so, and covers whatever the others can't see. Replicas that serve the same models and lanes
-are one pool; of several pools the fullest counts, since those that another has do not help it.
+Where there is always something to do, `waiting` is never more than the share of time in which replicas are busy: it
+does not overstate, and it covers what the others can't see. Replicas that serve the same models and lanes are one pool;
+of several pools the fullest counts, since free replicas of another pool do not help it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,22 +24,23 @@ from headgate.policy.replicas.index import ReplicaPool, RouteIndex
 
 RESOURCES: Final = ("prefill", "slots", "kv", "tokens", "waiting")
 LOOK_S: Final = 1.0
-"""What is measured over time is measured over at least so long."""
+"""Minimum seconds between two measurements over time."""
 SMOOTH_S: Final = 15.0
-"""What is measured over time is averaged over about so long."""
+"""Seconds over which measurements over time are averaged, about."""
 MOST_OWED_S: Final = 30.0
-"""Prefill work that a replica is taken to have at most: a pace that is wrong is forgotten as soon."""
+"""Maximum seconds of prefill work that a replica is assumed to have: a wrong pace is forgotten as soon."""
 QUEUES: Final = 0.1
-"""Of an engine that does not tell how many it can run: so many waiting there for each that runs, and it is full."""
+"""Requests waiting in an engine, per running request, at which it is full: for engines that do not report how many they
+can run."""
 
 Said = Mapping[str, float]
-"""What an engine says of its own load; see replica/gauges.py."""
+"""What an engine reports of its own load; see replica/gauges.py."""
 _NOTHING: Final[dict[str, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of each resource the share that is taken, 0 to 1; None: not known."""
+    """Share of each resource that is taken, 0 to 1. None: unknown."""
 
     prefill: float | None = None
     slots: float | None = None
@@ -49,7 +50,7 @@ class Use:
 
     @property
     def known(self) -> dict[str, float]:
-        """By resource, those that are known."""
+        """The resources that are known, by name."""
         found = {
             "prefill": self.prefill, "slots": self.slots, "kv": self.kv, "tokens": self.tokens,
             "waiting": self.waiting,
@@ -58,18 +59,18 @@ class Use:
 
     @property
     def binding(self) -> str:
-        """The resource that is fullest; empty: none is known."""
+        """The resource that is fullest. Empty: none is known."""
         known = self.known
         return max(known, key=lambda name: known[name], default="")
 
     @property
     def largest(self) -> float | None:
-        """The utilisation; None: no replica is usable."""
+        """The utilisation. None: no replica is usable."""
         return max(self.known.values(), default=None)
 
 
 def words(resource: str) -> str:
-    """What a resource is called where people read: so many percent of it are taken."""
+    """The name of a resource in messages, as in "80 % of the replicas' slots"."""
     return {
         "prefill": "the replicas' time for prompts",
         "slots": "the replicas' slots",
@@ -80,7 +81,7 @@ def words(resource: str) -> str:
 
 
 class _Owed:
-    """Prefill work that one replica was given and has not had the time for, in seconds."""
+    """Seconds of prefill work that one replica was given and has not had the time for."""
 
     __slots__ = ("busy", "owed_s", "sent_tokens")
 
@@ -90,17 +91,17 @@ class _Owed:
         self.busy = 0.0
 
     def look(self, load: Load, passed_s: float, share: float) -> None:
-        """`share`: what the time since the last look counts for in the average."""
+        """Takes in the time since the last look. `share`: the weight of that time in the average."""
         more, self.sent_tokens = load.sent_tokens - self.sent_tokens, load.sent_tokens
         owed_s = min(MOST_OWED_S, self.owed_s + more * (load.pace.token_s or 0.0))
         busy_s = min(owed_s, passed_s)
-        # A replica that has had its first token of everything is done with it, whatever was expected.
+        # A replica that has sent every first token has no prefill left, whatever was expected.
         self.owed_s = owed_s - busy_s if load.prefill_tokens > 0 else 0.0
         self.busy += share * (busy_s / passed_s - self.busy)
 
 
 class _Sum:
-    """Of the replicas of one pool."""
+    """Sums over the replicas of one pool."""
 
     __slots__ = ("kv", "kv_of", "prefill", "prefill_of", "slots", "slots_of", "tokens", "tokens_of")
 
@@ -110,13 +111,13 @@ class _Sum:
 
 
 class Utilisation:
-    """Reads the dispatcher's own figures, and what engines say. It is looked at about once a second by whoever drives
-    the dispatcher, and may be read at any time. The dispatcher decides nothing by it."""
+    """Reads the dispatcher's own figures, and what engines report. The dispatcher's driver calls `look` about once a
+    second, and `read` may be called at any time. The dispatcher decides nothing by it."""
 
     def __init__(self, fleet: RouteIndex, held_up: Callable[[], bool]) -> None:
-        """`held_up`: whether requests wait for replicas that are there."""
+        """`held_up`: whether requests wait for usable replicas."""
         self.said: Callable[[ReplicaId], Said] = lambda _: _NOTHING
-        """What an engine says of itself. Whoever reads engines' gauges sets it."""
+        """What an engine reports of itself. The reader of engines' gauges sets this."""
         self._fleet = fleet
         self._held_up = held_up
         self._owed: dict[ReplicaId, _Owed] = {}
@@ -124,7 +125,7 @@ class Utilisation:
         self._at: float | None = None
 
     def look(self, now: float) -> None:
-        """Take in what has happened since the last look. Sooner than LOOK_S after that one it does nothing."""
+        """Takes in what has happened since the last look. Sooner than LOOK_S after that one it does nothing."""
         loads, owed = self._fleet.loads, self._owed
         if self._at is None:
             self._at = now
@@ -145,7 +146,7 @@ class Utilisation:
             self._owed = {name: known for name, known in owed.items() if name in loads}
 
     def read(self) -> Use:
-        """Of the whole fleet: of each resource what the fullest pool has."""
+        """Utilisation of the whole fleet: for each resource that of the fullest pool."""
         sums: dict[int, _Sum] = {}
         for seat in self._fleet.seats.values():
             if seat.load.usable > 0:
@@ -162,7 +163,7 @@ class Utilisation:
         )
 
     def of(self, replica_id: ReplicaId) -> Use:
-        """Of one replica; nothing is known of one that has left or may not be used."""
+        """Utilisation of one replica. Nothing is known of a replica that has left or may not be used."""
         seat, sums = self._fleet.seats.get(replica_id), dict[int, _Sum]()
         if seat is None or seat.load.usable <= 0:
             return Use()
@@ -176,7 +177,7 @@ class Utilisation:
         )
 
     def busy(self, replica_id: ReplicaId) -> float | None:
-        """Share of its time that one replica needs for the prompts from here; None: its pace is not known."""
+        """Share of its time that one replica needs for the prompts sent from here. None: its pace is unknown."""
         load, known = self._fleet.get(replica_id), self._owed.get(replica_id)
         return None if load is None or known is None or load.pace.token_s is None else known.busy
 
@@ -202,8 +203,8 @@ class Utilisation:
 
 
 def _own_batch(said: Said) -> float:
-    """How full an engine's batch is by its own word: others may send it requests, too, and it may have fewer slots than
-    it is believed to have. 0: it does not tell."""
+    """How full an engine's batch is by its own report, 0 to 1: others may send it requests, too, and it may have fewer
+    slots than it is believed to have. 0: it reports no batch limit and no queue."""
     running, waiting, limit = said.get("batch_size", 0.0), said.get("waiting", 0.0), said.get("batch_limit")
     if limit is not None and limit > 0:
         return max(0.0, min(1.0, (running + waiting) / limit))
