@@ -1,11 +1,11 @@
-"""Are the replicas well, and warm? Looked at on clocks of its own, never on the request path.
+"""Probes replicas and warms them, on clocks of its own, never on the request path.
 
     starting ─▶ answers ─▶ known: its models, its kind ─▶ warmed ─▶ in use
                    ▲                                        │ failed: later again
                    └────────────────────────────────────────┘
 
-One that was out and answers again may be another process by now: it is warmed again before the dispatcher hears that it
-is well, and what its warm-up can't do counts as a failed probe.
+A replica that was out and answers again may be another process by now: it is warmed again before the dispatcher hears
+that it is well, and a failed warm-up counts as a failed probe.
 """
 
 import asyncio
@@ -37,46 +37,50 @@ _encode = msgspec.json.Encoder().encode
 
 PROBE_TIMEOUT_S = 2.0
 READY_TIMEOUT_S = 5.0
-"""For engines whose answer takes a generation."""
+"""Seconds for engines whose answer takes a generation."""
 DEEP_TIMEOUT_S = 20.0
 FIRST_PAUSE_S = 0.05
-"""A replica that is just starting is asked often, so that nobody waits longer than it takes."""
+"""Seconds between the first two probes: a replica that is just starting is asked often, so that no request waits longer
+than the start takes."""
 LONGEST_PAUSE_S = 30.0
-"""Between two warm-ups of one that fails."""
+"""Maximum seconds between two warm-ups of a replica that fails."""
 DENIED_PAUSE_S = 2.0
-"""The same while it wants another key."""
+"""The same while the replica wants another key."""
 SCRAPE_EVERY_S = 1.0
-"""At most: scraping more often has stalled engines."""
+"""Minimum seconds between two scrapes of an engine's metrics: scraping more often has stalled engines."""
 
 WELL = (200, 429)
-"""What a health check is answered with. 429 is said by a proxy that counts requests: the replica is behind it."""
+"""Status codes of a health check that went well. 429 is said by a proxy that counts requests: the replica is behind
+it."""
 
 DENIED = (401, 403)
-"""It wants a key, or another one."""
+"""Status codes of a replica that wants a key, or another one."""
 MOST_WHY = 300
-"""Characters of what went wrong that are kept for people."""
+"""Maximum characters that are kept, for people, of what went wrong."""
 
 OUT = (HealthState.EJECTED, HealthState.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]
 
 
 class ProbeOwner(Protocol):
-    """Who keeps the replicas."""
+    """The keeper of the replicas: a Prober asks it and reports to it."""
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
-        """It has listed its models, and which are adapters: when it first answers, and with every deep check."""
+        """The replica has listed its models, and which are adapters: when it first answers, and with every deep
+        check."""
 
     def found(self, replica: Replica) -> None:
-        """Its kind is known now."""
+        """The replica's kind is known now."""
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
-        """What the dispatcher thinks of it."""
+        """What the dispatcher thinks of the replica. None: it is not in the fleet."""
 
     def sent(self, replica_id: ReplicaId) -> float | None:
-        """A number that changes with each request that it is sent; None: it has some right now."""
+        """A number that changes with each request that the replica is sent. None: it has some right now, or has
+        left."""
 
     def spoke(self, replica_id: ReplicaId, since: float) -> bool:
-        """Whether requests that run there have had tokens from it since then."""
+        """Whether requests that run at the replica have had tokens from it since then."""
 
 
 @dataclass(slots=True)
@@ -89,46 +93,47 @@ class Prober:
     owner: ProbeOwner
     warmup: Warmup
     say: Callable[[str], None] = log.info
-    """For people."""
+    """Prints a line for people."""
     interval_s: float = 1.0
     deep_s: float = 30.0
-    """Between two checks that really generate a token."""
+    """Seconds between two checks that really generate a token."""
     phase: Phase = "starting"
     why: str = ""
-    """It failed, or what of its warm-up did."""
+    """Why the replica, or a part of its warm-up, failed. Empty: nothing did."""
     models: list[str] = field(default_factory=list)
-    """What it says it serves."""
+    """Models that the replica says it serves."""
     joined: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it has been taken into use."""
+    """Set once the replica has been taken into use."""
     load: dict[str, float] = field(default_factory=dict)
-    """What it said last about its own load, and what its warm-up here took."""
+    """What the replica last reported of its own load, and what its warm-up here took."""
     dialect: Dialect = PLAIN
     _own: dict[str, float] = field(default_factory=dict)
     _context: int | None = None
     _path: str = ""
     _warming: asyncio.Lock = field(default_factory=asyncio.Lock)
     _warm: bool = False
-    """Since it was last put out of use."""
+    """Whether the replica was warmed since it was last put out of use."""
     _outage: float = 0.0
-    """When that was."""
+    """When the replica was last put out of use."""
     _failed: int = 0
-    """Warm-ups in a row, while it is out."""
+    """Warm-ups that failed in a row while the replica is out."""
     _rest: int = 0
-    """Looks until the next."""
+    """Probes until the next warm-up."""
     _looked_deep_at: float = -inf
     _denials: int = 0
-    """Of the pool's, those that were looked into."""
+    """The pool's count of denials when they were last looked into. -1: they are to be looked into again."""
     _denied: str = ""
-    """Why it would not list its models, if it wants another key."""
+    """Why the replica would not list its models, if it wants another key. Empty: it does not."""
     _given: bool = field(init=False)
-    """Its kind was configured."""
+    """Whether the replica's kind was configured."""
 
     def __post_init__(self) -> None:
         self._given = self.replica.kind is not None
         self.dialect = dialect_of(self.replica)
 
     async def run(self) -> None:
-        """It is in use when it has answered and is warm; from then on the dispatcher judges what is seen of it."""
+        """Takes the replica into use when it has answered and is warm; from then on the dispatcher judges what is seen
+        of it."""
         await self._until_done(self._take_into_use)
         self.joined.set()
         async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
@@ -138,8 +143,8 @@ class Prober:
             group.create_task(self._until_done(self._keep_alive))
 
     async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Whatever an engine says that nobody has thought of is this one replica's failure, and no reason to look no
-        more: nobody would notice any longer what becomes of it."""
+        """Runs `work` until it returns. An answer of an engine that the code does not expect is this one replica's
+        failure, and no reason to stop the probes: the replica would then go unwatched."""
         while True:
             try:
                 await work()
@@ -164,11 +169,13 @@ class Prober:
             if warmed.ok:
                 return
             await asyncio.sleep(warm_pause_s)
-            # That it wants another key takes it no time to say, and people wait for it who have just replaced one.
+            # A replica that wants another key says so at once, and an operator who has just replaced a key waits for
+            # it.
             warm_pause_s = min(DENIED_PAUSE_S if warmed.denied else LONGEST_PAUSE_S, 2 * warm_pause_s)
 
     async def warm(self, *, asked: bool = False) -> Warmed:
-        """Now, and tell the dispatcher how it went. One at a time. `asked`: somebody wants it, needed or not."""
+        """Warms the replica now, one warm-up at a time, and tells the dispatcher how it went. `asked`: a caller wants
+        it, needed or not."""
         async with self._warming:
             if not asked and not self.warmup.has_work(self.dialect):
                 return self._unwarmed()
@@ -188,7 +195,7 @@ class Prober:
             return warmed
 
     def _unwarmed(self) -> Warmed:
-        """There is nothing to ask it: whether it takes our key, its list of models has said."""
+        """Reports a replica that needs no warm-up: its list of models has said whether it takes the gateway's key."""
         if self._denied:
             log.warning("replica %s: %s", self.replica.id, self._denied)
         self.phase, self.why = "failed" if self._denied else "ready", self._denied
@@ -196,7 +203,7 @@ class Prober:
         return Warmed(not self._denied, self._denied, 0.0, denied=bool(self._denied))
 
     def _note_denial(self, path: str, status: int) -> bool:
-        """Whether it wants a key that it was not given, or another one. Said in words, once."""
+        """Whether the replica wants a key that it was not given, or another one. That is logged in words, once."""
         if status not in DENIED:
             return False
         words = self.pool.denied(path, status)
@@ -222,8 +229,8 @@ class Prober:
             self.tell(Probed(self.replica.id, well))
 
     async def _lets_in(self) -> bool:
-        """Whether it takes our key, as far as is known. Where it answered a request otherwise, it is asked for a token,
-        again and again until it gives one: that it is well, most engines say to anybody."""
+        """Whether the replica takes the gateway's key, as far as is known. Where it denied a request, it is asked for a
+        token, again and again until it gives one: most engines answer a health check without a key."""
         if self.pool.denials == self._denials:
             return True
         well = await self.look_deep() is not False
@@ -239,7 +246,8 @@ class Prober:
         return True
 
     async def _warm_again(self) -> None:
-        """It is out and answers. The dispatcher hears of it from the warm-up, and at once if that has to wait."""
+        """Warms a replica that is out and answers. The dispatcher hears of it from the warm-up; while that has to wait,
+        as a failed probe."""
         if self._rest:
             self._rest -= 1
             self.tell(Probed(self.replica.id, ok=False))
@@ -279,9 +287,10 @@ class Prober:
     # -- what is asked -----------------------------------------------------------------------------------------
 
     async def look_deep(self) -> bool | None:
-        """Has it generated a token? A replica that can only say it is well is not. Tokens of running streams are the
-        proof where there are any, so that a check does not take the room of a request. None: it is full, which says
-        nothing; where there is a check of its own, 503 is what that has found."""
+        """Whether the replica has generated a token. A replica that can only say it is well is not. Tokens of running
+        streams are the proof where there are any, so that a check does not take the slot of a request. None: the
+        replica is full, which says nothing. Where an engine has a check of its own, a 503 that names no full queue is
+        what that has found."""
         since, self._looked_deep_at = self._looked_deep_at, self.pool.clock()
         if self.owner.spoke(self.replica.id, since):
             return True
@@ -304,11 +313,12 @@ class Prober:
             return False
         if status == 200:
             return not flaw_in(said, "choices")
-        # Another 4xx is about our question: not every model takes this one.
+        # Another 4xx is about the gateway's question: not every model takes this one.
         return None if status in FULL else 400 <= status < 500
 
     async def look(self, *, ready: bool = False) -> bool:
-        """Is it well? `ready`: could it be used as well, which some say only at a price."""
+        """Whether the replica is well. `ready`: whether it could be used as well, which some engines say only at a
+        price."""
         try:
             if self.dialect.live is not None and not ready:
                 status, _ = await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S)
@@ -324,7 +334,8 @@ class Prober:
             return False
 
     async def _look_for_path(self) -> bool:
-        """Where does it say so? That it lists models must do where there is no health check."""
+        """Finds the path of the health check, and asks there. That the replica lists models must do where there is no
+        health check."""
         status = 404
         for path in self.dialect.health:
             status, _ = await self.pool.get(path, PROBE_TIMEOUT_S)
@@ -335,7 +346,7 @@ class Prober:
         return status in WELL
 
     async def _meet(self) -> None:
-        """What does it serve, and what is it? The kind only if nobody has said."""
+        """Learns what the replica serves, and its kind where that was not configured."""
         cards = await self._cards()
         if not self._given:
             kind = await detect(cards, lambda path: self.pool.get(path, PROBE_TIMEOUT_S))
@@ -349,7 +360,7 @@ class Prober:
         self._hear(await self._cards())
 
     def _hear(self, cards: list[Card]) -> None:
-        if cards:  # if not, what it said before still holds; whether it is well is asked elsewhere
+        if cards:  # if not, the last list still holds; whether the replica is well is asked elsewhere
             self.models = [card.id for card in cards]
             self._context = next((length for card in cards if (length := card.context) is not None), None)
             adapters = frozenset(card.id for card in cards if card.is_adapter)

@@ -1,4 +1,4 @@
-"""Which replicas are there? Joins and retires them, each with its connections and somebody who watches it."""
+"""Joins and retires replicas, each with its connections and a prober that watches it."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,19 +15,19 @@ from headgate.upkeep.warmup import Warmup
 
 
 class FleetView(Protocol):
-    """What whoever starts and stops replicas says of them."""
+    """What the fleet, which starts and stops replicas, says of them."""
 
     def lifecycle(self, replica_id: ReplicaId) -> str | None:
-        """None: it is not one of its."""
+        """The state of a replica's life. None: the fleet does not own it."""
 
     def news(self) -> dict[str, Any]:
-        """How many are wanted and why, and what was decided of late."""
+        """How many replicas are wanted and why, and what was decided of late."""
 
     def owns(self, replica_id: ReplicaId) -> bool:
-        """Whether it is one of its."""
+        """Whether the fleet owns this replica."""
 
     def paid_for(self) -> int:
-        """Its replicas that are paid for: from asked for to gone, whatever they do."""
+        """Number of the fleet's replicas that are paid for: from being asked for to being gone, whatever they do."""
 
 
 class ReplicaSet:
@@ -44,7 +44,7 @@ class ReplicaSet:
         self.watches: dict[ReplicaId, Prober] = {}
         self.urls: dict[ReplicaId, str] = {}
         self.fleet: FleetView | None = None
-        """None: nobody starts and stops replicas here."""
+        """None: no fleet starts and stops replicas here."""
         self._gateway = gateway
         self._new_pool = new_pool
         self._intervals = (probe_interval_s, deep_interval_s)
@@ -53,7 +53,7 @@ class ReplicaSet:
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def join(self, replica: Replica, *, parked: bool = False) -> Prober:
-        """It is used once it has answered; parked: only once `route` says so."""
+        """Adds a replica. It is used once it has answered; parked: only once `route` says so."""
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
         pool = self._new_pool(replica)
@@ -69,12 +69,13 @@ class ReplicaSet:
         return watch
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
-        """Whether it gets requests from now on. It stays known and watched, and what it is doing goes on."""
+        """Sets whether the replica gets requests from now on. It stays known and watched, and its running requests
+        continue."""
         if replica_id in self.watches:
             self._gateway.hear(ReplicaParked(replica_id, not on, ramp))
 
     def leave(self, replica_id: ReplicaId) -> None:
-        """No more requests for it; those it has may finish."""
+        """Retires a replica. It gets no more requests; those it has may finish."""
         watch = self.watches.pop(replica_id)
         self._tasks.pop(replica_id).cancel()
         self._gateway.hear(ReplicaLeft(replica_id))
@@ -111,7 +112,7 @@ class ReplicaSet:
         self._gateway.listed(replica_id, models, adapters)
 
     def found(self, replica: Replica) -> None:
-        """From now on it is spoken to as the engine that it is."""
+        """Notes the replica's kind: from now on the gateway speaks to it as to that engine."""
         self._gateway.join(replica, self.watches[replica.id].pool)
         self.catalog.found(replica.id, replica.kind)
 

@@ -1,4 +1,5 @@
-"""Carries rollouts out: feeds them with what requests say, swaps the table of versions, and keeps it over a restart."""
+"""Carries rollouts out: feeds them with ended requests, swaps the table of versions, and keeps their state over a
+restart."""
 
 import json
 import logging
@@ -24,7 +25,7 @@ class Rollouts:
     def __init__(
         self, configs: Sequence[ModelConfig], models: Models, shadows: Shadows, state: Path | None, wall: Clock
     ) -> None:
-        """Raises StartupError if what was kept can't be used."""
+        """Raises StartupError if the kept state can't be used."""
         self._configs = tuple(configs)
         self._models = models
         self._shadows = shadows
@@ -41,7 +42,7 @@ class Rollouts:
     def names(self) -> list[str]:
         return list(self._rollouts)
 
-    # -- what people say -----------------------------------------------------------------------------------
+    # -- what the operator says ----------------------------------------------------------------------------
 
     def start(self, name: str, version: str, mode: Mode, share: float | None) -> RolloutStep | No:
         rollout = self._rollouts[name]
@@ -64,13 +65,13 @@ class Rollouts:
     # -- what is seen --------------------------------------------------------------------------------------
 
     def take(self, records: Sequence[Record], _: float) -> None:
-        """Requests that have ended; called a few times a second."""
+        """Takes in requests that have ended; called a few times a second."""
         for record in records:
             rollout = self._rollouts.get(record.drawn_from)
-            # Those that came before the share was what it is are not like those that came since.
+            # Requests that came before the share was what it is are not like those that came since.
             if rollout is not None and rollout.judge is not None and record.wall >= rollout.since:
                 sample = _of_baseline(record) if rollout.stage is Stage.SHADOW else None
-                if record.fell_back:  # it says nothing about the version that helped out
+                if record.fell_back:  # the request says nothing about the version that helped out
                     canary = record.fell_back == rollout.candidate
                     sample = VersionSample(canary, failed=True) if record.outcome not in NOT_ITS_DOING else None
                 else:
@@ -135,7 +136,8 @@ class Rollouts:
     # -- config and restarts -------------------------------------------------------------------------------
 
     def reconfigure(self, configs: Sequence[ModelConfig]) -> None:
-        """Names whose config is the same go on as they are; the others as far as their versions are still there."""
+        """Applies new configs. Rollouts whose config is the same go on as they are; the others as far as their versions
+        are still there."""
         before, self._configs = self._rollouts, tuple(configs)
         self._rollouts = {}
         for config in configs:
@@ -173,12 +175,13 @@ class Rollouts:
         try:
             write_state(self._state, kept)
         except OSError as error:
-            # What is in force is in force: a disk that is full must not keep anybody from rolling back.
+            # The step is in force already: a disk that is full must not keep the operator from rolling back.
             log.error("the state of rollouts could not be written to %s: %s", self._state, error)
 
 
 def _of_baseline(record: Record) -> VersionSample | None:
-    """Beside a shadow, from when it was sent: copies do not wait in the gateway's queue."""
+    """The baseline's sample to compare with a shadow's, from when the request was sent: copies do not wait in the
+    gateway's queue."""
     sample = sample_of(record, canary=False)
     if sample is None or sample.failed is not False:
         return sample
@@ -202,7 +205,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def write_state(path: Path, kept: dict[str, Any]) -> None:
-    """All of it or nothing: whoever reads it sees the old or the new."""
+    """Writes all of the state or nothing: a reader sees the old or the new."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         beside.write_text(json.dumps({"schema": 1, "models": kept}, indent=1))

@@ -1,8 +1,8 @@
-"""Shares tenants' limits and replicas' room with other gateways: the live driver of policy/dispatch/shared_limits.py.
+"""Shares tenants' limits and replicas' slots with other gateways: the live driver of policy/dispatch/shared_limits.py.
 
-Allowances are taken in the background, ahead of need, all tenants' in one call. Only an arrival that no allowance
-covers is held, for 2 ms at most, until one comes: a callback, no task. All that the dispatcher hears of this are
-events, so that a recorded run can be replayed. When the store is gone, each gateway keeps to its part by itself.
+Allowances are taken in the background, ahead of need, up to 64 tenants' in one call. Only an arrival that no allowance
+covers is held, for 2 ms at most, until one comes: a callback, no task. The dispatcher hears of this through events
+alone, so that a recorded run can be replayed. When the store is gone, each gateway keeps to its part by itself.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from headgate.upkeep.shared_store import Lease, Store, StoreGone
 log = logging.getLogger(__name__)
 
 HOLD_S: Final = 0.002
-"""Longest that an arrival waits for an allowance."""
+"""Maximum seconds that an arrival waits for an allowance."""
 MOST_HELD: Final = 1024
 SETTLE_S: Final = 0.05
-"""How often what was really used is told."""
+"""Maximum seconds between two reports of what was really used."""
 IDLE_S: Final = 1.0
-"""An allowance that nobody has used for so long is given back."""
+"""Seconds without spending after which an allowance is given back."""
 BEAT_S: Final = 0.5
 MOST_ASKS: Final = 64
-"""Tenants in one call; more go with the next."""
+"""Maximum tenants in one call; more go with the next."""
 NOTHING: Final = (0.0, 0.0)
 
 
@@ -52,7 +52,7 @@ class Sharing:
         let_in: Callable[[Request], None],
         clock: Clock,
     ) -> None:
-        """`name`: of this gateway, as no other has it. `let_in` gets back what was held."""
+        """`name`: of this gateway, as no other has it. `let_in` gets back the requests that were held."""
         self._name = name
         self._store = store
         self._dispatcher = dispatcher
@@ -64,12 +64,12 @@ class Sharing:
         self._held: list[HeldRequest] = []
         self._timer: asyncio.TimerHandle | None = None
         self._appetites: dict[str, Appetite] = {}
-        """Of those that have an allowance, or had one a moment ago."""
+        """Spending rates of tenants that have an allowance, or had one a moment ago."""
         self._floors: set[str] = set()
-        """Tenants whose bucket the store may not know as well as we do."""
+        """Tenants whose bucket the store may not know as well as this gateway does."""
         self._demand = 0.0
         self._told = False
-        """That the store is gone."""
+        """Whether it was logged that the store is gone."""
         self._closing = False
         hear(Shared(1, 0.0, 1.0, False))
 
@@ -99,7 +99,7 @@ class Sharing:
         return True
 
     def _runs_low(self, request: Request, limits: TenantLimits) -> bool:
-        """Half of what it was given is gone."""
+        """Whether half of the tenant's allowance is gone."""
         purse, appetite = self._limits.purses[request.tenant], self._appetites.get(request.tenant)
         if appetite is None:
             return True
@@ -124,11 +124,12 @@ class Sharing:
     # -- in the background --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """One beat, so that the first request finds everything in place if it can be."""
+        """Beats once, so that the first request finds everything in place if it can be."""
         await self._try_to_beat()
 
     async def run(self) -> None:
-        """Until cancelled. Both loops look at `_closing` too: a client may take a cancel for a timeout of its own."""
+        """Runs until cancelled. Both loops look at `_closing` too: the store's client may take a cancel for a timeout
+        of its own."""
         tasks = [self._loop.create_task(self._keep_beating()), self._loop.create_task(self._keep_leasing())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +142,7 @@ class Sharing:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Give back what is left, and take leave: others need not wait until it is missed."""
+        """Gives back what is left, and takes leave: other gateways need not wait until this one is missed."""
         self._release(list(self._held))
         if self._timer is not None:
             self._timer.cancel()
@@ -166,7 +167,7 @@ class Sharing:
             self._flawed(flaw)
 
     def _flawed(self, flaw: Exception) -> None:
-        """What the store said made no sense: it counts as gone, which ends no gateway."""
+        """Takes an answer of the store that made no sense: the store counts as gone, which ends no gateway."""
         log.debug("shared limits: the store's answer could not be used", exc_info=flaw)
         self._lost(StoreGone(f"its answer could not be used: {type(flaw).__name__}: {flaw}"))
 
@@ -182,7 +183,7 @@ class Sharing:
         if not shared.connected:
             log.info("sharing limits with %d other gateways", len(demands) - 1)
             self._told = False
-        if new or not shared.connected:  # it knows nothing, or not all: what we know is the least
+        if new or not shared.connected:  # the store knows nothing, or not all: what this gateway knows is the least
             self._floors.update(shared.used(self._clock()))
         event = Shared(max(1, len(demands)), low, high, True)
         if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.members.part, shared.connected):
@@ -226,14 +227,14 @@ class Sharing:
                 self._hear(Leased(ask.tenant, *back, *self._limits.full_in_s(ask.tenant, self._clock())))
         leases = await self._store.lease(asks)
         if not self.connected:
-            return  # found to be gone while this was under way: what was taken wears off
+            return  # the store was lost while this was under way: what was taken wears off
         for ask, lease in zip(asks, leases, strict=True):
             self._leased(ask, lease)
         answered = {ask.tenant for ask in asks}
         self._release([held for held in self._held if held.request.tenant in answered and self._answered(held)])
 
     def _leased(self, ask: AllowanceClaim, lease: Lease) -> None:
-        """What was owed has been charged, and is owed no longer."""
+        """Books a lease. What was owed has been charged, and is owed no longer."""
         requests_s = lease.requests_s + max(0.0, ask.charge[0])
         tokens_s = lease.tokens_s + max(0.0, ask.charge[1])
         self._floors.discard(ask.tenant)
@@ -257,7 +258,7 @@ class Sharing:
         return [ask for ask in made if ask is not None]
 
     def _ask(self, tenant: str, needs: list[HeldRequest], now: float) -> AllowanceClaim | None:
-        """None: it has what it should have."""
+        """What to ask for a tenant. None: it has what it should have."""
         limits = self._dispatcher.tenants.get(tenant)
         purse = self._limits.purses.get(tenant) or Purse()
         if limits is None:
@@ -300,8 +301,8 @@ class Sharing:
 def _side(
     has_s: float, wants_s: float, first_s: float, every_s: float, needed: bool, idle: bool
 ) -> tuple[float, float, float]:
-    """(charge, least, most) of one of the two limits. `first_s` and `every_s`: what the first of those held costs, and
-    all of them."""
+    """(charge, least, most) of one of the two limits, in seconds. `first_s` and `every_s`: what the first of the held
+    requests costs, and all of them."""
     if abs(has_s) < ROUNDING_S:
         charge_s, has_s = 0.0, 0.0
     elif has_s < 0:

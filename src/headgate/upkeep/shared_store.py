@@ -1,4 +1,4 @@
-"""Where gateways keep what they share: tenants' buckets, and who is there. In Redis, by its clock."""
+"""Keeps what gateways share in Redis, by its clock: tenants' buckets, and which gateways are there."""
 
 import asyncio
 import math
@@ -10,16 +10,18 @@ from headgate.model.errors import StartupError
 from headgate.policy.replicas.allowance import MOST_DEMAND, AllowanceClaim
 
 ANSWER_S: Final = 0.25
-"""For any answer of the store; then it counts as gone."""
+"""Seconds to connect to the store, and for each answer; after that it counts as gone. A whole call may take twice as
+long."""
 SET_S: Final = 1.0
-"""A clock that has moved by so much more or less than ours was set."""
+"""Seconds by which the store's clock may move more or less than the gateway's between two beats; beyond, it was set."""
 ALIVE_S: Final = 3.0
-"""A gateway that has not been heard of for so long is gone."""
+"""Seconds after its last beat at which a gateway is gone."""
 
 MOST_S: Final = 1e9
-"""No bucket takes longer to fill, and no lease is for more."""
+"""Maximum seconds that a bucket takes to fill, and that a lease is for."""
 
-# Others may write there too. What none of us would have written counts as not being there: NaN is not within either.
+# Others may write there too. A value that no gateway would have written counts as missing; NaN is outside the bounds,
+# too.
 _SANE: Final = """
 local function sane(text, most)
   local n = tonumber(text or '')
@@ -28,9 +30,8 @@ end
 """
 
 # A bucket is two moments at which it will be full again, as in policy/dispatch/limits.py. A lease is a charge like any
-# other: of a gateway that dies with one, it wears off by itself. A bucket that is full is forgotten. The store's clock
-# may be set back: `seen` is when a bucket was last touched, and if that is still to come, its moments are moved back as
-# far.
+# other: that of a gateway that dies wears off by itself. A bucket that is full is forgotten. The store's clock may be
+# set back: `seen` is when a bucket was last touched, and if that is still to come, its moments are moved back as far.
 LEASE: Final = (
     _SANE
     + """
@@ -80,8 +81,8 @@ return out
 """
 )
 
-# Who is there is known until a moment that each puts off with every beat. If the clock was set meanwhile, which shows
-# in a last beat that is still to come or far too long ago, all those moments are moved along.
+# A gateway is there until a moment that it puts off with every beat. If the clock was set meanwhile, which shows in a
+# last beat that is still to come or far too long ago, all those moments are moved along.
 BEAT: Final = (
     _SANE
     + """
@@ -124,7 +125,7 @@ return out
 
 
 class StoreGone(Exception):
-    """It does not answer, or not as it should; says what is wrong."""
+    """The store does not answer, or not as it should. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +138,12 @@ class Lease:
 
 
 class Store(Protocol):
-    """All raise StoreGone."""
+    """Where gateways keep what they share. All methods raise StoreGone."""
 
     async def lease(self, asks: list[AllowanceClaim]) -> list[Lease]: ...
     async def beat(self, gateway: str, demand: float | None) -> tuple[dict[str, float], bool]:
-        """Tell of oneself, or, with None, take leave. Gives everybody's demand, and whether what it knows is worth
-        nothing: oneself was new to it, or its clock was set."""
+        """Reports this gateway's demand, or, with None, takes leave. Returns every gateway's demand, and whether what
+        the store knows is worth nothing: this gateway was new to it, or its clock was set."""
         ...
 
     async def close(self) -> None: ...
@@ -164,16 +165,17 @@ class RedisStore:
                 url,
                 socket_timeout=ANSWER_S,
                 socket_connect_timeout=ANSWER_S,
-                retry=Retry(NoBackoff(), 0),  # whoever asks knows what to do instead
+                retry=Retry(NoBackoff(), 0),  # the caller knows what to do instead
                 decode_responses=True,
-                encoding_errors="replace",  # a name that is no text is of none of us
+                encoding_errors="replace",  # a name that is no text is no gateway's
             )
         except ValueError as error:
             raise StartupError(f"shared.redis: {error}") from error
         # The braces keep all keys on one node of a cluster.
         self._prefix = "{" + prefix + "}"
         self._ahead: float | None = None
-        """How far its clock was before ours, at the last beat."""
+        """Seconds by which the store's clock was ahead of the gateway's at the last beat. None: there was no beat
+        yet."""
         self._failures = (RedisError, OSError, TimeoutError, ValueError)
 
     async def lease(self, asks: list[AllowanceClaim]) -> list[Lease]:
@@ -204,8 +206,8 @@ class RedisStore:
         return there, bool(new) | self._was_set(clock)
 
     def _was_set(self, told: float) -> bool:
-        """Whether the store's clock was set since the last beat, by our own. Buckets have then filled up in no time, if
-        it went forward."""
+        """Whether the store's clock was set since the last beat, by the gateway's own clock. If it went forward,
+        buckets have filled up in no time."""
         ahead = told - monotonic()
         before, self._ahead = self._ahead, ahead
         return before is not None and abs(ahead - before) > SET_S
@@ -225,4 +227,4 @@ class RedisStore:
 def _lease(tenant: str, numbers: list[float]) -> Lease:
     if all(0.0 <= number <= MOST_S for number in numbers):
         return Lease(tenant, *numbers)
-    return Lease(tenant, 0.0, 0.0, 0.0, 0.0)  # as of a bucket that is not there, of which nothing was taken
+    return Lease(tenant, 0.0, 0.0, 0.0, 0.0)  # as of an unknown bucket from which nothing was taken

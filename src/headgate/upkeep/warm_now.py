@@ -1,6 +1,7 @@
-"""POST /admin/replicas/ID/warmup: warm one replica up now, and say how it went.
+"""POST /admin/replicas/ID/warmup: warms one replica up now, and says how it went.
 
-For platforms that scale to zero and want to know when a replica may be sent to. It goes on if whoever asked leaves.
+For platforms that scale to zero and want to know when a replica may be sent to. The warm-up continues if the caller
+disconnects.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from headgate.wire.exchange import Exchange
 log = logging.getLogger(__name__)
 
 MOST = 8
-"""Warm-ups at once that somebody asked for."""
+"""Maximum warm-ups at once that callers asked for."""
 
 
 class WarmNow:
@@ -26,7 +27,8 @@ class WarmNow:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def act(self, exchange: Exchange, replica_id: ReplicaId) -> None:
-        """Answered when it is over: 200 with what was done, 502 with what it failed at. The replica is known."""
+        """Warms a known replica. The caller is answered when that is over: 200 with what was done, 502 with what
+        failed."""
         if len(self._tasks) >= MOST:
             raise QueueFull(f"{MOST} replicas are being warmed already: ask again in a few seconds")
         task = asyncio.get_running_loop().create_task(self._warm(exchange, self._watches[replica_id]))

@@ -1,10 +1,11 @@
-"""Is it warm? What a replica is made to do before its first request, again after it was out, and while nobody asks.
+"""Warms a replica up: before its first request, again after it was out, and while it gets no requests.
 
-First one token of a short prompt: whoever can't do that is not used. Then what makes later requests quick and whose
-failing is no reason to do without the replica: adapters, system prompts, and prompts as long as each lane's for as long
-as there is time. An answer of 4xx is about our question (its context may be shorter than our prompt), and counts for
-nothing. One that is full with others' requests generates already, and is used as it is when there is no more time. None
-of these is a client's request: they leave no record.
+First one token of a short prompt: a replica that can't generate that is not used. Then what makes later requests quick:
+adapters, system prompts, and prompts as long as each lane's for as long as there is time. A replica that fails to load
+an adapter is used all the same; one that breaks at a prompt is not. A 4xx answer is about the gateway's question (the
+replica's context may be shorter than the prompt), and counts for nothing. A replica that is full with other clients'
+requests generates already, and is used as it is when there is no more time. None of these is a client's request: they
+leave no record.
 """
 
 import asyncio
@@ -25,11 +26,11 @@ from headgate.replica.http import OWN_BYTES, Connections, Once, request_head
 from headgate.replica.openai import FULL, flaw_in, quoted, read_error
 
 PURPOSE: Final = ("x-headgate-purpose", "warm-up")
-"""A header, so that whoever looks at an engine's log can tell."""
+"""A header that marks warm-up requests in an engine's log."""
 SHORT_TOKENS: Final = 16
 BUSY: Final = (408, *FULL)
 DENIED: Final = (401, 403)
-"""It wants a key, or another one."""
+"""Status codes of a replica that wants a key, or another one."""
 BUSY_PAUSE_S: Final = 0.5
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SENTENCE: Final = "The quick brown fox jumps over the lazy dog. "
@@ -42,10 +43,10 @@ _encode = msgspec.json.Encoder().encode
 class WarmupStep:
     what: str
     tokens: int
-    """Of its prompt, about."""
+    """Tokens of the prompt, about."""
     took_s: float
     status: int
-    """What it was answered with; 0: not at all."""
+    """HTTP status of the answer. 0: there was none, or it was unusable."""
     note: str = ""
 
     @property
@@ -54,8 +55,8 @@ class WarmupStep:
 
     @property
     def broke(self) -> bool:
-        """The replica failed at it; 4xx and 501 are about the question, and being busy is about others. That it wants
-        another key is about all questions."""
+        """Whether the replica failed at this step. 4xx and 501 are about the question, and being busy is about other
+        requests; but a denied key is about all questions."""
         if self.status in DENIED or (self.status < 400 and self.status != 200):
             return True
         return self.status >= 500 and self.status not in (*BUSY, 501)
@@ -65,27 +66,27 @@ class WarmupStep:
 class Warmed:
     ok: bool
     why: str
-    """Of what went wrong; also where it did no harm."""
+    """What went wrong, also where that did no harm. Empty: nothing did."""
     took_s: float
     steps: tuple[WarmupStep, ...] = ()
     adapters: bool = False
-    """Some were loaded, so that it now lists more models."""
+    """Whether loading adapters was tried, so that the replica may list more models now."""
     full: bool = False
-    """It had no room, so that nothing is known of what it generates."""
+    """Whether the replica was full, so that nothing is known of what it generates."""
     denied: bool = False
-    """It wants a key, or another one."""
+    """Whether the replica wants a key, or another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmupTarget:
-    """Whom to warm, and what is known of it."""
+    """The replica to warm, and what is known of it."""
 
     replica: Replica
     dialect: Dialect
     pool: Connections
     models: tuple[str, ...] = ()
     context: int | None = None
-    """The longest sequence that it takes; None: unknown."""
+    """Maximum tokens of a sequence. None: unknown."""
 
     @property
     def model(self) -> str:
@@ -93,7 +94,7 @@ class WarmupTarget:
 
 
 class Warmup:
-    """One for all replicas: what is to be done, and in how much time."""
+    """Warms all replicas: what is to be done, and in how much time."""
 
     def __init__(self, config: WarmConfig, lines: ClassifyConfig, clock: Clock) -> None:
         self.config = config
@@ -101,11 +102,12 @@ class Warmup:
         self._clock = clock
 
     def has_work(self, dialect: Dialect) -> bool:
-        """Our own engine warms itself; only what the gateway alone knows is left."""
+        """Whether there is anything to do: Headgate's own engine warms itself, and only system prompts, which the
+        gateway alone knows, are left."""
         return self.config.before_use and (not dialect.warms_itself or bool(self.config.system_prompts))
 
     async def warm(self, target: WarmupTarget, *, all_of_it: bool = False) -> Warmed:
-        """`all_of_it`: also what our own engine has done by itself."""
+        """Takes all steps. `all_of_it`: also those that Headgate's own engine has done by itself."""
         began, steps = self._clock(), []
         prompts = all_of_it or not target.dialect.warms_itself
         if prompts:
@@ -124,11 +126,12 @@ class Warmup:
         broke = next((step for step in steps if step.broke), None)
         missing = next((step for step in loaded if not step.ok), None)
         why = f"{broke.what}: {broke.note}" if broke else f"{missing.what}: {missing.note}" if missing else ""
-        alive = broke is None or broke in loaded  # without an adapter it still serves everything else
+        alive = broke is None or broke in loaded  # without an adapter the replica still serves everything else
         return Warmed(alive, why, self._clock() - began, tuple(steps), bool(loaded))
 
     async def keep_alive(self, target: WarmupTarget) -> bool | None:
-        """Whether it generated; None: it was full. Its caches of code and of prompts are used, so that they stay."""
+        """Sends a short prompt and the system prompts, so that the replica's caches of code and of prompts stay.
+        Returns whether it generated; None: it was full."""
         step = await self._ask(target, "keep-alive", SHORT_TOKENS, _user(_text("again", SHORT_TOKENS)), None, 20.0)
         for ask in self._system_prompts(target):
             await self._ask(target, *ask, self.config.timeout_s)
@@ -137,7 +140,7 @@ class Warmup:
     # -- what is asked ---------------------------------------------------------------------------------------
 
     async def _first(self, target: WarmupTarget) -> WarmupStep:
-        """Busy with others is no reason to give up: it is asked again for as long as there is time."""
+        """Asks for the first token, again and again while the replica is busy with other requests and there is time."""
         ends = self._clock() + self.config.timeout_s
         while True:
             left_s = max(0.1, ends - self._clock())
@@ -149,21 +152,21 @@ class Warmup:
     async def _shapes(self, target: WarmupTarget) -> list[WarmupStep]:
         steps: list[WarmupStep] = []
         ends = self._clock() + self.config.limit_s
-        # How long the others will take is guessed from this one: the very first compiled, allocated and loaded.
+        # How long the other steps will take is guessed from this one: the very first compiled, allocated and loaded.
         last = await self._ask(target, "again", SHORT_TOKENS, _user(_text("again", SHORT_TOKENS)), None, 20.0)
         steps.append(last)
         for lane, tokens in self.shapes(target.replica.lanes, target.context):
             left_s = ends - self._clock()
             if last.status in BUSY or last.broke or last.took_s * tokens / last.tokens > left_s:
-                break  # a longer one would not do better
+                break  # a longer prompt would not do better
             last = await self._ask(target, lane, tokens, _user(_text(lane, tokens)), None, left_s)
             if last.status == 0 and self._clock() >= ends:
-                break  # it was we who had no more time
+                break  # the time was over, which is no fault of the replica
             steps.append(last)
         return steps
 
     def shapes(self, lanes: Iterable[str], context: int | None) -> list[tuple[str, int]]:
-        """What a prompt of each lane is like, the shortest first and none twice; lanes: all if there are none."""
+        """The typical prompt tokens of each lane, the shortest first and none twice. `lanes` empty: all lanes."""
         lines, most = self._lines, self.config.longest_tokens
         if context is not None:
             most = min(most, int(context * 0.7))  # the sentence's tokens are counted roughly
@@ -200,7 +203,7 @@ class Warmup:
         step = await self._post(target.pool, what, 1, path, body, self.config.timeout_s)
         if step.status == 404 and target.dialect.kind == "vllm":
             return replace(step, note="it loads none: start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")
-        if step.ok:  # its first request is slow too
+        if step.ok:  # the adapter's first request is slow too
             step = await self._ask(target, what, 1, _user("."), adapter.name, self.config.timeout_s)
         return step
 
@@ -213,7 +216,7 @@ class Warmup:
         model: str | None,
         timeout_s: float,
     ) -> WarmupStep:
-        """A chat, or a text completion where there are no chats."""
+        """Sends a chat, or a text completion where there are no chats."""
         body: dict[str, Any] = {"model": model or target.model, "max_tokens": 1, "temperature": 0}
         step = await self._post(target.pool, what, tokens, CHAT, {**body, "messages": messages}, timeout_s)
         if step.status not in (400, 404, 405, 422, 501):
@@ -239,7 +242,7 @@ class Warmup:
 
 
 async def _once(pool: Connections, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-    """Like Connections.ask, with a word about what it is for."""
+    """Like Connections.ask, with a header that says what the request is for."""
     probe = Once(asyncio.get_running_loop().create_future())
     call = pool.send(request_head(path, pool.host, (PURPOSE,)), body, probe)
     call.most_bytes = OWN_BYTES
@@ -253,7 +256,7 @@ async def _once(pool: Connections, path: str, body: bytes, timeout_s: float) -> 
 
 
 def _said(pool: Connections, path: str, status: int, answer: bytes) -> str:
-    """In words, on one line."""
+    """What the replica answered, in words, on one line."""
     if status in DENIED:
         return pool.denied(path, status)
     return f"it answered {status}: {quoted(read_error(answer))}"[:300]
@@ -264,5 +267,6 @@ def _user(text: str) -> list[dict[str, str]]:
 
 
 def _text(salt: str, tokens: int) -> str:
-    """Prompts begin differently, or all but the first would be found in the prefix cache."""
+    """A prompt of about this many tokens. Prompts begin differently, or all but the first would be found in the prefix
+    cache."""
     return f"{salt}: {SENTENCE * max(1, tokens // SENTENCE_TOKENS)}"
