@@ -1,11 +1,11 @@
-"""How many requests at once can this replica take? Found by watching its latency.
+"""Finds how many requests at once a replica can take, by watching its latency.
 
-Time to first token per prompt token and time per output token are each compared with what is normal; so is, by itself,
-the time per token of answers in one piece whose first token nobody saw. While all are near it and the limit is in use,
-the limit grows; when they are not, it is cut; while nothing is known of any, it stays as it is. A cut is also an
-experiment: if latency falls with it, it was our queue; if not, the replica itself has become slower, so the cut is
-taken back and what is normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the long-term
-average, a queue that stands long enough becomes the norm.
+Time to first token per prompt token and time per output token are each compared with their normal values; so is, by
+itself, the time per token of unstreamed answers, whose first token the gateway did not see. While all are near normal
+and the limit is in use, the limit grows; when they are not, it is cut; while nothing is known of any, it stays as it
+is. A cut is also an experiment: if latency falls with it, requests were queueing; if not, the replica itself has become
+slower, so the cut is taken back and normal is learned anew. Without this, as in Netflix's gradient2 whose norm is the
+long-term average, a queue that stands long enough becomes the norm.
 
 The line between the two is half: latency falls by half as much, in proportion, as concurrency did. That is where
 throughput over latency is best (Kleinrock), so a replica that slows down smoothly has a place to settle too.
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from math import log
 
 TOLERANCE = 1.35
-"""Times normal beyond which latency says that something queues."""
+"""Multiple of normal latency beyond which requests are taken to queue."""
 CUTS = (0.8, 0.8, 0.65, 0.5)
-"""What is left after the first, second, … cut in a row."""
+"""Share of the limit that is left after the first, second, … cut in a row."""
 GROWTH = 0.05
-"""Per window, up to where it was last cut; beyond, twice, three times, … as much: nothing is known there."""
+"""Share by which the limit grows per window, up to where it was last cut; beyond, twice, three times, … as much:
+nothing is known there."""
 FASTEST = 0.5
 WINDOW = 32
 """Fewest samples that are judged together. Their mid-mean is known to 6 % where single ones scatter by 30 %."""
@@ -28,22 +29,23 @@ PATIENT = 6
 STALE_S = 60.0
 """A window not full after this is begun again: its samples tell of different times."""
 PROBE = 40
-"""Most windows until a cut is made only to see whether it helps. At first it is a few: whether `start` is more than the
-replica can take is the first thing to find out."""
+"""Maximum windows until a cut is made only to see whether it helps. At first it is a few: whether `start` is more than
+the replica can take is the first thing to find out."""
 LOWER = 0.95
-"""What is left of normal when a cut has helped …"""
+"""Share of normal that is left when a cut has helped …"""
 ACCEPT = 0.3
-"""… and how far it moves towards what is seen when one has not. Were it to move up only, chance would move it there."""
+"""… and the share of the way that normal moves towards the latency seen when a cut has not. Were normal to move up
+only, chance would move it there."""
 OVERHEAD = 128
-"""A prompt of no tokens costs about as much as this many."""
+"""Fixed cost of a request, in prompt tokens."""
 ROOM = 2.0
-"""Times what is in use: a limit above this is not in use."""
+"""Multiple of the requests in flight: a limit above this is not in use."""
 FADES_TO, FADES = 2.2, 0.1
-"""A limit above so many times what is in use comes down by this share of the difference with each window."""
+"""A limit above this multiple of the requests in flight comes down by this share of the difference with each window."""
 WAITS = 12
-"""Windows for which a cut waits until all that was known before it is known again."""
+"""Maximum windows for which a cut is not judged, until all latencies that were known before it are known again."""
 SAME = 0.9
-"""A limit that changes by less is still about the same."""
+"""Ratio of two limits above which they are still about the same."""
 SHORTEST_S = 1e-6
 
 
@@ -77,32 +79,33 @@ class _Signal:
         return 1.0 if self.now is None or self.normal is None else self.now / self.normal
 
     def learn(self) -> None:
-        """Lower is always nearer to normal."""
+        """Moves normal down towards a lower latency: lower is always nearer to normal."""
         if self.now is not None:
             normal = self.normal or self.now
             self.normal = normal + 0.3 * min(0.0, self.now - normal)
 
     def fell_by(self, least: float, before: float | None) -> bool:
-        """Did it fall by so much, as a logarithm? Then it was a queue, and normal is rather lower than we thought."""
+        """Whether the latency fell by at least `least`, as a logarithm. Then requests were queueing, and normal is
+        rather lower than assumed."""
         if self.now is None or before is None or self.normal is None or log(before / self.now) < least:
             return False
         self.normal *= LOWER if self.now > self.normal else 1.0
         return True
 
     def accept(self) -> None:
-        """What it is now, is more or less normal."""
+        """Moves normal towards the current latency, which is taken to be more or less normal."""
         if self.now is not None and self.normal is not None:
             self.normal += ACCEPT * (self.now - self.normal)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How things were before it."""
+    """How things were before a cut."""
 
     limit: float
     use: float
     probe: bool
-    """Made to see, not because latency was too high."""
+    """Whether the cut was made to see whether it helps, not because latency was too high."""
     latencies: tuple[float | None, ...]
 
 
@@ -112,14 +115,15 @@ class GradientLimit:
         self._least = least
         self._most = most
         self._signals = (_Signal(), _Signal(), _Signal())
-        """First tokens, tokens after them, and tokens of answers whose first one's time is unknown."""
+        """Latencies of first tokens, of tokens after them, and of tokens of unstreamed answers whose first-token time
+        is unknown."""
         self._use = 0
         self._count = 0
-        self._skip = int(start)  # the first ones find an empty replica, whatever the limit
+        self._skip = int(start)  # the first requests find an empty replica, whatever the limit
         self._began = float("-inf")
         self._cut: _Cut | None = None
         self._waited = 0
-        """Windows in which it could not be told whether the cut has helped."""
+        """Windows in which it was not known whether the cut has helped."""
         self._cuts = 0
         self._last_cut_at = 0.0
         self._growths = 0
@@ -135,8 +139,9 @@ class GradientLimit:
         now: float,
         token_s: float | None = None,
     ) -> None:
-        """A request ended that had `in_flight` around it, itself included. What was under way when the limit changed
-        tells of the old one, and is skipped. `ttft_s` None: unknown, and `token_s` is what each token took in all."""
+        """Takes in a request that ended with `in_flight` requests at its replica, itself included. Requests that were
+        under way when the limit changed tell of the old limit, and are skipped. `ttft_s` None: unknown, and `token_s`
+        is the seconds per token in all."""
         if self._skip > 0:
             self._skip -= 1
             return
@@ -212,7 +217,7 @@ class GradientLimit:
         )
 
     def _helped(self, cut: _Cut, use: float) -> bool:
-        """Did latency fall by at least half as much as concurrency did?"""
+        """Whether latency fell by at least half as much as concurrency did."""
         less = log(cut.use / use)
         if less < 0.05:
             return False
@@ -238,13 +243,15 @@ class GradientLimit:
             self._since_probe = 0
 
     def _fade(self, use: float) -> None:
-        """Towards what is in use, and never below where it began: what was found out in a burst is long ago."""
+        """Lowers the limit towards what is in use, and never below where it began: what was found out in a burst is
+        long ago."""
         beyond = self.limit - max(self._start, FADES_TO * use)
         if beyond > 1.0:
             self.limit -= FADES * beyond
 
     def _grow(self, use: float) -> None:
-        """To no more than twice what is in use: that is room for bursts, and of what lies beyond nothing is known."""
+        """Raises the limit to no more than twice what is in use: that is room for bursts, and nothing is known of what
+        lies beyond."""
         self._cuts = 0
         self._growths = self._growths + 1 if self.limit >= self._last_cut_at else 0
         step = min(FASTEST, GROWTH * (1 + self._growths)) * self.limit

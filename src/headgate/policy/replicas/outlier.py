@@ -1,8 +1,8 @@
 """Judges whether a replica is worse than its peers.
 
 Latency is compared only between replicas that are alike, because what is slow for one model and GPU is quick for
-another; error rates count by themselves, unless the peers have as many. And only like is compared with like: first
-tokens with first tokens, and unstreamed answers, whose first token the gateway did not see, with such answers. A
+another; error rates count by themselves, unless those of the peers are high too. And only like is compared with like:
+first tokens with first tokens, and unstreamed answers, whose first token the gateway did not see, with such answers. A
 replica that has more requests than its peers may be slower for that, in proportion: a fleet of two is seldom evenly
 full.
 """
