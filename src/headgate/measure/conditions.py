@@ -1,8 +1,8 @@
-"""Who is there to answer, who is not, and is that wanted?
+"""Says which replicas are up, starting, parked or down, and whether that is an outage.
 
-A replica that gets nothing is not down because of that: it may be parked, draining, or still on its way. And that none
-is usable is an outage unless that is wanted: a fleet that was scaled to zero waits for its next request. One place says
-which is which, for alerts, metrics, the page and the doctor alike.
+A replica that gets no requests is not therefore down: it may be parked, draining or starting. No usable replica is an
+outage unless that is intended: a fleet scaled to zero waits for its next request. This module decides which is which
+for alerts, metrics, the page and the doctor alike.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ Condition = Literal["up", "starting", "parked", "down"]
 CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
 
 START_S = 60.0
-"""One that nobody here starts should answer by then."""
+"""Seconds after which a replica that was never up, and is not warming, is down, and no replica at all is an outage."""
 _COMING = ("starting", "warming")
 _APART = ("ready", "draining", "parked", "stopped")
-"""Of its life, where the gateway starts and stops replicas: those that are meant to get nothing."""
+"""Lifecycle states in which a replica that the gateway started is meant to get no requests."""
 
 
 class ProbePhase(Protocol):
-    """What is asked of upkeep/prober.py here."""
+    """The part of upkeep/prober.py that is used here."""
 
     @property
     def phase(self) -> str: ...
@@ -36,7 +36,7 @@ class ProbePhase(Protocol):
 
 
 class FleetNews(Protocol):
-    """What is asked of whoever starts and stops replicas."""
+    """What is used here of the object that starts and stops replicas."""
 
     def lifecycle(self, replica_id: ReplicaId) -> str | None: ...
     def news(self) -> dict[str, Any]: ...
@@ -60,15 +60,15 @@ class Conditions:
         self._watches = {} if watches is None else watches
         self._fleet = fleet
         self._seen: dict[ReplicaId, _Seen] = {}
-        """Of each replica that is there: as many as the fleet has."""
+        """Each known replica as last seen; the fleet's size bounds it."""
         self._any_was_up = False
         self._began = inf
-        """When it was first looked."""
+        """Time of the first reading; infinite: there was none yet."""
         self._wanted_none = False
-        """None is up, and that was wanted when it came to it."""
+        """No replica is up, and that was intended at some reading since."""
 
     def of(self, now: float) -> dict[ReplicaId, Condition]:
-        """Every replica that is known."""
+        """The condition of every known replica."""
         loads, fleet = self._dispatcher.fleet.loads, self._fleet()
         self._seen = {replica_id: self._noted(load, now) for replica_id, load in loads.items()}
         return {replica_id: self._one(seen, fleet, now) for replica_id, seen in self._seen.items()}
@@ -92,16 +92,16 @@ class Conditions:
         )
 
     def outage(self, now: float) -> str:
-        """What to say where nothing can be answered; empty: something can."""
+        """The message for an outage; empty: there is no outage."""
         fleet = self.read(now)
         return about_outage(fleet) if fleet.outage else ""
 
     def why(self, replica_id: ReplicaId) -> str:
-        """What is known of why a replica is not in use."""
+        """The known reason why a replica is not in use; empty: none is known."""
         watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
         if watch is not None and watch.why:
             return watch.why
-        # One that health has not put out yet has a standing that says why it is in use.
+        # The standing of a replica that health has not ejected yet says why it is in use.
         return (
             standing.why
             if standing is not None and standing.state in (HealthState.EJECTED, HealthState.PROBATION)
@@ -109,14 +109,15 @@ class Conditions:
         )
 
     def state(self, replica_id: ReplicaId, condition: Condition) -> str:
-        """One word for people: its condition, or how far it has come in it. Never one that contradicts it."""
+        """One word for people: the replica's condition, or its progress within it. The word never contradicts the
+        condition."""
         if condition == "parked":
             return "parked"
         watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
         if condition != "up" and watch is not None and watch.phase != "ready":
             return watch.phase
         state = "ejected" if standing is None else standing.state.name.lower()
-        # One that can't be reached is out before its probes say so.
+        # A replica that can't be reached is out of use before its probes say so.
         return condition if (condition == "up") != (state in ("up", "ramping")) else state
 
     # -- one replica ---------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class Conditions:
         return counts["parked"] > 0 and not counts["starting"]
 
     def _unserved(self, down: tuple[ReplicaId, ...]) -> tuple[str, ...]:
-        """Lanes and models that only replicas serve which are down. Few are: each of these is looked up by pool."""
+        """Lanes and models whose replicas are all down. Few replicas are down, so each of their names is looked up."""
         fleet = self._dispatcher.fleet
         lanes: dict[str, None] = {}
         models: dict[str, None] = {}

@@ -1,8 +1,8 @@
-"""Which answers were ended early, and how much decoding did that save? Counted from records, by task.
+"""Counts from records, by task, the answers that were ended early and the output tokens that this saved.
 
-An answer that repeats itself does not end by itself (benchmarks/results/saved.md): it would have gone on to its cap, so
-what it was still allowed to say is what was saved. Of one that ran out of time, that is the most that was. Of one that
-reached its cap nobody knows what it would have said: it is counted, and nothing more is made up.
+An answer that repeats itself does not end by itself (benchmarks/results/saved.md): it would have continued to its cap,
+so the tokens it was still allowed are the tokens saved. For an answer that ran out of time they are an upper bound. How
+long an answer at its cap would have become is unknown: it is counted, and no saving is made up.
 """
 
 from headgate.model.record import Record
@@ -13,12 +13,12 @@ CAP = "cap"
 class EndedEarly:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], int] = {}
-        """By task, and by what ended them: `cap`, `repetition` or `time`. Tasks are as many as the config has."""
+        """Answers by task and by what ended them: `cap`, `repetition` or `time`. The config bounds the tasks."""
         self.tokens: dict[tuple[str, str], int] = {}
-        """That they were allowed and did not say; nothing for `cap`."""
+        """Output tokens that those answers were still allowed, by the same keys; none for `cap`."""
 
     def told(self) -> dict[str, dict[str, int]]:
-        """Of all tasks together, by what ended them: how many answers, and the tokens that were not decoded."""
+        """Over all tasks, by what ended the answers: the number of answers, and of tokens that were not decoded."""
         told: dict[str, dict[str, int]] = {}
         for (task, by), answers in self.answers.items():
             one = told.setdefault(by, {"answers": 0, "saved_tokens": 0})

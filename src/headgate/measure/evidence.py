@@ -1,7 +1,7 @@
-"""What did the slowest lose their time on? Told while their neighbours are still known, kept for five minutes.
+"""Explains where the slowest requests lost their time, while their neighbours are still known; keeps five minutes.
 
-Of each lane and ten seconds the few requests that strained their promises most are explained as they end. The page
-lists them, and the diagnosis adds up what they lost by cause: only the tail's own time says what the tail is made of.
+Per lane and ten seconds, the few requests that strained their promises most are explained as they end. The page lists
+them, and the diagnosis adds up their losses by cause: only the tail's own time says what the tail is made of.
 """
 
 from collections import Counter, deque
@@ -27,34 +27,35 @@ SLICE_S = 10.0
 SLICES = 31
 """Five minutes, and the slice that has begun."""
 WORST = 8
-"""Requests explained of each lane and slice."""
+"""Maximum explained requests per lane and slice."""
 TAIL = 32
-"""Of those in the window, the ones whose losses are added up."""
+"""Maximum explained requests of a window whose losses are added up, worst first."""
 RECENT = 256
-"""Requests remembered of each replica: whoever may have been somebody's neighbour just now."""
+"""Latest requests remembered per replica: possible neighbours of a request that ends now."""
 REPLICAS = 1024
-"""More than that at once, and the oldest are forgotten."""
+"""Maximum replicas remembered; beyond it, the one remembered for longest is forgotten."""
 SAMPLE = 512
-"""Answers by which the usual of a lane is judged."""
+"""Latest answers from which the usual times of a lane are computed."""
 USUAL_EVERY_S = 5.0
 TENANTS = 64
-"""Tenants counted in one slice; any more are counted as `other`."""
+"""Maximum tenants counted by name in one slice; further tenants are counted as `other`."""
 WAITED_S = 0.01
 STALLED_S = 1.0
-"""A client behind for longer than this reads slowly."""
+"""Seconds: a client that stalls its answer for at least this long reads slowly."""
 _FIRST: frozenset[Stage] = frozenset(("accept", "queue", "retry", "engine_queue", "prefill"))
-"""Not `answer`: of what is not streamed nobody knows when the first token came, and most of it is decoding."""
+"""Stages up to the first token. Not `answer`: an unstreamed answer's first token has no known time, and most of that
+stage is decoding."""
 _TURNED_AWAY = (Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.WAITED_TOO_LONG)
 
 Running = Callable[[set[str], float], dict[str, list[Neighbour]]]
-"""Who is at these replicas at this moment, by replica."""
+"""Returns the requests that are at these replicas now, by replica."""
 
 
 class Told(NamedTuple):
-    """A slow request and why it was. They are compared by strain, then by who came first."""
+    """A slow request and the explanation. Compared by strain, then by the order of explaining."""
 
     strain: float
-    """How many times its lane's promise it took, by whichever it strained most."""
+    """The request's time as a multiple of its lane's promise, for the promise it strained most; see `strain_of`."""
     number: int
     record: Record
     explanation: Explanation
@@ -62,7 +63,7 @@ class Told(NamedTuple):
 
 
 class EvidenceSlice:
-    """One lane in ten seconds."""
+    """Counts and slowest requests of one lane in ten seconds."""
 
     __slots__ = ("at", "cold", "failed", "preempted", "refused", "requests", "stalled", "tenants", "waited", "worst")
 
@@ -71,32 +72,32 @@ class EvidenceSlice:
         self.requests = self.waited = self.preempted = self.cold = self.stalled = self.failed = 0
         self.refused: Counter[Outcome] = Counter()
         self.tenants: Counter[str] = Counter()
-        """Of those who waited or were turned away for it."""
+        """Requests that waited or were turned away because of the queue, by tenant."""
         self.worst: list[Told] = []
-        """A heap, the least bad first."""
+        """The slowest requests, a heap with the least slow first."""
 
 
 class Losses(NamedTuple):
-    """What a lane's slowest lost, in seconds by cause."""
+    """Seconds that a lane's slowest requests lost, by cause: up to the first token, and after it."""
 
     first: dict[Kind, float]
     tokens: dict[Kind, float]
     long_beside: float
-    """Of what they lost on slow tokens, the share next to a long context."""
+    """Share of the time lost on slow tokens that was lost beside a long context."""
 
 
 class Evidence:
     def __init__(
         self, lanes: Callable[[], Mapping[str, Lane]], running: Running, pauses: Callable[[], Sequence[GatewayPause]]
     ) -> None:
-        """All three as they are whenever they are asked for."""
+        """All three return the current state at every call."""
         self._lanes = lanes
         self._running = running
         self._pauses = pauses
         self._slices: dict[str, deque[EvidenceSlice]] = {}
         self._recent: dict[str, deque[Record]] = {}
         self._answers: dict[tuple[str, bool, bool], deque[Record]] = {}
-        """By lane, whether streamed, and whether the first token's time is unknown."""
+        """Latest answers by lane, whether streamed, and whether the first token's time is unknown."""
         self._usual: dict[tuple[str, bool, bool], tuple[float, UsualTimes | None]] = {}
         self._numbers = count()
 
@@ -138,7 +139,7 @@ class Evidence:
         if engine is not None and engine.preemptions > engine.yields:
             here.preempted += 1
         waited = record.queue_s >= WAITED_S
-        if outcome is not COMPLETED:  # looked at first: most are, and nothing more is to be asked of them
+        if outcome is not COMPLETED:  # checked first: most are completed, and skip the rest
             waited = waited or outcome in _TURNED_AWAY
             if outcome.kind == "refused":
                 here.refused[outcome] += 1
@@ -166,7 +167,7 @@ class Evidence:
             recent.append(record)
 
     def _tell(self, candidates: list[tuple[float, Record, EvidenceSlice]], now: float) -> None:
-        """Worst first, so that those who would be pushed out again are not explained at all."""
+        """Explains candidates, worst first, so that none is explained that a worse one would push out again."""
         running = self._running({record.replica for _, record, _ in candidates if record.replica is not None}, now)
         for strain, record, here in sorted(candidates, key=lambda item: -item[0]):
             full = len(here.worst) >= WORST
@@ -188,7 +189,7 @@ class Evidence:
     # -- reading -------------------------------------------------------------------------------------------
 
     def usual(self, record: Record, now: float) -> UsualTimes | None:
-        """What such a request usually takes; looked at again every few seconds."""
+        """The usual times of a request of this kind, computed again every USUAL_EVERY_S; None: too few answers."""
         key = (record.lane, record.stream, record.whole)
         made_at, known = self._usual.get(key, (-USUAL_EVERY_S, None))
         if now - made_at >= USUAL_EVERY_S or known is None:
@@ -197,12 +198,12 @@ class Evidence:
         return known
 
     def slowest(self, now: float, last_s: float, limit: int, lane: str | None = None) -> list[Told]:
-        """Those that strained their promises most, worst first."""
+        """The explained requests that strained their promises most, worst first; `lane` None: of all lanes."""
         told = (told for name in self._slices if lane in (None, name) for told in self._worst(name, now, last_s))
         return nlargest(limit, told)
 
     def lane(self, name: str, now: float, last_s: float) -> EvidenceSlice:
-        """All that was counted, added up."""
+        """The sum of a lane's counts over the last `last_s` seconds; its `worst` is empty."""
         total = EvidenceSlice(now - last_s)
         for part in self._window(name, now, last_s):
             total.requests += part.requests
@@ -233,7 +234,7 @@ class Evidence:
         return Losses(first, tokens, beside_long_s / slow_s if slow_s else 0.0)
 
     def lengths(self, name: str) -> tuple[int, int, int]:
-        """Of its latest answers: prompt p99, output p50 and p99, in tokens."""
+        """A lane's latest answers in tokens: prompt p99, output p50, output p99; all 0 without answers."""
         kinds = ((name, True, False), (name, False, False), (name, False, True))
         answers = [answer for kind in kinds for answer in self._answers.get(kind, ())]
         if not answers:
@@ -251,15 +252,16 @@ class Evidence:
 
 
 def _whole(record: Record) -> bool:
-    """`Record.whole`, compiled: it is asked of every record."""
+    """`Record.whole`, compiled here because every record needs the answer."""
     return record.ttft_s is None and not record.stream and record.outcome is COMPLETED
 
 
 def strain_of(record: Record, lane: Lane) -> float:
-    """Beside what its lane promises. Failing strains any promise; what was refused at once strains none."""
+    """The largest ratio of a request's times to its lane's promises, and of its stall to STALLED_S. A failed request
+    has at least 1; a request refused at once has almost 0."""
     ttft_s, e2e_s = record.ttft_s, record.e2e_s
     strain = (e2e_s if ttft_s is None else ttft_s) / lane.ttft_target_s
-    if ttft_s is None and _whole(record):  # by all that is promised of it
+    if ttft_s is None and _whole(record):  # judged by the time per token, the first one included
         strain = per_token_s(e2e_s, record.output_tokens // record.choices, first_counts(lane)) / lane.gap_target_s
     whole_s = lane.e2e_p95_s or lane.e2e_p99_s
     if whole_s is not None and e2e_s / whole_s > strain:

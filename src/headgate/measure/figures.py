@@ -1,7 +1,7 @@
-"""How are we doing? Everything that is counted of the records, by lane and by whatever else they have in common.
+"""Counts closed records by lane and by the other labels they share, and answers for windows of up to an hour.
 
-One call takes the records closed since the last; nothing here is on the path of a request. Names come from clients:
-each label has so many values, all labels together so many series, and what is over that is counted as `other`.
+One call takes the records closed since the last; nothing here is on the path of a request. Names come from clients, so
+the values per label and the series in total are capped, and what exceeds a cap is counted as `other`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,15 +37,16 @@ from headgate.policy.promises.promise import first_counts, promises
 from headgate.policy.scaling.cost import ReplicaHours
 
 MOST_SERIES = 512
-"""Beside one `other` for each lane. A series is about two hundred lines for whoever scrapes."""
+"""Maximum series, beside one `other` for each lane. A series adds about two hundred lines to a scrape."""
 UNUSED_S = 3600.0
-"""A series nobody has used for so long is in no window any more, and is forgotten."""
+"""Seconds after which an unused series is in no window any more; it is forgotten a minute later."""
 LOOK_FOR_UNUSED_S = 60.0
 MOST_REPLICAS = 4096
 NOT_VOUCHED_FOR = frozenset({Outcome.INVALID, Outcome.UNKNOWN_MODEL, Outcome.UNAUTHORIZED, Outcome.OVER_LIMIT})
-"""The model's name was never looked up: anybody can make up a hundred, and would take the places of real ones."""
+"""Outcomes of requests whose model's name is unverified: a client that invents a hundred names would take the labels
+of real models."""
 APART = 0.618034
-"""Of a part's length, from one series' phase to the next: any number of them is spread evenly."""
+"""Step from one series' phase to the next, as a share of a part: spreads any number of phases evenly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class Kept:
     """50, 95 or 99"""
     within_s: float
     share: float
-    """Over all arrivals: those that were refused or failed were not within it."""
+    """Share over all arrivals; refused and failed requests count as missed."""
     served: float | None
-    """The same over the served; None: none was."""
+    """Share over the served requests alone; None: none was served."""
 
     @property
     def kept(self) -> bool:
@@ -68,7 +69,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Each per second."""
+    """Requests and tokens per second."""
 
     requests: float
     prompt_tokens: float
@@ -82,32 +83,32 @@ class Figures:
         self.started = started
         self.series: dict[Labels, Series] = {}
         self.tokens: dict[tuple[str, str], Tokens] = {}
-        """By lane and model."""
+        """Token counters by lane and model."""
         self.lanes: dict[str, LaneFigures] = {}
         self.held = ReplicaHours(started)
-        """Replicas over time. Whoever knows how many there are tells it."""
+        """Replica-hours; the caller that knows the number of replicas reports it here."""
         self.cold_starts = 0
-        """Times that a replica was new to its first requests."""
+        """Starts of replicas that made at least one request cold."""
         self.ended = EndedEarly()
         self._promised = lanes
-        """The dispatcher's own: a new config changes what is in it."""
+        """The dispatcher's own lanes: a new config changes their content."""
         self._edges = edges(lanes.values())
         self.tenants = Tenants(observe.labels, self._edges[TTFT])
         self._caps = [Cap(observe.labels) for _ in range(5)]
-        """For model, version, tier, quantization and gpu_type."""
+        """Caps for the labels model, version, tier, quantization and gpu_type."""
         self._windows: dict[tuple[str, str, str, str], Window] = {}
-        """By lane, model, version and tier."""
+        """Windows by lane, model, version and tier."""
         self._made = 0
         self._roll_at = started
         self._look_at = started + LOOK_FOR_UNUSED_S
         self._warm_at: dict[str, float] = {}
-        """When each replica's first request was done; infinite: none is yet."""
+        """When each replica's first request completed, for replicas that were cold; infinite: none has yet."""
         self._follow(started)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     def take(self, records: Sequence[Record], now: float) -> None:
-        """Records that have been closed; also called with none, so that what is over closes in time."""
+        """Takes records that have been closed. Also called with none, so that windows close in time."""
         self._roll(now)
         known, tenants = self.series, self.tenants
         touched: list[Series] = []
@@ -131,7 +132,7 @@ class Figures:
             series.settle()
 
     def exemplify(self, record: Record, trace: str) -> None:
-        """A record that was taken has left this trace: in histograms it stands for those like it."""
+        """Takes the trace of a record that was taken, as an exemplar of its histogram buckets."""
         histograms = self._series_of(record, record.at + record.e2e_s).histograms
         wall = record.wall + record.e2e_s
         if record.outcome is COMPLETED:
@@ -146,7 +147,7 @@ class Figures:
             histograms[GAP].exemplify(record.gaps[0].took_s, trace, wall)
 
     def sample(self, lane: str, in_system: int, now: float) -> None:
-        """So many requests of a lane are here, waiting or running: for Little's law, a few times a second."""
+        """Takes the number of a lane's requests, waiting or running, for Little's law; called a few times a second."""
         if lane in self.lanes:
             self.lanes[lane].law.sample(in_system, now)
 
@@ -188,7 +189,7 @@ class Figures:
         return self._made * APART % 1 * PART_S
 
     def _met_cold(self, record: Record) -> None:
-        """One start makes several requests cold, all those sent before the first of them was done."""
+        """Counts cold starts. One start makes several requests cold: all sent before the first of them completed."""
         replica = record.replica or ""
         sent = record.at + record.accept_s + record.queue_s + record.retry_s
         warm_at = self._warm_at.get(replica)
@@ -219,7 +220,7 @@ class Figures:
         self._roll_at = min(ends, default=now)
 
     def _follow(self, now: float) -> None:
-        """What was promised may have changed."""
+        """Takes over the promises, which a new config may have changed."""
         for name, promised in self._promised.items():
             lane = self.lanes.get(name) or self._open(name, now)
             lane.late_after_s, lane.late_token_s = promised.ttft_target_s, promised.gap_target_s
@@ -227,7 +228,8 @@ class Figures:
             lane.longest = promised.e2e_p99_tokens
 
     def _forget_unused(self, now: float) -> None:
-        """Their counters go too. A scraper takes one that comes back for one that was reset, which is what it is."""
+        """Forgets unused series and their counters. A scraper takes a counter that comes back for one that was reset,
+        which is true."""
         unused = [labels for labels, series in self.series.items() if now - series.used_at > UNUSED_S + 60]
         if not unused:
             return
@@ -251,7 +253,8 @@ class Figures:
         version: str | None = None,
         tier: str | None = None,
     ) -> Sketch:
-        """None: all of them together. A lane, or all, is quick; anything else is added up when asked."""
+        """The sketch of a figure over a window; a label that is None matches all values. A lane, or all lanes, is
+        quick; with other labels the parts are added up on reading."""
         if figure not in FIGURES or window_s not in WINDOWS:
             raise ValueError(f"expected one of {FIGURES} and of {WINDOWS}, got {figure!r} and {window_s!r}")
         self._roll(now)
@@ -293,14 +296,14 @@ class Figures:
         ]
 
     def span_s(self, window_s: int, now: float, *, lane: str | None = None) -> float:
-        """How much time a lane's window covers, at least a second: it begins with a whole part, and is not full at
-        first. None: the mean of all lanes."""
+        """Seconds that a lane's window covers, at least 1: a window begins with a whole part, and is not full at first.
+        `lane` None: the mean over all lanes."""
         self._roll(now)
         spans = [window.span_s(window_s, now) for window in self._matching(lane, None, None, None)]
         return max(1.0, min(now - self.started, sum(spans) / len(spans) if spans else window_s))
 
     def rates(self, window_s: int, now: float, *, lane: str | None = None) -> Rates:
-        """What `counts` comes to in a second."""
+        """`counts` per second; `lane` None: the sum over all lanes."""
         requests = prompt = output = failed = refused = 0.0
         for name in self.lanes if lane is None else (lane,):
             counts, span_s = self.counts(window_s, now, lane=name), self.span_s(window_s, now, lane=name)
@@ -318,16 +321,16 @@ class Figures:
         return figures.timeline.slices(figures.window) if figures is not None else []
 
     def little(self, lane: str) -> Little | None:
-        """None: too little is known."""
+        """Little's law for a lane; None: the lane is unknown, or too little has been measured."""
         return self.lanes[lane].law.read() if lane in self.lanes else None
 
     def compliance(self, lane: str, now: float) -> list[Kept]:
-        """Each promise that any request of the last hour was subject to."""
+        """Every promise of the lane that applied to a request of the last hour."""
         sketches = {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES}
         return self.kept(lane, sketches, self.counts(3600, now, lane=lane))
 
     def kept(self, lane: str, sketches: Mapping[str, Sketch], counts: WindowCounts) -> list[Kept]:
-        """Each promise that any request in these was subject to, by figure."""
+        """Every promise of the lane that applied to a request in `sketches`, which are by figure, or in `counts`."""
         found = []
         for promise in promises(self._promised[lane]) if lane in self._promised else ():
             sketch = sketches[promise.of]

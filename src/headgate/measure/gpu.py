@@ -1,4 +1,4 @@
-"""How busy are this machine's GPUs? By NVML, where there is one; figures of what is not there are absent, not zero."""
+"""Reads how busy this machine's GPUs are, from NVML. Without NVML or a GPU the figures are absent, not zero."""
 
 import contextlib
 import importlib
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Gpu:
     name: str
-    """Its number on this machine."""
+    """The GPU's number on this machine."""
     utilisation: float | None
-    """Share of the last moments in which it was computing; None: it does not say, as a slice of one does not."""
+    """Share of NVML's last sample period in which the GPU was computing; None: not reported, as for a MIG slice."""
     memory_used: int
     """Bytes."""
     memory_total: int
@@ -22,7 +22,7 @@ class Gpu:
 
 class Gpus:
     def __init__(self, nvml: Any) -> None:
-        """`nvml`: the module pynvml, ready to be asked. Raises its NVMLError."""
+        """`nvml`: the module pynvml, initialised. Raises its NVMLError."""
         self._nvml = nvml
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
 
@@ -30,7 +30,7 @@ class Gpus:
         return len(self._handles)
 
     def read(self) -> list[Gpu]:
-        """A GPU that can't be read just now is left out."""
+        """Reads every GPU; one that can't be read right now is left out."""
         found = []
         for place, handle in enumerate(self._handles):
             with contextlib.suppress(self._nvml.NVMLError):
@@ -39,7 +39,7 @@ class Gpus:
         return found
 
     def _memory(self, handle: Any) -> Any:
-        """As nvidia-smi has it, without what the driver keeps for itself; older drivers can't tell the two apart."""
+        """Memory in use as nvidia-smi shows it, without the driver's own; older drivers include that."""
         try:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
         except (AttributeError, self._nvml.NVMLError):
@@ -53,7 +53,8 @@ class Gpus:
 
 
 def find_gpus() -> Gpus | None:
-    """None: there is no NVML (pip install nvidia-ml-py), or no GPU. Takes a moment: to be called before serving."""
+    """Finds this machine's GPUs; None: there is no NVML (pip install nvidia-ml-py), or no GPU. Slow: call it before
+    serving."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

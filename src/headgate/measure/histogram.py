@@ -1,7 +1,7 @@
-"""What a scraper adds up: how many were faster than each of a few edges, since the process began.
+"""Counts durations between a few edges since the process began, for scrapers to add up.
 
 Edges are those of the GenAI semantic conventions, and finer around each bound that a lane promises: a promise whose
-bound falls between two edges can't be checked from a histogram. All lanes have the same, so that their series add up.
+bound falls between two edges can't be checked from a histogram. All lanes have the same edges, so that series add up.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,25 +19,26 @@ CONVENTION = {
     E2E: tuple(0.01 * 2**step for step in range(14)),
     GAP: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
     ANSWER: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    # The conventions have none for waiting; it is a part of the time to the first token.
+    # The conventions have no edges for queue time; as a part of the time to the first token it has the same.
     QUEUE: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 }
 AROUND = (1.0, 0.9, 1.1, 0.8, 1.25)
-"""Edges at these shares of each bound. The bound itself comes first: of very many lanes not all fit."""
+"""Edges as shares of each bound. The bounds themselves come first: with very many lanes not all edges fit."""
 MOST_EDGES = 64
-"""Each costs a line for every series."""
+"""Maximum edges per figure. Each costs a line for every series."""
 CUT: Final = -1
 
 
 class Edges:
-    """Of one figure. A duration's bucket of the sketch says between which edges it is, unless one cuts that bucket."""
+    """The edges of one figure. A duration's bucket of GRID says between which edges it is, unless an edge cuts that
+    bucket."""
 
     __slots__ = ("places", "values")
 
     def __init__(self, values: tuple[float, ...]) -> None:
         self.values = values
         self.places = [_place(values, index) for index in range(GRID.size)]
-        """By bucket, how many edges are below all of it; CUT: that depends on the duration."""
+        """By bucket, the number of edges below all of it; CUT: an edge cuts the bucket; the duration decides."""
 
 
 class Histogram:
@@ -46,34 +47,35 @@ class Histogram:
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
         self.numbers = [0] * (len(edges.values) + 1)
-        """By edge that is the first not exceeded; the last: beyond all."""
+        """Durations by the first edge that they do not exceed; the last: beyond all edges."""
         self.sum = 0.0
         self.exemplars: dict[int, tuple[str, float, float]] = {}
-        """By place in `numbers`, of the latest with a trace: its id, how long it took, and the wall clock's time."""
+        """By place in `numbers`, the latest duration with a trace: the trace's id, the duration in seconds, the wall
+        clock's time."""
 
     def exemplify(self, value: float, trace: str, wall: float) -> None:
-        """One that is counted has left a trace."""
+        """Takes the trace of a duration that is counted."""
         self.exemplars[bisect_left(self.edges.values, value)] = (trace, value, wall)
 
     def see(self, value: float, index: int) -> None:
-        """`index` is its bucket of GRID. Between which edges it is, is told by `count`, unless one cuts that bucket."""
+        """Takes a duration; `index` is its bucket of GRID. `count` counts it later, unless an edge cuts the bucket."""
         self.sum += value
         if self.edges.places[index] == CUT:
             self.numbers[bisect_left(self.edges.values, value)] += 1
 
     def add(self, value: float) -> None:
-        """One that no sketch counts."""
+        """Counts a duration at once, without its bucket of GRID."""
         self.sum += value
         self.numbers[bisect_left(self.edges.values, value)] += 1
 
     def see_many(self, value: float, index: int, number: int) -> None:
-        """So many at once, all told: `count` is not called for these."""
+        """Counts `number` equal durations completely: `count` is not called for these."""
         self.sum += value * number
         place = self.edges.places[index]
         self.numbers[bisect_left(self.edges.values, value) if place == CUT else place] += number
 
     def count(self, index: int, number: int) -> None:
-        """So many were seen in this bucket."""
+        """Counts `number` durations that `see` took in this bucket."""
         place = self.edges.places[index]
         if place != CUT:
             self.numbers[place] += number
@@ -87,7 +89,7 @@ def _place(edges: tuple[float, ...], index: int) -> int:
 
 
 def edges(lanes: Iterable[Lane]) -> list[Edges]:
-    """For each figure, in order."""
+    """The edges for each figure, in the order of the figures' indexes."""
     bounds: list[list[float | None]] = [[] for _ in CONVENTION]
     for lane in lanes:
         bounds[TTFT] += [lane.ttft_target_s, lane.ttft_p50_s, lane.ttft_p99_s]

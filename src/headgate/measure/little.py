@@ -1,8 +1,9 @@
-"""Do the figures agree with each other? Little's law, L = λ·W, from counters that do not know of one another.
+"""Checks that independent counters agree, by Little's law, L = λ·W.
 
-L is how many are in a lane, as sampled; λ how many come, counted at their end and by what is still open; W how long
-those stay that left. In the long run the law holds for any queue whatever: a residual that stays away from zero means
-that one of the three is counted wrongly, or that the load is changing faster than requests end.
+L is the mean number of requests in a lane, as sampled; λ the arrivals per second, counted as the requests that left
+plus the change in open ones; W the mean seconds that those stayed that left. In the long run the law holds for any
+queue: a residual that stays away from zero means that one of the three is counted wrongly, or that the load changes
+faster than requests end.
 """
 
 from collections import deque
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from headgate.model.outcome import Outcome
 
 LITTLE_S = 300.0
-"""Looked at so far back: long against most requests, or those that were cut by the edges would be all one sees."""
+"""Seconds over which the law is checked: long against most requests, or requests cut by its edges would dominate."""
 MARK_S = 5.0
 LEAST_L = 0.05
-"""An emptier lane than this has no residual worth a number: what it is divided by."""
+"""Minimum L by which the residual is divided: an emptier lane has no meaningful residual."""
 TURNED_AWAY = frozenset(
     outcome.value
     for outcome in (
@@ -22,20 +23,20 @@ TURNED_AWAY = frozenset(
         Outcome.LANE_FULL, Outcome.WOULD_WAIT_TOO_LONG, Outcome.QUEUE_FULL, Outcome.NOT_READY,
     )
 )  # fmt: skip
-"""Never got in, unless they waited for longer than AT_ONCE_S: for a tenant's own concurrency, or until another tenant
-took their place in a full queue. Counted as arrivals that stayed no time, they would leave λ·W as it is, and make λ and
-W useless."""
+"""Outcomes of requests that never entered the lane, unless they waited for longer than AT_ONCE_S: for a tenant's own
+concurrency, or until another tenant took their place in a full queue. Counted as arrivals that stayed no time, they
+would leave λ·W as it is, and make λ and W useless."""
 AT_ONCE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Little:
     l: float  # noqa: E741
-    """Mean number in the lane, waiting or running."""
+    """Mean number of requests in the lane, waiting or running."""
     lambda_: float
     """Arrivals per second."""
     w: float
-    """Mean seconds from arrival to the end."""
+    """Mean seconds from a request's arrival to its end."""
 
     @property
     def residual(self) -> float:
@@ -44,23 +45,23 @@ class Little:
 
 
 class Law:
-    """One lane's counters, all of which only grow; what they were a while ago is marked every few seconds."""
+    """One lane's counters, all of which only grow; their values are marked every MARK_S seconds."""
 
     __slots__ = ("_area", "_at", "_marks", "_open", "left", "stayed_s")
 
     def __init__(self) -> None:
         self.left = 0
-        """Requests that were in and are not any more."""
+        """Requests that entered the lane and have left it."""
         self.stayed_s = 0.0
-        """What they stayed, together."""
+        """Seconds that those requests stayed, in total."""
         self._area = 0.0
-        """Of the number in the lane over time."""
+        """Integral over time of the number of requests in the lane, in request-seconds."""
         self._at: float | None = None
         self._open = 0
         self._marks: deque[tuple[float, float, int, float, int]] = deque(maxlen=int(LITTLE_S / MARK_S) + 1)
 
     def sample(self, in_system: int, now: float) -> None:
-        """So many are in the lane. Between two samples the number is taken to have changed steadily."""
+        """Takes the number of requests in the lane. Between two samples it is taken to have changed linearly."""
         if self._at is not None and now > self._at:
             self._area += (self._open + in_system) / 2 * (now - self._at)
         self._at, self._open = now, in_system
@@ -68,7 +69,7 @@ class Law:
             self._marks.append((now, self._area, self.left, self.stayed_s, in_system))
 
     def read(self) -> Little | None:
-        """None: nothing is known yet."""
+        """The law over the last LITTLE_S; None: no request left in that time, or there is at most one sample."""
         if self._at is None:
             return None
         since = next((mark for mark in self._marks if mark[0] >= self._at - LITTLE_S), self._marks[-1])

@@ -1,6 +1,6 @@
-"""Is this process itself in time? How late the event loop is, and how long the garbage collector stopped everything.
+"""Measures this process's own delays: how late the event loop is, and how long the garbage collector stopped it.
 
-A loop that is late delays every stream alike, and no replica is to blame for it.
+A late loop delays every stream alike, and no replica is to blame for it.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from headgate.model.clock import Clock
 
 EVERY_S = 0.05
 LAG_S = 60.0
-"""How far back lag is looked at."""
+"""Seconds of lag samples that are kept."""
 PAUSE_S = 0.005
-"""Shorter ones are nobody's reason for anything."""
+"""Minimum length of a pause that is kept: shorter ones explain no slow request."""
 PAUSES = 1024
 
 
@@ -24,12 +24,12 @@ PAUSES = 1024
 class Pause:
     kind: Literal["gc", "loop"]
     at: float
-    """When it began; the loop's by the time at which it was first missed."""
+    """When the pause began; a loop's pause begins when its timer was due."""
     took_s: float
 
 
 class Lag:
-    """How late the loop was, each sample for the same little piece of the last minute."""
+    """How late the loop was in the last minute, one sample per EVERY_S seconds."""
 
     __slots__ = ("_late",)
 
@@ -37,12 +37,12 @@ class Lag:
         self._late: deque[float] = deque(maxlen=round(LAG_S / EVERY_S))
 
     def add(self, late_s: float) -> None:
-        """A loop that stands for a second misses twenty looks at it: they count as they would have been found, or the
-        worst moments would be those that are looked at least."""
+        """Adds a sample, and those that were missed meanwhile: a loop that stops for a second misses twenty. Without
+        them the worst moments would have the fewest samples."""
         self._late.extend(_missed(late_s, self._late.maxlen or 1))
 
     def quantile(self, q: float) -> float | None:
-        """None: it has not been looked at yet."""
+        """Seconds of lag at quantile `q`; None: there is no sample yet."""
         ordered = sorted(self._late)
         return ordered[int(q * (len(ordered) - 1))] if ordered else None
 
@@ -62,7 +62,7 @@ class Pulse:
         self.clock = clock
         self.lag = Lag()
         self.pauses: deque[Pause] = deque(maxlen=PAUSES)
-        """The latest, oldest first."""
+        """The latest pauses, oldest first."""
         self.gc_pauses = 0
         self.gc_pause_s = 0.0
         self._gc_began: float | None = None
@@ -97,9 +97,9 @@ class Pulse:
             self._look_later(self._loop)
 
     def on_gc(self, phase: str, info: dict[str, int]) -> None:
-        """Called by the collector before and after; in whichever thread, all of them stand still.
+        """Called by the garbage collector before and after a collection; whichever thread runs it, all threads wait.
 
-        The collector may run in the depths of a parse where no call is left: then that one collection is not measured.
+        The collector may run so deep inside a parse that no further call is possible: that collection is not measured.
         """
         try:
             self._time_collection(phase)

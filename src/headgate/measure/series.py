@@ -1,6 +1,6 @@
-"""What is counted of a request when it is over? Every line of `take` and `see` is paid for by each of them.
+"""Counts a request when it is over, by lane and by series. Every request pays for every line of `take` and `see`.
 
-Records come some hundreds at a time. What a batch has in common is added up once, by `settle`.
+Records come some hundreds at a time. `settle` adds equal values of a batch once.
 """
 
 from collections import Counter, defaultdict
@@ -21,9 +21,9 @@ Labels = tuple[str, str, str, str, str, str]
 
 COMPLETED: Final = Outcome.COMPLETED
 KIND_OF: Final[dict[str, str]] = {outcome.value: kind for outcome, kind in KINDS.items()}
-"""By value: an Outcome is hashed by code, a string is not."""
+"""Kinds by the outcome's value: an Outcome is hashed by Python code, a string is not."""
 NEVER_QUEUED: Final = frozenset({"invalid", "too_long", "unknown_model", "unauthorized"})
-"""Their wait says nothing: they were sent away for what they asked."""
+"""Outcomes without a queue time: these requests were rejected for their content."""
 OVER_LIMIT: Final = Outcome.OVER_LIMIT.value
 LEFT: Final = frozenset({"cancelled", "slow_client"})
 TYPE_OF: Final[dict[str, str]] = {
@@ -33,25 +33,25 @@ TYPE_OF: Final[dict[str, str]] = {
     "out_of_time": "timeout",
     "engine_failed": "engine",
 }
-"""Errors by type: these; for the rest, `refused` or `client`."""
+"""Error types of failed outcomes; all other outcomes have the type `refused` or `client`."""
 OUT_OF_MEMORY: Final = "out of memory"
-"""What every engine says somewhere in its message when it is."""
+"""Text that every engine's message contains when the engine is out of memory."""
 
 
 class Tokens:
-    """By lane and model: versions and tiers of one model come and go, and a sum over them must never fall."""
+    """Token counters of one lane and model: versions and tiers of a model come and go, and a sum must never fall."""
 
     __slots__ = ("cached", "output", "prompt")
 
     def __init__(self) -> None:
         self.prompt = 0
         self.cached = 0
-        """Of the prompts', found in replicas' prefix caches."""
+        """Prompt tokens found in replicas' prefix caches."""
         self.output = 0
 
 
 class LaneFigures:
-    """All of a lane. Lanes are from config, so these never expire."""
+    """The figures of a whole lane. Lanes come from the config, so these never expire."""
 
     __slots__ = (
         "cold_requests", "cold_ttft", "decode", "errors", "first_counts", "late_after_s", "late_token_s", "law",
@@ -61,13 +61,13 @@ class LaneFigures:
     def __init__(self, name: str, now: float, phase_s: float, edges: list[Edges]) -> None:
         self.name = name
         self.late_after_s = inf
-        """First tokens after this are late."""
+        """Seconds to the first token beyond which a request is late."""
         self.first_counts = 0.0
-        """Tokens that the first one of an answer counts for, by what is promised."""
+        """Tokens that an answer's first token counts for: the TTFT target divided by the gap target."""
         self.late_token_s = inf
-        """Answers in one piece that took longer for each token are late."""
+        """Seconds per token beyond which an unstreamed answer is late."""
         self.longest = 1_000_000_000
-        """Tokens of an answer beyond which no time is promised for all of it."""
+        """Maximum tokens of an answer for which an end-to-end time is promised."""
         self.cold_ttft = Histogram(edges[TTFT])
         self.long_answers = Histogram(edges[E2E])
         self.prefill = Histogram(edges[TTFT])
@@ -76,9 +76,9 @@ class LaneFigures:
         self.timeline = Timeline()
         self.law = Law()
         self.refusals: dict[str, int] = {}
-        """By outcome."""
+        """Refused requests by outcome."""
         self.errors: dict[str, int] = {}
-        """By type."""
+        """Requests that did not get a whole answer, by error type."""
         self.cold_requests = 0
         self.retries = 0
 
@@ -92,11 +92,11 @@ class LaneFigures:
             self.timeline.closed(window)
 
     def trouble(self, outcome: str, record: Record, whole: WindowCounts, own: WindowCounts) -> None:
-        """It did not complete."""
+        """Counts a request that did not complete."""
         kind = KIND_OF[outcome]
         type_ = kind
         if kind == "ok":
-            return  # it was ended by its lane's time limit, and answered all the same
+            return  # ended by its lane's time limit, and still an answer
         if kind == "refused":
             self.refusals[outcome] = self.refusals.get(outcome, 0) + 1
             whole.refused += 1
@@ -124,7 +124,7 @@ class LaneFigures:
 
 
 class Series:
-    """Requests that have all labels in common. Those that differ only in quantization or gpu_type share a window."""
+    """Requests that have all labels in common. Series that differ only in quantization or gpu_type share a window."""
 
     __slots__ = ("histograms", "labels", "lane", "outcomes", "pending", "settled", "tokens", "used_at", "window")
 
@@ -138,7 +138,7 @@ class Series:
         self.used_at = 0.0
         self.settled = True
         self.pending: list[list[int]] = [[] for _ in range(KEPT)]
-        """By figure, the buckets of GRID that a batch has met so far."""
+        """The buckets of GRID that the batch has hit so far, by figure."""
 
     def take(self, record: Record) -> None:
         lane = self.lane
@@ -192,7 +192,7 @@ class Series:
                 self.keep(COLD, GRID.index(ttft_s))
                 lane.cold_ttft.add(ttft_s)
         elif how is COMPLETED and not record.stream:
-            # Nobody knows when its first token was there: it is judged by all of its time.
+            # The first token's time is unknown: the answer is judged by its whole time.
             token_s = per_token_s(e2e_s, number // record.choices, lane.first_counts)
             self.see(ANSWER, token_s, GRID.index(token_s))
             if token_s > lane.late_token_s:
@@ -219,18 +219,18 @@ class Series:
             lane.retries += record.attempts - 1
 
     def see(self, figure: int, value: float, index: int) -> None:
-        """`index` is its bucket of GRID."""
+        """Counts a value; `index` is its bucket of GRID."""
         self.pending[figure].append(index)
         self.histograms[figure].see(value, index)
 
     def keep(self, figure: int, index: int) -> None:
-        """One of the few that are told apart: in the windows at once."""
+        """Counts one of the few COLD and LONG values, in the windows at once."""
         self.lane.window.current.buckets[figure][index] += 1
         self.window.current.buckets[figure][index] += 1
 
     def see_gaps(self, record: Record) -> None:
-        """Every gap between two of its tokens: the longest, of which there are one in a hundred, as they were, and the
-        others at their mean. So the 99th percentile over all gaps is as good as if each had been noted."""
+        """Counts every gap between two tokens: the longest, about one in a hundred, at their length, and all others at
+        their mean. So the 99th percentile over all gaps is as good as if each had been noted."""
         of_lane, of_own = self.lane.window.current.buckets[GAP], self.window.current.buckets[GAP]
         histogram, left_s = self.histograms[GAP], record.stream_s - record.stalled_s
         number = record.output_tokens // record.choices - 1
@@ -252,7 +252,7 @@ class Series:
             histogram.see_many(each_s, index, number)
 
     def settle(self) -> None:
-        """The batch is over, in the part in which it began."""
+        """Ends the batch: adds its pending values to the windows' open part and to the histograms."""
         self.settled = True
         whole, own = self.lane.window.current.buckets, self.window.current.buckets
         for figure in range(KEPT):

@@ -1,7 +1,7 @@
-"""Who gets answers? Availability by lane and tenant, over five minutes and an hour.
+"""Measures availability by lane and tenant, over five minutes and an hour.
 
-A lane that is well as a whole may refuse one tenant most of the time. Names of tenants come from the config, and with a
-key of one's own from many clients: so many are told apart, and the rest are counted as `other`.
+A lane that is well as a whole may refuse one tenant most of the time. Names of tenants come from the config, and from
+the many clients that bring their own key: a capped number is told apart, and the rest are counted as `other`.
 """
 
 from collections import Counter
@@ -18,45 +18,46 @@ from headgate.policy.promises.promise import TenantReading
 
 RESULTS = ("answered", "refused", "failed", "over_limit", "client")
 UNUSED_S = 2.0 * HOUR_S
-"""A tenant of whom nothing was heard for so long makes room for another."""
+"""Seconds without a request after which a tenant in a lane is forgotten, to make room for another."""
 LOOK_S = 60.0
 MOST_TOLD = 200
-"""In one answer, those with most requests of the last hour first."""
+"""Maximum tenants listed in one answer, those with most requests in the last hour first; and maximum tenants examined
+by `worst`."""
 
 
 class TenantAnswers:
-    """One tenant in one lane."""
+    """The results of one tenant in one lane."""
 
     __slots__ = ("burn", "results", "used_at")
 
     def __init__(self, budget: float, now: float) -> None:
         self.burn = Burn(budget, Meter(3, slice_s=60, reach_s=HOUR_S))
         self.results = dict.fromkeys(RESULTS, 0)
-        """Since the start."""
+        """Requests by result, since the first one."""
         self.used_at = now
 
 
 class TenantAvailability:
-    """A consumer of records: `take` is called with those that closed, a few times a second."""
+    """A consumer of records: `take` is called a few times a second with the records that closed."""
 
     def __init__(self, names: int, budget: float, lanes: Mapping[str, Lane]) -> None:
-        """`names`: most tenants that are told apart. `lanes`: the dispatcher's own, which change with the config."""
+        """`names`: maximum tenants told apart. `lanes`: the dispatcher's own, which change with the config."""
         self.of: dict[tuple[str, str], TenantAnswers] = {}
-        """By lane and tenant."""
+        """Results by lane and tenant."""
         self._cap = Cap(names)
         self._budget = budget
         self._lanes = lanes
         self._look_at = 0.0
         self._missed: dict[tuple[str, str], float] = {}
-        """When each last got no answer, of those of the last five minutes, the latest last."""
+        """When each lane and tenant last missed an answer, in the last five minutes, the latest last."""
 
     def take(self, records: Sequence[Record], now: float) -> None:
-        # Records come some hundreds at a time, most of them alike: what is looked up is looked up once for those.
+        # Records come some hundreds at a time, most of them alike: equal ones are looked up once.
         alike = Counter(
             [(record.lane, record.tenant, record.outcome._value_) for record in records]
         )  # enums hash slowly
         for (lane, tenant, outcome), number in alike.items():
-            if tenant:  # without one it was not understood, so that nobody knows whose it was
+            if tenant:  # empty: the request was not understood, and its tenant is unknown
                 self._add(lane, tenant, Outcome(outcome), number, now)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
@@ -78,7 +79,7 @@ class TenantAvailability:
                 self._missed[key] = now
 
     def told(self, now: float) -> list[dict[str, Any]]:
-        """For /admin/slo: JSON when encoded."""
+        """The tenants of the last hour for /admin/slo, as objects that encode to JSON."""
         told = [
             {
                 "lane": lane,
@@ -92,15 +93,16 @@ class TenantAvailability:
         return told[:MOST_TOLD]
 
     def shares(self, now: float) -> Iterator[tuple[str, str, float]]:
-        """(lane, tenant, share answered in five minutes), of those that asked."""
+        """(lane, tenant, share answered in the last five minutes), for tenants that asked in that time."""
         for (lane, tenant), found in self.of.items():
             share = found.burn.counts(FIVE_MIN_S, now).share
             if share is not None:
                 yield lane, tenant, share
 
     def worst(self, now: float) -> TenantReading | None:
-        """Who gets fewest answers, over five minutes. Asked once a second: only those are looked at that got none
-        lately, and of them as many as a look has time for, the latest first."""
+        """The tenant with the largest share of missed answers over five minutes; None: none missed enough to tell.
+        Called once a second: only tenants with a recent miss are examined, and at most MOST_TOLD of them, the
+        latest."""
         for key in [key for key, at in self._missed.items() if now - at > FIVE_MIN_S or key not in self.of]:
             del self._missed[key]
         found: list[tuple[float, str, str, Availability]] = []
@@ -127,7 +129,7 @@ class TenantAvailability:
 
 
 def result_of(outcome: Outcome) -> str:
-    """One of RESULTS."""
+    """The outcome's name in RESULTS."""
     if outcome is Outcome.OVER_LIMIT:
         return "over_limit"
     kind = outcome.kind
@@ -135,7 +137,7 @@ def result_of(outcome: Outcome) -> str:
 
 
 def availability(found: Availability) -> dict[str, float | int | None]:
-    """`share` is None where nobody asked: that is neither 0 nor 100 %."""
+    """Availability as an object for JSON; `share` is None without requests: that is neither 0 nor 100 %."""
     return {
         "share": found.share,
         "asked": found.asked,

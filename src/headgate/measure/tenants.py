@@ -1,5 +1,6 @@
-"""What does each tenant use, and how long does it wait? Its tokens and first tokens, for as many tenants as labels may
-have values; any more are counted as `other`. Who of them gets answers: tenant_availability.py.
+"""Counts each tenant's tokens and times to first token, for as many tenants as labels may have values.
+
+Further tenants are counted as `other`. tenant_availability.py counts which tenants get answers.
 """
 
 from typing import Final
@@ -10,7 +11,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 
 UNAUTHORIZED: Final = Outcome.UNAUTHORIZED
-"""Nobody knows whose such a request was."""
+"""The tenant of a request with this outcome is unknown."""
 
 
 class TenantFigures:

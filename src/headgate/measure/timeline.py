@@ -1,4 +1,4 @@
-"""What did the last ten minutes look like? One slice for every ten seconds of a lane, made once when it is over."""
+"""Keeps the last ten minutes of a lane in slices of ten seconds, each made once when it is over."""
 
 from bisect import bisect_left
 from collections import deque
@@ -25,17 +25,18 @@ SLICES = 60
 SLICE_PARTS = 2
 SLICE_S = SLICE_PARTS * PART_S
 BANDS = tuple(float(f"{0.001 * 10 ** (step / 4):.3g}") for step in range(23))
-"""Where the heat's bands end, in seconds: four to a decade from 1 ms to 316 s. What took longer is in one more."""
+"""Upper ends of the heat map's bands, in seconds: four to a decade from 1 ms to 316 s. One more band takes longer
+times."""
 PERCENTILES = (0.5, 0.95, 0.99)
 
 Three = tuple[float | None, float | None, float | None]
-"""p50, p95, p99; None: nobody had that figure."""
+"""p50, p95, p99 in seconds; None: no request had that figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineSlice:
     at: float
-    """When it began, on the clock of the records."""
+    """When the slice began, on the clock of the records."""
     requests: int
     failed: int
     refused: int
@@ -45,13 +46,13 @@ class TimelineSlice:
     queue: Three
     gap: Three
     heat: list[int]
-    """First tokens by band of BANDS."""
+    """Number of first tokens by band of BANDS."""
     heat_e2e: list[int]
-    """Whole answers by band."""
+    """Number of whole answers by band of BANDS."""
 
 
 class Timeline:
-    """Of one lane. It is told of every part that has closed."""
+    """The slices of one lane; `closed` is called for every part that has closed."""
 
     __slots__ = ("_slices",)
 
@@ -67,7 +68,7 @@ class Timeline:
         self._slices.clear()
 
     def slices(self, window: Window) -> list[TimelineSlice]:
-        """Oldest first; the last is not over yet."""
+        """All slices, oldest first; the last is not over yet."""
         begun = window.number % SLICE_PARTS
         pasts = [window.parts[-back] for back in range(1, min(begun, len(window.parts)) + 1)]
         return [*self._slices, _slice(window.ends - (begun + 1) * PART_S, pasts, window.current)]

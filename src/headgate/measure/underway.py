@@ -1,4 +1,4 @@
-"""What is known of requests that are not over yet?"""
+"""Describes requests that are not over yet: as neighbours, and as records so far."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ Tickets = Mapping[str, Ticket]
 
 
 def neighbours_at(tickets: Tickets, replicas: set[str], now: float) -> dict[str, list[Neighbour]]:
-    """Those at one of these replicas, by replica. What they still have to do is not known, so they end now."""
+    """The requests at these replicas, by replica. Their remaining work is unknown, so they are taken to end now."""
     found: dict[str, list[Neighbour]] = {}
     for ticket in tickets.values():
         replica, relay = ticket.replica, ticket.relay
@@ -21,7 +21,7 @@ def neighbours_at(tickets: Tickets, replicas: set[str], now: float) -> dict[str,
         tokens = request.prompt_tokens
         first_at = now if relay.first_at is None else relay.first_at
         if relay.first_at is None and not request.stream:
-            # Nothing is heard before its end: it may be past its prefill for long.
+            # An unstreamed answer shows nothing before its end: its prefill may be long over.
             first_at = ticket.since + (now - ticket.since) * prefill_share(tokens, request.output_each)
         neighbour = Neighbour(
             request.id, request.tenant, request.lane, replica.id, tokens, tokens + relay.events,
@@ -32,7 +32,7 @@ def neighbours_at(tickets: Tickets, replicas: set[str], now: float) -> dict[str,
 
 
 def so_far(ticket: Ticket, now: float) -> Record:
-    """Its record as if it ended now. It is called completed, since nothing has gone wrong with it yet."""
+    """The request's record as if it ended now, with the outcome COMPLETED, since nothing has gone wrong yet."""
     request, relay, replica = ticket.accepted.request, ticket.relay, ticket.replica
     queue_s, first_s, stream_s = ticket.queue_s, 0.0, 0.0
     ttft_s, tpot_s, events = None, None, 0

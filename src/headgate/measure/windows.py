@@ -1,8 +1,8 @@
-"""What happened in the last minute, five minutes and hour?
+"""Keeps counts and latency sketches of the last minute, five minutes and hour.
 
-Time is cut into parts of five seconds. A record is added to the open part and to nothing else; when a part closes, it
-is added up into the open minute and, where answers must be quick, into running totals, from which it is taken out again
-when it is too old. So writing costs the same for all windows, and none is ever walked record by record.
+Time is cut into parts of five seconds. A record is added to the open part only. When a part closes, it is added to the
+open minute and, where reading must be fast, to running totals, from which it is subtracted again once it is too old. So
+one write serves all windows, and no window is ever read record by record.
 """
 
 from array import array
@@ -21,8 +21,8 @@ GAP: Final = 4
 ANSWER: Final = 5
 COLD: Final = 6
 LONG: Final = 7
-"""Places in every list that has one thing for each figure. COLD: first tokens of cold replicas; LONG: all of answers
-that are longer than is promised for. Both are few, and also counted under TTFT and E2E."""
+"""Indexes of the figures in every list with one item per figure. COLD: first tokens of cold replicas; LONG: whole
+answers with more tokens than the E2E promise covers. Both are few, and also counted under TTFT and E2E."""
 KEPT: Final = 8
 SKETCHES: Final[dict[str, tuple[int, int | None]]] = {
     "ttft": (TTFT, None),
@@ -35,10 +35,10 @@ SKETCHES: Final[dict[str, tuple[int, int | None]]] = {
     "ttft_warm": (TTFT, COLD),
     "e2e_short": (E2E, LONG),
 }
-"""What can be asked for: what is kept, or that without another that is part of it."""
+"""Figures that can be read, by name: the kept figure, and the part of it that is left out; None: nothing is."""
 FIGURES = tuple(SKETCHES)
 OF_ALL = ("e2e", "e2e_short", "answer")
-"""What is of a whole answer: nothing that broke off has it."""
+"""Figures of a whole answer; an answer that broke off has none of them."""
 WINDOWS = (60, 300, 3600)
 """Seconds."""
 PART_S: Final = 5.0
@@ -48,11 +48,11 @@ MINUTE: Final = 12
 """Parts in a minute."""
 
 Buckets = defaultdict[int, int]
-"""How many, by bucket of quantile.GRID."""
+"""Number of values by bucket of quantile.GRID."""
 
 
 class WindowCounts:
-    """How many ended, and how."""
+    """Requests that ended, by how they ended, and their tokens."""
 
     __slots__ = (
         "broken", "cached_tokens", "cancelled", "cold", "failed", "gave_up", "invalid", "late", "output_tokens",
@@ -61,36 +61,37 @@ class WindowCounts:
 
     def __init__(self) -> None:
         self.requests = 0
-        """All that ended."""
+        """All requests that ended."""
         self.failed = 0
-        """Through our fault."""
+        """Requests that failed through a fault of the gateway or a replica."""
         self.broken = 0
-        """Of those, after their first token."""
+        """Failed requests that broke off after their first token."""
         self.refused = 0
-        """Told to come back later."""
+        """Requests refused, to be retried later."""
         self.over_limit = 0
-        """Of those, because the tenant was over its own limit."""
+        """Refused requests whose tenant was over its own limit."""
         self.cancelled = 0
-        """The client left, or did not read."""
+        """Requests whose client left, or did not read."""
         self.gave_up = 0
-        """Of those, left without a first token after longer than that is promised at p95: of a stream that never began
-        its client's patience is all that is seen."""
+        """Cancelled streams without a first token that lasted longer than the TTFT promised at p95: how long the client
+        waited is all that is known of a stream that never began."""
         self.invalid = 0
-        """The client asked for what can't be had."""
+        """Requests that were the client's own error: malformed, too long, unknown model, unauthorized."""
         self.cold = 0
-        """Met a replica that had not served before."""
+        """Requests whose replica had not finished a request since it came into use."""
         self.retried = 0
-        """Had to be sent to more than one replica."""
+        """Requests that took more than one attempt."""
         self.late = 0
-        """Got their first token later than the lane promises at p95."""
+        """Requests whose first token came later than the lane promises at p95; for an unstreamed answer, whose time per
+        token was longer than the promised gap."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        """Of the prompts', found in replicas' prefix caches."""
+        """Prompt tokens found in replicas' prefix caches."""
         self.output_tokens = 0
 
     @property
     def missed(self) -> int:
-        """Asked for an answer and got none, or not all of it, through no fault of their own."""
+        """Requests that got no answer or only part of one, through no fault of the client or its tenant."""
         return self.failed + self.refused - self.over_limit
 
     @property
@@ -99,12 +100,12 @@ class WindowCounts:
 
     @property
     def asked(self) -> int:
-        """For an answer: what availability is a share of."""
+        """Requests for an answer: the denominator of availability."""
         return self.answered + self.missed
 
     def beyond(self, figure: str, having: int) -> float:
-        """Arrivals that have no such figure because they were refused or failed, where so many others have it. What
-        broke off after its first token had that in time, or late."""
+        """Refused and failed requests that count as missing a figure which `having` requests have. An answer that broke
+        off after its first token has a first token, in time or late, so it is not among them."""
         broken = 0 if figure in OF_ALL else self.broken
         found = beyond(max(0, having - broken), self.answered, self.missed - broken)
         return found + self.gave_up if figure == "ttft" else found
@@ -127,7 +128,7 @@ class WindowCounts:
 
 
 class OpenWindow:
-    """A stretch of time that is not over: for each figure its buckets."""
+    """A stretch of time that is not over: its counts, and for each figure its buckets."""
 
     __slots__ = ("buckets", "counts")
 
@@ -141,7 +142,7 @@ _NO_NUMBERS: Final = array("I")
 
 
 class Past:
-    """One that is over, in a tenth of the memory: there are a hundred of them for each series."""
+    """A stretch of time that is over, in a tenth of an OpenWindow's memory: a Window keeps over a hundred of them."""
 
     __slots__ = ("counts", "indexes", "numbers")
 
@@ -159,7 +160,7 @@ class Past:
             buckets[index] += number
 
     def take_from(self, buckets: list[Buckets]) -> None:
-        """It was added to them before."""
+        """Subtracts this stretch from buckets to which it was added before."""
         for figure in range(KEPT):
             left = buckets[figure]
             for index, number in zip(self.indexes[figure], self.numbers[figure], strict=True):
@@ -173,7 +174,7 @@ def empty() -> list[Buckets]:
 
 
 NOTHING: Final = Past(OpenWindow())
-"""Stands for every part in which nothing happened."""
+"""Shared by all parts and minutes in which no request ended."""
 
 
 class Window:
@@ -182,10 +183,11 @@ class Window:
     __slots__ = ("_phase_s", "_tick", "_totals", "current", "ends", "minute", "minutes", "parts")
 
     def __init__(self, now: float, phase_s: float = 0.0, totals: bool = False) -> None:
-        """The phase shifts when parts close: hundreds of series that close at once would be felt."""
+        """`phase_s` shifts the times at which parts close: hundreds of series closing at once would delay requests.
+        `totals`: keeps running totals, for fast reading."""
         self._phase_s = phase_s
         self._totals: dict[int, list[Buckets]] | None = {} if totals else None
-        """Of everything that is over, by window and figure."""
+        """Buckets of all closed parts, by window and figure; None: they are added up on reading."""
         self._start(now)
 
     def _start(self, now: float) -> None:
@@ -200,11 +202,11 @@ class Window:
 
     @property
     def number(self) -> int:
-        """Of the open part, counted on the clock."""
+        """The open part's number on the clock."""
         return self._tick
 
     def span_s(self, window_s: int, now: float) -> float:
-        """How much time it covers: the first of its parts is whole, the last is not."""
+        """Seconds that a window covers by now: all its parts are whole but the last, which is still open."""
         unit = MINUTE if window_s == 3600 else 1
         begins = (self._tick // unit + 1) * unit * PART_S + self._phase_s - window_s
         return now - begins
@@ -212,14 +214,14 @@ class Window:
     # -- time ------------------------------------------------------------------------------------------------
 
     def roll(self, now: float) -> None:
-        """Close what is over."""
+        """Closes every part that is over."""
         if now - self.ends > WINDOWS[-1]:
             self._start(now)
         while now >= self.ends:
             self.close()
 
     def close(self) -> None:
-        """The open part is over; the next begins."""
+        """Closes the open part and begins the next."""
         past = NOTHING
         if self.current.counts.requests:
             past = Past(self.current)
@@ -239,7 +241,7 @@ class Window:
             if len(self.minutes) == PARTS - 1:
                 self.minutes[0].take_from(self._totals[3600])
             for of_window in self._totals.values():
-                # Whoever reads sorts them, which takes a third of the time where nearly all are in order.
+                # Every reader sorts these buckets, which takes a third of the time where nearly all are in order.
                 of_window[:] = [defaultdict(int, sorted(buckets.items())) for buckets in of_window]
         if self.minute.counts.requests:
             self.minutes.append(Past(self.minute))
@@ -258,7 +260,7 @@ class Window:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def sketch(self, figure: int, window_s: int, without: int | None = None) -> Sketch:
-        """`without`: a figure that is part of it, and is left out."""
+        """`without`: a figure that is part of this one and is left out; None: nothing is."""
         whole = self._buckets(figure, window_s)
         if without is not None:
             for index, number in self._buckets(without, window_s).items():
