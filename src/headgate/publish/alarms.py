@@ -1,4 +1,4 @@
-"""Does anybody have to know? Reads the figures once a second, and says what has changed: log, webhook, /admin/slo."""
+"""Reads the figures once a second and reports changed alerts: to the log, the webhook and /admin/slo."""
 
 import logging
 from collections import deque
@@ -36,15 +36,16 @@ log = logging.getLogger(__name__)
 
 LEVELS = {Severity.OK: logging.INFO, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
 LANES_A_LOOK = 4
-"""Of more lanes, only so many are read at a time, in turn: a look stays short, and seconds decide nothing here."""
+"""Maximum lanes read in one look; more lanes take turns: a look stays short, and a few seconds do not matter here."""
 START_S = 60.0
-"""Replicas that come into use this soon after the first one were there before us, or started with us."""
+"""Seconds after the first replica came into use in which further ones are not reported as joined: they were there
+before the gateway, or started with it."""
 COUNT_EVERY_S = 5.0
-"""How often all requests of five minutes are counted: they are added up lane by lane and part by part."""
+"""Seconds between two counts of all requests of five minutes, which add up every lane and part."""
 RECENT = 100
 """Changes kept for the page."""
 MOST_NAMED = 64
-"""Replicas, lanes and models told by name; there may be a thousand."""
+"""Maximum replicas, and lanes and models, listed by name; there may be a thousand."""
 NOBODY = Availability(0, 0, 0)
 WINDOWS = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 
@@ -66,7 +67,7 @@ class CountSource(Protocol):
 
 
 class FigureSource(Protocol):
-    """What is asked of figures.py here."""
+    """The part of measure/figures.py that is used here."""
 
     def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> QuantileSource: ...
     def counts(self, window_s: int, now: float, *, lane: str | None = None) -> CountSource: ...
@@ -100,7 +101,7 @@ class Alarms:
         self._count_at = -inf
         self._last_minutes: CountSource
         self._counted: dict[str, Availability] = {}
-        """By lane, when it was last read."""
+        """Requests since the start by lane, as of the lane's last reading."""
         self._in_use: dict[ReplicaId, Load] = {}
         self._first_at: float | None = None
 
@@ -147,7 +148,7 @@ class Alarms:
         return names[self._turn :: turns]
 
     def _ended(self) -> dict[str, Availability]:
-        """By lane, how many requests have asked for an answer since the start, and how many of them got none."""
+        """Requests for an answer since the start, and those of them without one, by lane."""
         ended: dict[str, Availability] = {}
         for (lane, outcome), count in self._account.ended.items():
             if outcome not in ASIDE:
@@ -160,7 +161,7 @@ class Alarms:
         return ended
 
     def _unknown(self, ended: dict[str, Availability]) -> Availability:
-        """Since the last look, of requests whose lane nobody knows."""
+        """Requests since the last look that ended before their lane was known."""
         known, before = ended.get(NO_LANE, NOBODY), self._counted.get(NO_LANE, NOBODY)
         self._counted[NO_LANE] = known
         return Availability(known.asked - before.asked, known.refused - before.refused, known.failed - before.failed)
@@ -179,7 +180,7 @@ class Alarms:
             if window_s not in counts:
                 counts[window_s] = self._figures.counts(window_s, now, lane=name)
             sketch = sketch_of(figure, window_s)
-            # Of gaps: how many requests they are of, not how many tokens.
+            # For gaps, the number of requests, not of gaps.
             of = sketch_of("tpot", window_s).count if figure == "gap" else sketch.count
             tails[figure, percentile, window_s] = _tail(sketch, of, percentile, counts[window_s].beyond(figure, of))
         before = self._counted.get(name, NOBODY)
@@ -222,13 +223,13 @@ class Alarms:
         }
         self.recent.append(news)
         if self._webhook is not None:
-            # `text` is what chat services show of a message posted to them.
+            # Chat services show `text` of a message posted to them.
             text = f"{severity.upper()}: {change.alert}{where}: {change.message}"
             self._webhook.post(_encode({**news, "text": text}))
 
     def state(self, now: float | None = None, /) -> dict[str, Any]:
-        """For /admin/slo and the page: JSON when encoded. Who is there is as of `now`, so that it is the same wherever
-        it is asked for; all else, or without it, as of the last look."""
+        """The state for /admin/slo and the page, as an object that encodes to JSON. The fleet is as of `now`, so that
+        every reader sees the same; all else, and the fleet where `now` is None, is as of the last look."""
         if now is not None:
             for change in self.slo.see_fleet(self._conditions.read(now), now):
                 self._tell(change)
@@ -271,7 +272,7 @@ class Alarms:
         }
 
     def _lanes(self, state: SloState) -> dict[str, dict[str, Any]]:
-        """Each lane's own worst, and how many of its requests were answered."""
+        """Each lane's worst alert and its availability."""
         told = {}
         for name, windows in state.availability.items():
             own = [known for known in state.raised if known.lane == name]
@@ -282,7 +283,7 @@ class Alarms:
         return told
 
     def _calm(self, lane: str, found: Availability) -> str:
-        """Of a lane about which there is no alert."""
+        """The state of a lane without an alert: ok, idle or unknown."""
         if not found.asked:
             here = lane in self._dispatcher.lanes
             return "ok" if here and self._dispatcher.waiting(lane) + self._dispatcher.running(lane) else "idle"
@@ -322,13 +323,14 @@ class Alarms:
 
 
 def finite(value: float | None) -> float | None:
-    """For JSON, which has no infinity: beside it stands that the percentile is of a request without an answer."""
+    """A value for JSON, which has no infinity: infinite becomes None. Infinite: the percentile falls on a request
+    without an answer, which another field says."""
     return None if value is None or value == inf else value
 
 
 def _tail(sketch: QuantileSource, of: int, percentile: int, beyond: float) -> Tail:
-    """`of`: how many requests the sketch is of; `beyond`: so many more missed their promise. A request counts for as
-    many of its values as the others have on average."""
+    """`of`: the requests that the sketch is made of; `beyond`: the further requests that missed their promise. Each of
+    those counts as many values as the others have on average."""
     share = percentile / 100
     (served,) = sketch.quantiles((share,))
     if beyond <= 0:

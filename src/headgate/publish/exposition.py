@@ -1,8 +1,8 @@
-"""Prometheus' text format, version 0.0.4; and OpenMetrics, for whoever asks for it: the same with exemplars, each of
-which names the trace of one request.
+"""Writes Prometheus' text format, version 0.0.4, or OpenMetrics for scrapers that ask for it: the same with exemplars,
+each of which names the trace of one request.
 
-What of a line never changes is made once: the name and labels of every series, and whole histograms in which nothing
-was counted since the last scrape. prometheus_client, which makes an object of each sample, takes ten times as long.
+Unchanged text is made once: the name and labels of every series, and whole histograms in which nothing was counted
+since the last scrape. prometheus_client, which makes an object of each sample, takes ten times as long.
 """
 
 from itertools import accumulate
@@ -15,9 +15,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
 OPEN_CONTENT_TYPE = f"{OPEN_METRICS}; version=1.0.0; charset=utf-8"
 LEAST_RANK = 0.001
-"""The smallest that HTTP has above none."""
+"""Smallest quality value above 0 in an Accept header."""
 SPARE = 64
-"""Label sets that are remembered beyond those in use: replicas come and go."""
+"""Label sets remembered beyond twice those in use: replicas come and go."""
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -34,7 +34,7 @@ class Family:
         self.labels = labels
 
     def start(self, values: tuple[str, ...]) -> str:
-        """A sample's line up to its value."""
+        """The text of a sample's line up to its value."""
         return f"{self.name}{{{self.pairs(values)}}} " if values else f"{self.name} "
 
     def pairs(self, values: tuple[str, ...]) -> str:
@@ -56,7 +56,7 @@ class _Block:
         self._text = ""
 
     def open_text(self) -> str:
-        """With exemplars: the traces of requests that are in it."""
+        """The lines with exemplars: the traces of requests that are counted here."""
         exemplars = self.histogram.exemplars
         if not exemplars:
             return self.text()
@@ -77,7 +77,7 @@ class _Block:
 
 
 class _Section:
-    """A family's part of the page, and what is remembered of it from one page to the next."""
+    """A family's part of the page, and the text remembered from one page to the next."""
 
     __slots__ = ("blocks", "head", "lines", "open_head", "starts")
 
@@ -93,12 +93,12 @@ class _Section:
 
 
 class Exposition:
-    """Written in any order, rendered family by family; to be used again for the next scrape."""
+    """A page of metrics: written in any order, rendered family by family, used again for the next scrape."""
 
     def __init__(self) -> None:
         self._sections: dict[Family, _Section] = {}
         self.open = False
-        """Written as OpenMetrics."""
+        """Whether histograms and the page are written as OpenMetrics."""
 
     def sample(self, family: Family, labels: tuple[str, ...], value: float) -> None:
         section = self._sections.get(family)
@@ -114,12 +114,12 @@ class Exposition:
         if section is None:
             section = self._sections[family] = _Section(family)
         block = section.blocks.get(labels)
-        if block is None or block.histogram is not histogram:  # another: the series was forgotten, and has come back
+        if block is None or block.histogram is not histogram:  # the series was forgotten, and has come back
             block = section.blocks[labels] = _Block(family, labels, histogram)
         section.lines.append(block.open_text() if self.open else block.text())
 
     def render(self) -> bytes:
-        """The page, after which the next one is begun. A family without samples is not on it."""
+        """Returns the page and begins the next one. A family without samples is not on the page."""
         parts = []
         for section in self._sections.values():
             if section.lines:
@@ -135,7 +135,7 @@ class Exposition:
 
 
 def wants_open(accept: str) -> bool:
-    """Whether a header that says what is taken, and how gladly, has OpenMetrics by its name, and not text before it."""
+    """Whether an Accept header names OpenMetrics, and does not prefer text to it."""
     ranks: dict[str, float] = {}
     for taken in accept.lower().split(","):
         kind, *options = [part.strip() for part in taken.split(";")]
@@ -149,7 +149,7 @@ def wants_open(accept: str) -> bool:
 
 
 def _rank(said: str) -> float:
-    """0, which is not at all, where it is no number from 0 to 1."""
+    """The quality value; 0, not acceptable, where `said` is not a number from 0 to 1."""
     try:
         rank = float(said)
     except ValueError:
@@ -159,7 +159,7 @@ def _rank(said: str) -> float:
 
 def number(value: float) -> str:
     if isfinite(value):
-        whole = int(value)  # compiled, all numbers come as floats
+        whole = int(value)  # in the compiled copy, all numbers come as floats
         return str(whole) if whole == value and -1e15 < value < 1e15 else repr(value)
     return "NaN" if value != value else "+Inf" if value > 0 else "-Inf"
 

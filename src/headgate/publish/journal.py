@@ -1,11 +1,11 @@
-"""The file of all requests: one JSON line each, for `replay` and for whoever wants to count themselves.
+"""Writes and reads the file of all requests: one JSON line each, for `replay` and for an operator's own analysis.
 
     {"headgate":"0.3.0","schema":1,"wall":1760000000.0,"prompts":false}
     {"id":"…","at":…,"wall":…,"lane":"fast",…}
 
-A thread of its own writes, so that a slow disk is not waited for by anybody. A disk that is full costs records, which
-are counted, never requests. A header begins every file, and whatever a process appends to a file that was there: times
-named `at` are on the clock of the process that wrote the last header.
+A thread of its own writes, so that no request waits for a slow disk. A full disk costs records, which are counted,
+never requests. A header begins every file, and whatever a process appends to an existing file: times named `at` are on
+the clock of the process that wrote the last header.
 """
 
 import contextlib
@@ -30,11 +30,12 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 MOST_WAITING = 65_536
-"""Records that wait for the disk; any more are dropped."""
+"""Maximum records that wait for the disk; any more are dropped."""
 MOST_PROMPT_BYTES = 64 << 20
-"""The same for prompts."""
+"""Maximum bytes of prompts that wait for their record or the disk; any more are dropped."""
 _AT_ONCE = 128
-"""Encoded in one go, half a millisecond in which nothing else in this process runs."""
+"""Maximum records written at a time; encoding them takes half a millisecond in which nothing else in this process
+runs."""
 _PROMPTS = ("messages", "prompt", "input")
 _HEADER = b'{"headgate":'
 _encode = msgspec.json.Encoder().encode
@@ -42,10 +43,10 @@ _encode = msgspec.json.Encoder().encode
 
 class JournalHeader(msgspec.Struct, frozen=True):
     headgate: str
-    """The version that wrote it."""
+    """The version of Headgate that wrote the header."""
     schema: int
     wall: float = 0.0
-    """When it was written, in seconds since 1970."""
+    """When the header was written, in seconds since 1970."""
     prompts: bool = False
 
 
@@ -53,7 +54,7 @@ class JournalLine(Record, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     """A record as it is read back."""
 
     prompt: Any = None
-    """The request's messages, prompt or input as the client sent it, where prompts were kept."""
+    """The request's messages, prompt or input as the client sent it; None: prompts were not kept."""
 
 
 class JournalError(Exception):
@@ -65,12 +66,12 @@ class JournalError(Exception):
 
 class Journal:
     def __init__(self, path: Path, rotate_bytes: int, files: int, prompts: bool, *, now: Clock = wall) -> None:
-        """Raises StartupError where the file can't be written, or is somebody else's."""
+        """Raises StartupError where the file can't be written, is locked by another process, or is not a journal."""
         self.prompts = prompts
         self.prompts_dropped = 0
         self.written = 0
-        """Records that are in the file."""
-        # Each number is written by one side only, the caller's or the thread's: so none needs a lock.
+        """Records written since the start."""
+        # Each number is changed by one thread only, the caller's or the journal's: so none needs a lock.
         self._overflowed = 0
         self._unwritten = 0
         self._prompt_bytes_in = 0
@@ -94,11 +95,11 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Records that are not in it: the disk was full, or too slow."""
+        """Records that were not written: the disk was full, or too slow."""
         return self._overflowed + self._unwritten
 
     def take(self, records: Sequence[Record], now: float) -> None:
-        """Called by one thread only, the loop's, and does not wait."""
+        """Takes records to be written. Called by one thread only, the loop's, and does not wait."""
         for record in records:
             prompt = self._prompts.pop(record.id, b"")
             if len(self._waiting) < MOST_WAITING:
@@ -110,8 +111,8 @@ class Journal:
             self._wake.set()
 
     def keep_prompt(self, request_id: str, body: Mapping[str, Any]) -> None:
-        """What was asked, to go with the record of that id; call it before the record is taken. Does nothing unless
-        prompts are kept."""
+        """Keeps a request's prompt, to be written with the record of that id; call it before the record is taken. Does
+        nothing unless prompts are kept."""
         if not self.prompts:
             return
         asked = next((body[name] for name in _PROMPTS if name in body), None)
@@ -124,7 +125,7 @@ class Journal:
         self._prompts[request_id] = encoded
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits, for this long at most. Blocks: not to be called on the loop."""
+        """Writes what waits, for at most `timeout_s` seconds. Blocks: not to be called on the loop."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -171,7 +172,7 @@ class Journal:
 
 
 class _File:
-    """The current file and those put aside. Every OSError is the caller's; afterwards it may be tried again."""
+    """The current file and the rotated ones. Passes every OSError to the caller, which may then try again."""
 
     def __init__(self, path: Path, rotate_bytes: int, files: int, header: Callable[[], bytes]) -> None:
         self.path = path
@@ -181,12 +182,12 @@ class _File:
         self._fd: int | None = None
         self._size = 0
         self._empty = True
-        """Whether nothing but headers is in it: no use putting that aside."""
+        """Whether the file holds nothing but headers: such a file is not rotated."""
 
     def open(self) -> None:
         if self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode):
             raise OSError(0, "it is not a regular file")  # opening a pipe would wait for its reader
-        # Others have no business in it: it says who asked for what, and when.
+        # Readable by its owner only: the file says which tenant asked for what, and when.
         fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _lock(fd)
@@ -194,7 +195,7 @@ class _File:
             self._empty = self._size == 0
             if not self._empty:
                 _check_ours(os.pread(fd, 4096, 0).partition(b"\n")[0])
-            os.ftruncate(fd, self._size)  # a line that was cut off when its writer died is of no use to anybody
+            os.ftruncate(fd, self._size)  # a line that was cut off when its writer died is of no use
         except OSError:
             os.close(fd)
             raise
@@ -207,7 +208,7 @@ class _File:
             self._fd = None
 
     def fitting(self, lines: list[bytes]) -> Iterator[list[bytes]]:
-        """The lines in batches that fit the file as it is when each is asked for."""
+        """Yields the lines in batches, each of which fits the current file; rotates the file between them."""
         batch: list[bytes] = []
         size = 0
         for line in lines:
@@ -242,7 +243,7 @@ class _File:
         self._size += len(data)
 
     def _moved(self) -> bool:
-        """Whether somebody has put the file aside, or removed it, behind our back."""
+        """Whether another process has moved or removed the file."""
         assert self._fd is not None
         try:
             return os.stat(self.path).st_ino != os.fstat(self._fd).st_ino
@@ -282,7 +283,7 @@ def _lock(fd: int) -> None:
 
 
 def _whole_lines(fd: int) -> int:
-    """How long the file is up to its last line break."""
+    """Bytes of the file up to and including its last line break."""
     end = os.fstat(fd).st_size
     while end > 0:
         begin = max(0, end - 65_536)
@@ -297,11 +298,11 @@ def _whole_lines(fd: int) -> int:
 
 
 def read(path: Path) -> Iterator[JournalLine]:
-    """The records of one file, oldest first. A last line that was cut off is left out; raises JournalError for what is
-    not such a file, or one of another schema."""
+    """Yields the records of one file, oldest first. A last line that was cut off is left out; raises JournalError for a
+    file that is not a journal, or of another schema."""
     decode = msgspec.json.Decoder(JournalLine).decode
     try:
-        file = open(path, "rb")  # noqa: SIM115  # closed below, and opened here so that the error is ours
+        file = open(path, "rb")  # noqa: SIM115  # closed below; opened here so that the error becomes a JournalError
     except OSError as error:
         raise JournalError(f"{path} can't be read: {error.strerror or error}") from None
     with file:

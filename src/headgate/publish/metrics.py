@@ -1,4 +1,4 @@
-"""What does a scraper get to see? Every figure there is, by the names and labels that dashboards and alerts rely on."""
+"""Writes /metrics: every figure, by the names and labels that dashboards and alerts rely on."""
 
 from collections.abc import Collection
 from typing import Final, Protocol
@@ -91,11 +91,11 @@ ARRIVALS: Final = Family(
 )  # fmt: skip
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 PERCENTILE_LABELS: Final = tuple(f"{100 * q:g}" for q in QUANTILES)
-"""Not `quantile`: that label belongs to summaries, and promtool says so."""
+"""Values of the label `percentile`. Not `quantile`: that label belongs to summaries, and promtool objects."""
 ARRIVED: Final = ("ttft", "tpot", "e2e", "answer")
-"""Figures that are also told over all arrivals."""
+"""Figures that are also written over all arrivals."""
 WHOLE: Final = {"ttft_warm": "ttft", "e2e_short": "e2e"}
-"""Figures that are part of another."""
+"""Figures that are part of another, and the other."""
 WINDOW_LABELS: Final = {60: "1m", 300: "5m", 3600: "1h"}
 WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
 RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")
@@ -148,7 +148,7 @@ REPORTED: Final = {
     "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),
     "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
 }
-"""By key of ProbedReplica.load: only of replicas that say so."""
+"""By key of ProbedReplica.load, and only for replicas that report the key."""
 GATEWAYS: Final = Family("headgate_gateways", "gauge", "Gateways that share limits, this one included, as last seen")
 CONNECTED: Final = Family(
     "headgate_shared_connected", "gauge", "0: what gateways share can't be reached, and each keeps to its part"
@@ -187,7 +187,7 @@ UNSEEN: Final = Family(
     "taken, 408 late, others malformed", "status",
 )  # fmt: skip
 UNSEEN_STATUSES: Final = (400, 408, 413, 431, 503)
-"""Counted from the start; others from their first on."""
+"""Statuses written from the start, as 0; others appear with their first refusal."""
 TENANT_AVAILABILITY: Final = Family(
     "headgate_tenant_availability", "gauge", "Answered of those of a tenant that asked in 5 min", "lane", "tenant"
 )
@@ -208,14 +208,14 @@ BURN_LABELS: Final = {300: "5m", 1800: "30m", 3600: "1h", 21_600: "6h"}
 
 
 class ServingGateway(Protocol):
-    """What is asked of gateway.py here."""
+    """The part of gateway/gateway.py that is used here."""
 
     dispatcher: Dispatcher
     account: Account
 
 
 class ProbedReplica(Protocol):
-    """What is asked of watch.py here."""
+    """The part of upkeep/prober.py that is used here."""
 
     @property
     def replica(self) -> Replica: ...
@@ -248,8 +248,8 @@ class Metrics:
         self._page = Exposition()
 
     def text(self, open_metrics: bool = False) -> bytes:
-        """A whole page of exposition.CONTENT_TYPE, or OPEN_CONTENT_TYPE. Whoever asks has handed all closed records to
-        the figures before."""
+        """A whole page of exposition.CONTENT_TYPE, or OPEN_CONTENT_TYPE. The caller must have handed all closed records
+        to the figures before."""
         page, now = self._page, self._pulse.clock()
         page.open = open_metrics
         if self._observe.instruments:
@@ -291,7 +291,7 @@ class Metrics:
         page.sample(RETRIES, (), sum(lane.retries for lane in figures.lanes.values()))
 
     def _only_counts(self, page: Exposition) -> None:
-        """Without instruments nobody makes figures of the records: what the account counts is all there is."""
+        """Writes the account's counts: without instruments no figures are made from records."""
         account = self._gateway.account
         for (lane, outcome), number in account.ended.items():
             page.sample(REQUESTS_ONLY, (lane, outcome.value), number)
@@ -335,7 +335,7 @@ class Metrics:
             counts = self._figures.counts(window_s, now, lane=lane)
             for figure, sketch in sketches.items():
                 if figure in WHOLE and sketch.count == sketches[WHOLE[figure]].count:
-                    continue  # nothing was left out, and it is told already
+                    continue  # nothing was left out, and the whole figure is written already
                 served = sketch.quantiles(QUANTILES)
                 self._percentiles(page, LATENCY, (lane, figure), window_s, served)
                 if figure in ARRIVED:
@@ -370,7 +370,7 @@ class Metrics:
     # -- the fleet -------------------------------------------------------------------------------------------
 
     def _answers(self, page: Exposition, now: float) -> None:
-        """Who is there to answer, and which tenants get answers."""
+        """Writes the replicas' conditions, the answers, and the tenants' availability."""
         fleet = self._conditions.read(now)
         by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
         for condition, number in by_condition.items():
@@ -389,8 +389,8 @@ class Metrics:
                 page.sample(TENANT_AVAILABILITY, (lane, tenant), share)
 
     def _counted(self, page: Exposition) -> None:
-        """Also what has not happened yet: a counter that appears with its first hundred refusals has not risen by one
-        for whoever scrapes."""
+        """Writes counters that are still 0 too: for a scraper, a counter that first appears with a hundred refusals has
+        not risen at all."""
         counts = {(lane, result): 0 for lane in self._gateway.dispatcher.lanes for result in RESULTS}
         for (lane, outcome), number in self._gateway.account.ended.items():
             key = (lane if lane in self._gateway.dispatcher.lanes else OTHER, result_of(outcome))
@@ -443,7 +443,7 @@ class Metrics:
             page.sample(COST, (), cost)
 
     def _shared(self, page: Exposition) -> None:
-        """Nothing where no limits are shared."""
+        """Writes what gateways share; nothing where no limits are shared."""
         dispatcher = self._gateway.dispatcher
         if isinstance(dispatcher.limits, SharedLimits):
             low, high = dispatcher.members.part
@@ -481,11 +481,12 @@ class Metrics:
 
 
 def hit_rate(counts: WindowCounts) -> float | None:
-    """Share of prompt tokens that were found in a prefix cache; None: no engine has said that any were."""
+    """Share of prompt tokens that were found in a prefix cache; None: no engine reported any."""
     return counts.cached_tokens / counts.prompt_tokens if counts.cached_tokens and counts.prompt_tokens else None
 
 
 def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures) -> float | None:
-    """Of the last hour; None: nothing was said about prices, or done for them."""
+    """Cost per 1000 tokens of the last hour; None: no price is configured, instruments are off, or there were no
+    tokens."""
     price = observe.price_per_replica_hour
     return None if price is None or not observe.instruments else figures.held.last_hour().per_1000_tokens(price)

@@ -1,8 +1,8 @@
-"""How do traces and figures leave this process? OTLP over HTTP, in protobuf, aside from every request.
+"""Sends traces and figures to a backend as OTLP over HTTP, in protobuf, off the path of every request.
 
-Each signal has an OtlpQueue of its own, so that a backend that takes only one of them does not hold up the other. What
-waits there is turned into protobuf when its turn comes, a little at a time: no turn of the loop is long, and what is
-dropped has cost nothing. Built only where an endpoint is configured; `opentelemetry-proto` is not imported before.
+Each signal has an OtlpQueue of its own, so that a backend that takes only one of them does not hold up the other.
+Waiting traces become protobuf when their turn comes, a few at a time: no turn of the loop is long, and a dropped trace
+has cost nothing. Built only where an endpoint is configured; `opentelemetry-proto` is not imported before.
 """
 
 import asyncio
@@ -32,55 +32,57 @@ TRACES_PATH = "/v1/traces"
 METRICS_PATH = "/v1/metrics"
 CONTENT_TYPE = "application/x-protobuf"
 RETRIED = frozenset({0, 429, 502, 503, 504})
-"""What the protocol allows to be sent again; 0: there was no answer."""
+"""Statuses after which the protocol allows a retry; 0: there was no answer."""
 _OURS = frozenset({"host", "content-type", "content-length", "transfer-encoding", "connection"})
 
 Make = Callable[["ScopeSpans"], None]
-"""Adds the spans of one request. Called when they are about to be sent."""
+"""Adds the spans of one request; called when they are about to be sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLimits:
     traces: int = 4096
-    """Requests' traces that wait; any more push the oldest out."""
+    """Maximum traces that wait; any more push the oldest out."""
     metrics: int = 4
-    """The same for metrics. They are sums since the start, so an old one is no loss."""
+    """Maximum bodies of metrics that wait. They are sums since the start, so dropping an old one loses nothing."""
     spans: int = 100
-    """Spans made and sent at once, give or take those of one request: a millisecond or two of work."""
+    """Spans made and sent at once, plus the rest of the last request's: a millisecond or two of work."""
     pause_s: float = 0.05
-    """Between two sends, so that a storm of errors does not become a storm of protobuf."""
+    """Seconds between two sends, so that a storm of errors does not become a storm of protobuf."""
     timeout_s: float = 10.0
-    """For an answer."""
+    """Seconds to wait for an answer."""
     attempts: int = 5
-    """For one send; then it is given up."""
+    """Maximum attempts for one body; then it is given up."""
     backoff_s: float = 0.5
-    """Before the second attempt, doubled before each further one."""
+    """Mean seconds before the second attempt, doubled before each further one."""
     longest_backoff_s: float = 30.0
-    """Also if the receiver asks for more."""
+    """Maximum seconds before an attempt, also if the receiver asks for more."""
 
 
 class Reply(NamedTuple):
     status: int
-    """0: there was none."""
+    """The HTTP status; 0: there was no answer."""
     body: bytes = b""
     why: str = ""
-    """What went wrong if there was none."""
+    """The error where there was no answer."""
     retry_after_s: float | None = None
 
 
 class OtlpQueue(Generic[T]):
-    """What waits to be sent to one path, and what became of all that was."""
+    """The items that wait to be sent to one path, and counts of what became of earlier ones."""
 
     def __init__(self, path: str, most: int, pack: Callable[[deque[T]], tuple[bytes, int]]) -> None:
         self.path = path
         self.waiting: deque[T] = deque()
         self.dropped = 0
-        """Pushed out while it waited: there was too much of it, or the receiver was too slow."""
+        """Waiting traces or bodies of metrics that newer ones pushed out: there were too many, or the receiver was too
+        slow."""
         self.sent = 0
         self.lost = 0
-        """Given up, or refused by the receiver."""
+        """Spans or bodies of metrics that were given up or that the receiver refused; a trace that could not be made
+        counts as one."""
         self.empty = asyncio.Event()
-        """Set while nothing waits or is under way."""
+        """Set while nothing waits or is being sent."""
         self.empty.set()
         self._most = most
         self._pack = pack
@@ -95,7 +97,7 @@ class OtlpQueue(Generic[T]):
         self._news.set()
 
     async def take(self) -> tuple[bytes, int]:
-        """The next body, and how many things are in it. Waits until there is one."""
+        """Waits for the next body. Returns it and its number of spans, or 1 for metrics."""
         while True:
             if not self.waiting:
                 self.empty.set()
@@ -118,7 +120,7 @@ class OtlpSender:
         limits: SendLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Raises StartupError where the endpoint or a header can't be used, or the messages are not installed."""
+        """Raises StartupError where the endpoint or a header can't be used, or opentelemetry-proto is not installed."""
         self.endpoint = endpoint
         self.limits = limits or SendLimits()
         self._rng = rng or random.Random()
@@ -138,7 +140,7 @@ class OtlpSender:
         self.metrics.put(body)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sends until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._empty(self.traces))
@@ -147,7 +149,8 @@ class OtlpSender:
             self._pool.close()
 
     async def finish(self, grace_s: float) -> None:
-        """Wait until all that waits is sent, this long at most. `run` must still be running; cancel it afterwards."""
+        """Waits until both queues are empty, for at most `grace_s` seconds. `run` must still be running; cancel it
+        afterwards."""
         self._finishing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -177,13 +180,13 @@ class OtlpSender:
                 await asyncio.sleep(self.limits.pause_s)
 
     async def _deliver(self, path: str, body: bytes) -> Reply:
-        """The last answer, after as many attempts as it takes and as there may be."""
+        """Sends a body, with retries. Returns the last answer."""
         limits, delay_s = self.limits, self.limits.backoff_s
         for attempt in range(1, limits.attempts + 1):
             reply = await self._post(path, body)
             if reply.status not in RETRIED or attempt == limits.attempts:
                 break
-            # Many gateways lose the same collector at once, and must not come back to it at once.
+            # Many gateways lose the same collector at once, and must not return to it at once.
             wait_s = reply.retry_after_s if reply.retry_after_s is not None else delay_s * self._rng.uniform(0.5, 1.5)
             await asyncio.sleep(min(wait_s, limits.longest_backoff_s))
             delay_s *= 2
@@ -220,7 +223,7 @@ class OtlpSender:
             make, before = waiting.popleft(), len(of_scope.spans)
             try:
                 make(of_scope)
-            except Exception:  # one request's odd record must not end the traces of all others
+            except Exception:  # one unusual record must not end the traces of all other requests
                 del of_scope.spans[before:]
                 self.traces.lost += 1
                 if not self._puzzled:
@@ -269,14 +272,14 @@ class _Waiting:
 
 
 def _newest(waiting: deque[bytes]) -> tuple[bytes, int]:
-    """Sums since the start: the last says all that those before it did."""
+    """Takes the last body and drops the rest: metrics are sums since the start, so the last includes the others."""
     body = waiting.pop()
     waiting.clear()
     return body, 1
 
 
 def _refused(path: str, body: bytes) -> int:
-    """How much of what was sent the receiver did not take, by its own account."""
+    """The number of spans that the receiver reports as rejected; for metrics, 1 if it rejected any data point."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -286,9 +289,9 @@ def _refused(path: str, body: bytes) -> int:
     try:
         if path == TRACES_PATH:
             return ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans
-        # One body of metrics is counted as one thing, whatever of it was refused.
+        # A body of metrics is counted as one, however many of its data points were rejected.
         return min(1, ExportMetricsServiceResponse.FromString(body).partial_success.rejected_data_points)
-    except DecodeError:  # not every receiver answers as it should; the status has said that it took it
+    except DecodeError:  # not every receiver answers in protobuf; its status has said that it took the body
         return 0
 
 
@@ -312,7 +315,7 @@ def _resource() -> "Resource":
 
 
 def _split(endpoint: str) -> tuple[str, str]:
-    """Where to connect, and what to put before the path of each signal."""
+    """The origin to connect to, and the prefix for the path of each signal."""
     wants = "observe.otlp_endpoint must be a base address such as http://127.0.0.1:4318"
     try:
         parts = urlsplit(endpoint)

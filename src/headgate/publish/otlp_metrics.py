@@ -1,8 +1,8 @@
-"""The figures of /metrics for an OpenTelemetry backend.
+"""Sends the figures of /metrics to an OpenTelemetry backend.
 
-Made from the very text that Prometheus gets, so that the two can't tell different stories; names and labels stay what
-they are there. Reading thousands of lines takes a tenth of a second: it is done in a thread that steps aside every few
-lines, or every request of that moment would wait for it.
+They are made from the very text that Prometheus gets, so that the two can't disagree; names and labels are the same.
+Reading thousands of lines takes a tenth of a second: a thread reads them and yields every few lines, or every request
+of that moment would wait for it.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 EVERY_S = 15.0
 UNITS = {"seconds": "s", "bytes": "By", "ratio": "1"}
-"""By the last word of a name, `total` aside."""
+"""Units by the last word of a name, `total` aside."""
 _CUMULATIVE = 2
 _LINES = 16
-"""Read at a time, less than half a millisecond."""
+"""Lines read between two yields; they take less than half a millisecond."""
 _ASIDE_S = 0.002
 
 Pace = Callable[[], None]
-"""Called after every few lines."""
+"""Called after every _LINES lines."""
 
 
 class OtlpMetrics:
-    """Sends for as long as `run` runs."""
+    """Sends the figures every `every_s` seconds for as long as `run` runs."""
 
     def __init__(self, text: Callable[[], bytes], sender: OtlpSender, wall: Clock, every_s: float = EVERY_S) -> None:
-        """`text`: what /metrics answers."""
+        """`text` returns the answer of /metrics."""
         self._text = text
         self._sender = sender
         self._wall = wall
@@ -52,16 +52,16 @@ class OtlpMetrics:
         self._started_ns = round(wall() * 1e9)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sends until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             try:
                 await self.send()
-            except Exception:  # the next ones may be better, and nothing else depends on these
+            except Exception:  # the next figures may be better, and nothing else depends on these
                 log.exception("the figures could not be sent")
 
     async def send(self) -> None:
-        """As things stand now: also to be called once at the end."""
+        """Sends the figures of this moment; also to be called once at the end."""
         text, now_ns = self._text().decode(), round(self._wall() * 1e9)
         body = await asyncio.to_thread(self._encode, text, now_ns, threading.Event())
         self._sender.put_metrics(body)
@@ -75,7 +75,7 @@ class OtlpMetrics:
 def convert(
     text: str, resource: "Resource", started_ns: int, now_ns: int, pace: Pace = lambda: None
 ) -> "ExportMetricsServiceRequest":
-    """Counters as monotonic sums since the start, histograms with their bounds, anything else as gauges."""
+    """Converts counters to monotonic sums since the start, histograms with their bounds, anything else to gauges."""
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
     request = ExportMetricsServiceRequest()
@@ -84,7 +84,7 @@ def convert(
     of_scope = of_resource.scope_metrics.add()
     of_scope.scope.name, of_scope.scope.version = "headgate", __version__
     writer = _Writer(of_scope, started_ns, now_ns, pace)
-    lines = cast(TextIO, _paced(text.splitlines(keepends=True), pace))  # all it does with a file is to read its lines
+    lines = cast(TextIO, _paced(text.splitlines(keepends=True), pace))  # the parser only reads the lines of a file
     for family in text_fd_to_metric_families(lines):
         writer.add(family)
     return request
@@ -158,7 +158,7 @@ class _Buckets:
     def __init__(self, labels: dict[str, str]) -> None:
         self.labels = labels
         self.below: dict[float, float] = {}
-        """Observations up to each bound, as Prometheus counts them: each includes those before it."""
+        """Observations up to each bound, as Prometheus counts them: cumulative."""
         self.total = 0.0
         self.count = 0.0
 
@@ -170,7 +170,7 @@ class _Buckets:
             before = max(before, self.below[bound])
         point.bucket_counts.append(max(0, round(self.count - before)))
         point.explicit_bounds.extend(bounds)
-        point.count = sum(point.bucket_counts)  # which the protocol wants to be so, to the last one
+        point.count = sum(point.bucket_counts)  # the protocol requires exactly this sum
         point.sum = self.total
         _label(point, self.labels)
 
@@ -189,5 +189,5 @@ def _paced(items: Iterable[T], pace: Pace) -> Iterator[T]:
 
 
 def _aside(never: threading.Event) -> None:
-    """Let the loop have the interpreter."""
+    """Yields the interpreter to the event loop."""
     never.wait(_ASIDE_S)

@@ -1,8 +1,8 @@
-"""What is in a trace? One span for the request and one for each of its stages, made from its record.
+"""Makes a request's trace from its record: one span for the request and one for each of its stages.
 
 Names are those of OpenTelemetry's conventions for generative AI as of 1.41 (gen_ai.provider.name,
-gen_ai.response.time_to_first_chunk), and beside them gen_ai.system, as the provider was called before, for backends
-that know only that. gen_ai.server.* are the conventions' names for a server's metrics, here on its span.
+gen_ai.response.time_to_first_chunk), and beside them gen_ai.system, the provider's earlier name, for backends that know
+only that. gen_ai.server.* are the conventions' names for a server's metrics, here on its span.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
 GAPS = 3
-"""Of a stream's longest gaps, those that have an event of their own."""
+"""Maximum gaps of a stream with an event of their own, the longest first."""
 Why = Literal["failed", "refused", "retried", "slow", "parent", "share"]
 """Why a trace is kept."""
 PROVIDER = "headgate"
@@ -26,7 +26,7 @@ Value = str | int | float | bool | None
 
 
 def add_spans(record: Record, hop: str, why: Why, replicas: Mapping[str, str], into: "ScopeSpans") -> None:
-    """`hop`: the traceparent that its replica got."""
+    """Adds the request's spans to `into`. `hop`: the traceparent that its replica got."""
     _Tree(record, hop, into).grow(why, replicas)
 
 
@@ -56,7 +56,8 @@ class _Tree:
             self._generation(sent_s, there)
 
     def _queue(self, replicas: Mapping[str, str]) -> float:
-        """Waiting, and replicas that failed in between. When it was sent to the one that did not."""
+        """Adds spans for the waits, and for attempts that failed in between. Returns when the request was sent for the
+        last time, in seconds after its arrival."""
         record, since_s = self._record, self._record.accept_s
         if record.queue_s > 0 or record.attempts:
             first_s = record.failed[0].at_s if record.failed else since_s + record.queue_s
@@ -89,7 +90,7 @@ class _Tree:
         last_s = first_s + record.stream_s
         decode: Span | None = None
         seen = record.stream or record.ttft_s is not None
-        # What is not streamed, by an engine that does not say: all of it at once.
+        # An unstreamed answer of an engine that does not report its times has one span for everything.
         name = "prefill" if seen else "generate"
         since_s = first_s - (engine.prefill_ms / 1e3 if engine is not None and seen else record.first_s)
         prefill = self.span(name, max(sent_s, since_s), first_s, _CLIENT)
@@ -116,7 +117,7 @@ class _Tree:
         prefill: "Span",
         decode: "Span | None",
     ) -> None:
-        """What only the engine knows. Its queue begins when the request comes in, so tokenizing is part of it."""
+        """Adds what only the engine knows. Its queue begins when the request comes in, so tokenizing is part of it."""
         put(prefill, {"headgate.prefill_chunks": engine.prefill_chunks})
         queued_s = max(sent_s, prefill_s - engine.queue_ms / 1e3)
         if engine.queue_ms > 0:
@@ -126,7 +127,7 @@ class _Tree:
         if decode is not None:
             put(decode, {"headgate.preemptions": engine.preemptions})
         if engine.detokenize_ms > 0:
-            # Done token by token while decoding; as one span its length is right, and its place is not.
+            # Detokenizing happens token by token while decoding: this one span's length is right, its place is not.
             span = self.span("detokenize", last_s - engine.detokenize_ms / 1e3, last_s, _CLIENT)
             put(span, {"headgate.scattered": True})
             if decode is not None:
@@ -135,7 +136,7 @@ class _Tree:
     def span(self, name: str, since_s: float, until_s: float, kind: int = _INTERNAL) -> "Span":
         span = self._into.spans.add()
         span.trace_id = self._trace_id
-        # Steps of an odd constant visit every number before one comes again.
+        # Steps of an odd constant visit every number before any repeats.
         span.span_id = ((self._root + self._count * _STEP) % (1 << 64) or 1).to_bytes(8, "big")
         if self._count:
             span.parent_span_id = self._root.to_bytes(8, "big")
@@ -147,7 +148,7 @@ class _Tree:
         return span
 
     def at(self, offset_s: float) -> int:
-        """Nanoseconds since 1970, never outside the request."""
+        """Nanoseconds since 1970 for seconds after arrival, clamped to the request's time."""
         return self._begin_ns + round(min(max(offset_s, 0.0), self._record.e2e_s) * 1e9)
 
     def event(self, span: "Span", name: str, at_s: float, values: dict[str, Value]) -> None:
@@ -163,7 +164,7 @@ class _Tree:
 
 
 def put(on: "Span | Span.Event", *groups: dict[str, Value]) -> None:
-    """What is None or empty is left out."""
+    """Adds attributes; a value that is None or empty is left out."""
     add = on.attributes.add
     for values in groups:
         for key, value in values.items():
@@ -182,7 +183,7 @@ def put(on: "Span | Span.Event", *groups: dict[str, Value]) -> None:
 
 
 def _told(record: Record) -> EngineTimings | None:
-    """None also where an engine tells of other things under the same name."""
+    """The engine's timings; None: the engine reported none, or other figures under the same name."""
     return record.engine if record.engine is not None and record.engine.prefill_ms > 0 else None
 
 
@@ -221,7 +222,8 @@ def _of_request(record: Record) -> dict[str, Value]:
 
 
 def _where(replica_id: str | None, replicas: Mapping[str, str]) -> dict[str, Value]:
-    """A replica as conventions name it: host and port, or the path of a socket; its id where that is all there is."""
+    """A replica as the conventions name it: host and port, or the path of a socket; its id where no address is
+    known."""
     if replica_id is None:
         return {}
     url = replicas.get(replica_id, replica_id)

@@ -1,8 +1,8 @@
-"""Which requests leave a trace?
+"""Decides which requests leave a trace.
 
-On a request's path there is only gateway/trace_context.py: which trace it belongs to. Whether the trace is kept is
-decided at the end, when it is known how the request went; spans (spans.py) are made only of those
-kept, from their records, and only when they are about to be sent.
+On a request's path there is only gateway/trace_context.py, which finds the trace a request belongs to. Whether the
+trace is kept is decided at the end, when it is known how the request went; spans (spans.py) are made only for kept
+traces, from their records, and only when they are about to be sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 1.0
 WINDOW_S: Literal[300] = 300
 FEWEST = 100
-"""Samples below which there is no p99 worth the name."""
+"""Minimum samples for a p99."""
 MARGIN = 1.01
-"""A sketch may be off by one percent: where all requests take the same time, none is slower than the others."""
+"""Factor on the p99 beyond which a request is slow. A sketch may be off by one percent, and where all requests take the
+same time, none is slow."""
 
 
 class Distribution(Protocol):
@@ -35,7 +36,7 @@ class Distribution(Protocol):
 
 
 class Percentiles(Protocol):
-    """What is asked of the Figures."""
+    """The part of measure/figures.py that is used here."""
 
     def sketch(
         self, figure: Literal["ttft", "e2e"], window_s: Literal[300], now: float, /, *, lane: str
@@ -58,8 +59,8 @@ class Traces:
         replicas: Mapping[str, str] | None = None,
         left: Callable[[Record, str], None] | None = None,
     ) -> None:
-        """`replicas`: the address of each by its id, where that is known; read whenever a trace is made. `left` is told
-        of every request that leaves a trace, and that trace's id."""
+        """`replicas`: known addresses by replica id, read whenever a trace is made. `left` is called with the record of
+        every request that leaves a trace, and the trace's id; None: nothing is called."""
         self._left = left
         self.kept: dict[Why, int] = {}
         self._threshold = threshold(share)
@@ -68,7 +69,7 @@ class Traces:
         self._figures = figures
         self._replicas = replicas if replicas is not None else {}
         self._slow: dict[str, tuple[float, float | None, float | None]] = dict.fromkeys(lanes, (float("-inf"),) * 3)
-        """By lane: when it was looked up, and above which TTFT and e2e a request is among the slowest."""
+        """By lane: when its p99 was last read, and the TTFT and e2e seconds above which a request is slow."""
 
     def take(self, records: Sequence[Record], now: float) -> None:
         for record in records:
@@ -99,7 +100,8 @@ class Traces:
         return "parent" if int(hop[-2:], 16) & SAMPLED else None
 
     def _slowest(self, lane: str, now: float) -> tuple[float | None, float | None]:
-        """The lane's p99 of TTFT and e2e as of late; None: too few requests to say."""
+        """The TTFT and e2e seconds above which a request of the lane is slow; None: too few requests, or no such
+        lane."""
         known = self._slow.get(lane)
         if known is None:
             return None, None

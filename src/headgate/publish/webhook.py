@@ -1,7 +1,7 @@
-"""Who else is to know? Posts JSON to one address, in order, and never in anybody's way.
+"""Posts JSON messages to one address, in order, without delaying the caller.
 
-What can't be delivered is tried again a few times and then let go: an alert of an hour ago is no longer news. While the
-other side is slow or away, the latest are kept and the oldest dropped, and both are counted.
+A message that can't be delivered is retried a few times and then given up: an alert of an hour ago is no longer news.
+While the receiver is slow or away, the latest messages are kept and the oldest dropped, and both are counted.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from headgate.replica.http import Connections
 log = logging.getLogger(__name__)
 
 BACKOFF_S = (1.0, 4.0, 16.0)
-"""Before each further try."""
+"""Seconds before each retry."""
 KEEP = 64
 TIMEOUT_S = 5.0
 WORTH_TRYING = (408, 425, 429)
-"""Of what is our own fault (4xx), what may be otherwise next time."""
+"""Client errors (4xx) that may not recur on a retry."""
 
 
 class Webhook:
@@ -33,9 +33,9 @@ class Webhook:
         path = parts.path or "/"
         self._path = f"{path}?{parts.query}" if parts.query else path
         self.host = parts.netloc
-        """As log lines name it: the path of a webhook is often its only secret."""
+        """The receiver's host and port, for log lines: the path of a webhook is often its only secret."""
         self.sent = self.failed = self.dropped = 0
-        """Delivered, given up, and never tried because newer ones took their place."""
+        """Messages delivered, given up, and never tried because newer ones took their place."""
         self.last_error = ""
         self._pool = Connections(f"{parts.scheme}://{parts.netloc}", clock=clock)
         self._backoff_s = backoff_s
@@ -55,7 +55,7 @@ class Webhook:
             self._task = self._loop.create_task(self._deliver_all())
 
     async def close(self) -> None:
-        """What has not gone out by now never will."""
+        """Stops sending; messages not yet delivered are lost."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -80,7 +80,7 @@ class Webhook:
         log.warning("webhook at %s: %s; given up, see observe.webhook", self.host, error)
 
     async def _try(self, body: bytes) -> tuple[str, bool]:
-        """What went wrong, if anything did, and whether it may go better next time."""
+        """Sends once. Returns the error, empty on success, and whether a retry may succeed."""
         try:
             status, _ = await self._pool.ask("POST", self._path, body, TIMEOUT_S)
         except ReplicaStalled:
