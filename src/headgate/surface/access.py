@@ -1,7 +1,7 @@
-"""Who may look inside and change things. Admin keys are known only by their SHA-256.
+"""Decides which clients may use /admin. Admin keys are known only by their SHA-256.
 
-Open mode: while nobody has a key, neither a tenant nor an admin, and only this machine is listened to, its clients need
-none. The first tenant's key ends it. Keys are given out where clients come from elsewhere, and then through a proxy on
+Open mode: while neither a tenant nor an admin has a key, and only this machine is listened to, its clients need no key.
+The first tenant's key ends open mode: keys are given out where clients come from elsewhere, and then through a proxy on
 this machine, which looks like a client of this machine: nginx's plain `proxy_pass` adds no header that tells.
 """
 
@@ -16,11 +16,11 @@ _FORWARDED = (
     "forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "fly-client-ip",
     "x-cluster-client-ip", "x-original-host", "x-envoy-external-address",
 )  # fmt: skip
-"""What proxies add, beside headers that begin with x-forwarded."""
+"""Headers that proxies add, beside those that begin with x-forwarded."""
 
 
 MOST_BODY_BYTES = 256 * 1024
-"""Of a change: it is read as the config file is, while requests wait."""
+"""Maximum body of a request to /admin: a change is parsed as the config file is, while requests wait."""
 
 
 class AdminAccess:
@@ -29,7 +29,7 @@ class AdminAccess:
         self.change(admin_keys, tenants_have_keys=tenants_have_keys)
 
     def change(self, admin_keys: tuple[str, ...], *, tenants_have_keys: bool = False) -> None:
-        """From now on these keys and no others."""
+        """Accepts these keys and no others from now on."""
         self._digests = frozenset(bytes.fromhex(key) for key in admin_keys)
         self.is_open = self._loopback_only and not admin_keys and not tenants_have_keys
         """Whether clients on this machine need no key."""
@@ -37,7 +37,7 @@ class AdminAccess:
     def guard(self, handler: Handler) -> Handler:
         def guarded(exchange: Exchange) -> None:
             self.check(exchange.headers)
-            # Without a content type any web page can send a POST, and its browser asks nobody whether it may.
+            # Without a content type any web page can send a POST, and its browser sends no CORS preflight.
             if self.is_open and exchange.method == "POST" and "content-type" not in exchange.headers:
                 message = "content-type must be application/json, also without a body"
                 exchange.respond(415, refusal_body(415, message))
@@ -49,7 +49,7 @@ class AdminAccess:
         return guarded
 
     def check(self, headers: dict[str, str]) -> None:
-        """Raises Unauthorized."""
+        """Raises Unauthorized unless a client with these headers may use /admin."""
         if self.is_open:
             # A proxy on this machine, or a web page whose name was pointed here, speaks for a client from elsewhere.
             if not is_local(headers.get("host", "")) or _is_forwarded(headers):
@@ -64,7 +64,7 @@ class AdminAccess:
                 else "there is none yet; put the SHA-256 of one into admin_keys"
             )
             raise Unauthorized(f"an admin key is needed: {where}")
-        # Looked up by digest: how long that takes depends on the digest, from which nobody gets back to the key.
+        # Looked up by digest: the time taken depends on the digest, from which the key can't be derived.
         if hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() not in self._digests:
             raise Unauthorized("this is no admin key of this gateway")
 

@@ -1,14 +1,14 @@
-"""The gateway's inside over HTTP: one request and why it was slow, the slowest, promises, findings, records.
+"""Shows the gateway's inside over HTTP: one request and why it was slow, the slowest, promises, findings, records.
 
-    GET /admin/requests/ID                              the record and its waterfall; also of one still running
-    GET /admin/slow?lane=&last=300&limit=20&by=e2e      the worst of the last seconds, with one-line reasons
+    GET /admin/requests/ID                              the record and its waterfall; also for a running request
+    GET /admin/slow?lane=&last=300&limit=20&by=e2e      the slowest of the last seconds, with one-line reasons
     GET /admin/slo                                      promises and alerts
     GET /admin/doctor                                   what is wrong, and the figures that say so
     GET /admin/records?last=300&limit=1000              records as JSON lines, the newest last
     GET /admin/state                                    all that the page shows
 
-Looking through everything that is kept takes milliseconds, and streams must not wait for it: it is done a little at a
-time, with the event loop's other work between.
+Searching all kept records takes milliseconds, and streams must not wait for that: a search is done in pieces, with the
+event loop's other work between.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from headgate.wire.router import Routes
 log = logging.getLogger(__name__)
 
 PIECE = 2048
-"""Records looked at before others get their turn: about a millisecond."""
+"""Records searched in one turn of the loop: about a millisecond."""
 JOBS = 8
-"""Searches at once; more are asked to come back."""
+"""Maximum searches at once; more are refused, to be retried."""
 MOST_SLOW = 200
 MOST_RECORDS = 50_000
 LONGEST_S = 7 * 86_400.0
@@ -66,7 +66,7 @@ BY: dict[str, Callable[[Record], float]] = {"ttft": _ttft, "e2e": _e2e, "gap": _
 
 
 class Admin:
-    """Also a consumer of records: `take` is called with those that closed, a few times a second."""
+    """The admin routes; also a consumer of records: `take` is called a few times a second with those that closed."""
 
     def __init__(self, sources: Sources, access: AdminAccess) -> None:
         self.access = access
@@ -84,7 +84,7 @@ class Admin:
         self._evidence.take(records, now)
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """For surface/live.py, which says what is in it."""
+        """The snapshot for surface/live.py, which lists its content."""
         return self._snapshot.now(now)
 
     def history(self, now: float) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Admin:
         return _encode({"record": whole, "explanation": told, "running": running})
 
     async def _explain(self, record: Record, records: list[Record]) -> Explanation:
-        """`records` are in the order in which they ended, so whoever ended before it came is passed over at once."""
+        """`records` are in the order of their end, so that those which ended before `record` arrived are skipped."""
         near: list[Neighbour] = []
         first = bisect_left(records, record.at, key=lambda other: other.at + other.e2e_s)
         for begin in range(first, len(records), PIECE):
@@ -233,7 +233,7 @@ class Admin:
 
 
 class QueryString:
-    """What was asked for after the `?`. Raises InvalidRequest by name for whatever does not fit."""
+    """The parameters after the `?`. Raises InvalidRequest, with the parameter's name, for one that does not fit."""
 
     def __init__(self, query: str, known: tuple[str, ...]) -> None:
         self._values = dict(parse_qsl(query, keep_blank_values=True))

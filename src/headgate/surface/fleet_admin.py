@@ -1,19 +1,19 @@
-"""Changing a running gateway over HTTP: its replicas, tenants, lanes, its file read again.
+"""Changes a running gateway over HTTP: its replicas, tenants and lanes, and its config file read again.
 
     GET    /admin/fleet                       replicas and their states, decisions with reasons, cold starts
     POST   /admin/fleet/zero                  stop every replica of the fleet until the next request comes
     POST   /admin/fleet/baseline              keep a measured start from zero, for the record
-    POST   /admin/replicas                    one more, such as {"url": "http://10.0.0.7:8000"}
-    POST   /admin/replicas/ID/drain           nothing new for it; of the fleet: stopped once it is empty
-    POST   /admin/replicas/ID/park            nothing new for it, and kept warm
-    POST   /admin/replicas/ID/activate        requests for it again
-    POST   /admin/replicas/ID/warmup          warm it up now, and answer when that is over
-    DELETE /admin/replicas/ID                 without it; what it is doing may finish
+    POST   /admin/replicas                    add a replica, such as {"url": "http://10.0.0.7:8000"}
+    POST   /admin/replicas/ID/drain           no new requests for it; a replica of the fleet is stopped once it is empty
+    POST   /admin/replicas/ID/park            no new requests for it; it stays warm
+    POST   /admin/replicas/ID/activate        new requests for it again
+    POST   /admin/replicas/ID/warmup          warm it up now; answered when that is over
+    DELETE /admin/replicas/ID                 remove it; its requests under way may finish
     POST   /admin/reload                      read the config file again
     POST   /admin/tenants, /admin/lanes       as in the file: {"NAME": {…}}; in force until the file is read again
     DELETE /admin/tenants/NAME, /admin/lanes/NAME
 
-Nothing in flight is lost by any of it. What is wrong is refused with its reason, and changes nothing.
+No change loses a request in flight. A wrong change is refused with its reason, and changes nothing.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from headgate.wire.router import Routes
 
 _encode = msgspec.json.Encoder().encode
 MOST_FIGURES = 32
-"""In a baseline."""
+"""Maximum figures in a baseline."""
 
 
 class Changes(Protocol):
-    """What can be changed; each says what came of it, or raises StartupError and has changed nothing."""
+    """Changes to a running gateway; each returns what came of it, or raises StartupError and has changed nothing."""
 
     def take_file(self) -> str: ...
     def add_replica(self, text: str) -> str: ...
@@ -68,8 +68,9 @@ class FleetAdmin:
         fleet: FleetControl | None,
         baseline: Callable[[dict[str, Any] | None], dict[str, Any] | None],
     ) -> None:
-        """`known`: every replica the gateway has, for people. `outage`: why nothing can be answered. `baseline`: keeps
-        one if given, gives what is kept."""
+        """`known` returns every replica of the gateway, for people. `outage` returns why nothing can be answered;
+        empty: something can. `fleet` None: the gateway starts no replicas. `baseline` keeps a baseline if given one,
+        and returns the kept one."""
         self._guard = access.guard
         self._changes = changes
         self._known = known
@@ -77,7 +78,7 @@ class FleetAdmin:
         self._fleet = fleet
         self._baseline = baseline
         self.more: dict[str, Callable[[Exchange, ReplicaId], None]] = {}
-        """Further actions on a replica."""
+        """Further actions on a replica, by name."""
 
     def routes(self) -> Routes:
         handlers: dict[tuple[str, str], Handler] = {

@@ -1,7 +1,7 @@
-"""All that watches, put together: figures, alarms, traces, the journal, and what shows them.
+"""Builds and runs all instruments: figures, alarms, traces, the journal, and the routes that show them.
 
-Aside from the requests' path: four times a second, and before anything is read, the records that have closed since are
-handed to everybody who wants them.
+The instruments are off the requests' path: four times a second, and before anything is read, the records that have
+closed since are handed to every consumer.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ from headgate.wire.router import Routes
 
 LOOK_EVERY_S = 0.25
 AT_ONCE = 500
-"""Records that are looked at before the loop goes on: a few milliseconds' worth."""
+"""Maximum records handed on in one turn of the loop: a few milliseconds' worth."""
 ALARMS_EVERY = 4
-"""Of the above: promises are judged once a second."""
+"""Looks between two judgements of the promises, which are judged once a second."""
 SEND_GRACE_S = 2.0
 SAY_EVERY_S = 60.0
 
@@ -66,7 +66,7 @@ class Instruments:
         rng: random.Random,
         clock: Clock,
     ) -> None:
-        """Raises StartupError where something it is told to write to can't be used."""
+        """Raises StartupError where the journal's file or the OTLP endpoint can't be used."""
         observe, account = config.observe, gateway.account
         self._gateway = gateway
         self._roster = roster
@@ -77,10 +77,10 @@ class Instruments:
         self._timer: asyncio.TimerHandle | None = None
         self._turns = 0
         self.flaws = 0
-        """How often somebody who takes records raised."""
+        """Exceptions raised by consumers of records, or while sampling and judging."""
         self._say_again_at = -inf
         self.rollouts: Callable[[], list[dict[str, Any]]] = list
-        """What there is to show of versions."""
+        """Returns the status of rollouts, for the page."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
         gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
@@ -149,7 +149,7 @@ class Instruments:
         }
 
     def add(self, consumer: Consumer) -> None:
-        """One more who wants the records that have closed."""
+        """Adds a consumer of the records that have closed."""
         self._consumers.append(consumer)
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class Instruments:
         self._hand_on(self._gateway.account.fresh())
 
     def _catch_up_in_turns(self, loop: asyncio.AbstractEventLoop) -> None:
-        """After a burst there are thousands: streams under way come in between."""
+        """Hands on AT_ONCE records a turn: after a burst there are thousands, and streams under way come in between."""
         records = self._gateway.account.fresh(AT_ONCE)
         self._hand_on(records)
         if len(records) == AT_ONCE:
@@ -177,11 +177,12 @@ class Instruments:
         for consumer in self._consumers:
             try:
                 consumer(records, now)
-            except Exception:  # the others get theirs, and nobody's request has to do with it
+            except Exception:  # the other consumers get theirs, and no request is affected
                 self._puzzled("records could not be taken")
 
     def _puzzled(self, what: str) -> None:
-        """Within `except`. Said in full once a minute at most: whatever it is, it may be so with every record."""
+        """Counts an exception, and logs it at most once a minute: it may recur with every record. Call within
+        `except`."""
         now = self._clock()
         self.flaws += 1
         if now >= self._say_again_at:
@@ -197,7 +198,7 @@ class Instruments:
         self.catch_up()
         await self.alarms.close()
         if self._exporter is not None:
-            await self._exporter.send()  # what has happened since the last time
+            await self._exporter.send()  # the figures since the last time
         if self._sender is not None:
             await self._sender.finish(SEND_GRACE_S)
         for task in self._tasks:
@@ -226,7 +227,7 @@ class Instruments:
             self.alarms.look(now)
 
     def _pay(self, now: float) -> None:
-        """Note how many replicas are held. Of those that several gateways share each pays for its part."""
+        """Notes how many replicas are held. Gateways that share replicas each pay for their part."""
         watches, fleet = self._roster.watches, self._roster.fleet
         held = len(watches) if fleet is None else fleet.paid_for() + sum(not fleet.owns(name) for name in watches)
         low, high = self._gateway.dispatcher.members.part
@@ -238,6 +239,6 @@ class Instruments:
         return self.metrics.text(open_metrics)
 
     def _serve_metrics(self, exchange: Exchange) -> None:
-        """As OpenMetrics for those that want it more than text: only there exemplars have a place."""
+        """Serves /metrics, as OpenMetrics for scrapers that do not prefer text: only OpenMetrics has exemplars."""
         wanted = wants_open(exchange.headers.get("accept", ""))
         exchange.respond(200, self._text(wanted), OPEN_CONTENT_TYPE if wanted else CONTENT_TYPE)

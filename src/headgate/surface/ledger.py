@@ -1,8 +1,8 @@
-"""All that requests hold at this moment. When no request is under way, every entry is zero; one that is not has leaked.
+"""Counts what requests hold now. When no request is under way, every entry is zero; a nonzero one has leaked.
 
     GET /admin/ledger     {"tickets": 0, "passages": 0, …}
 
-The entries are counted where they are kept, each by itself, so that none can hide what another has lost.
+Each entry is counted where it is kept, independently of the others, so that none can hide what another has lost.
 """
 
 import msgspec
@@ -21,14 +21,14 @@ class Holdings:
         self._gateway = gateway
         self._access = access
         self.server: HttpServer | None = None
-        """Whose clients are counted; None: nobody's."""
+        """The server whose clients are counted; None: no clients are counted."""
 
     def routes(self) -> Routes:
         return {("GET", "/admin/ledger"): self._access.guard(self._serve)}
 
     def _serve(self, exchange: Exchange) -> None:
         held = self.held()
-        held["client_connections"] -= self.server is not None  # the one that asks
+        held["client_connections"] -= self.server is not None  # without the connection that asks
         exchange.respond(200, _encode(held))
 
     def held(self) -> dict[str, int]:
@@ -54,12 +54,13 @@ class Holdings:
             "prefills_tokens": sum(state.prefill_tokens for state in states),
             "room": sum(load.requests for load in loads),
             "room_indexed": sum(seat.requests for seat in dispatcher.fleet.seats.values()),
-            # What another replica answered first counts here until this replica is heard of again: no request holds it.
+            # Without tokens of requests that another replica answered first: they count in the load until this replica
+            # answers again, but no request holds them.
             "prefill_tokens": sum(load.prefill_tokens - load.silent_tokens for load in loads),
             "decode_tokens": sum(load.decode_tokens for load in loads),
             "replica_connections": sum(pool.busy for pool in connections),
         }
 
     def left_over(self) -> dict[str, int]:
-        """Those that are not zero."""
+        """The entries that are not zero."""
         return {name: count for name, count in self.held().items() if count}

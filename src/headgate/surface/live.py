@@ -1,15 +1,15 @@
-"""What is happening right now? The feed of the page at `/`: server-sent events on GET /admin/live.
+"""Feeds the page at `/` with what is happening right now: server-sent events on GET /admin/live.
 
 Each event is one JSON object with one key:
 
     {"history": History}    first, and again every few seconds with the last minute's slices
     {"snapshot": Snapshot}  at once, then every second
 
-    Snapshot  now (wall seconds), version, uptime_s, keyed (nobody is served without a key)
+    Snapshot  now (wall seconds), version, uptime_s, keyed (no client is served without a key)
               outage     why nothing can be answered; empty: something can
               lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s, cache_hit_rate or null
                          state (idle | unknown | ok | warning | critical)
-                         asked, availability (null: nobody asked) over 60 s
+                         asked, availability (null: no request asked) over 60 s
                          figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in
                                    seconds or null, over 60 s, of the served
                          arrivals  ttft, tpot, e2e: the same of all arrivals, or `missed`: of one without an answer
@@ -19,24 +19,25 @@ Each event is one JSON object with one key:
                          state (starting | warming | failed: its warm-up; then up | ramping |
                          probation | ejected | down; or parked), usable (share of its room), requests, limit, tokens,
                          kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why,
-                         lifecycle (see policy/scaling/lifecycle.py, in lower case) or null where nobody starts and
-                         stops them
+                         lifecycle (see policy/scaling/lifecycle.py, in lower case) or null for a replica that the
+                         gateway does not start and stop
               fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
                          reasons
-              rollouts   of each public name with versions: see upkeep/rollouts.py, status
-              alerts     name, lane, severity, message, since_s
+              rollouts   for each public name with versions: see upkeep/rollouts.py, status
+              shared     null, or connected, gateways, part: what gateways share
+              alerts     name, lane, severity, value, bound, message, since_s
               findings   severity, lane (may be empty), figure, cause, knob, evidence
               slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
               totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
                          loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability,
                          ended_early (since the start, by cap, repetition or time: answers, saved_tokens)
     History   lanes      name → Slices, oldest first
-              bands      where the heat's bands end, in seconds; what took longer is in one more
+              bands      upper ends of the heat map's bands, in seconds; one more band takes longer times
     Slice     at (wall seconds at which it began), requests, failed, refused,
               ttft, tpot, e2e, queue, gap: each [p50, p95, p99] in seconds or null
-              heat, heat_e2e: how many first tokens, and how many whole answers, in each of the bands, fastest first
+              heat, heat_e2e: numbers of first tokens, and of whole answers, by band, fastest first
 
-A snapshot is made and encoded once for everybody who watches, and not at all while nobody does.
+A snapshot is made and encoded once for all viewers, and not at all while there is none.
 """
 
 import asyncio
@@ -55,15 +56,15 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 HISTORY_EVERY = 5
-"""Ticks between two histories. A slice is 10 s long: so it is seen to grow once."""
+"""Ticks between two histories. A slice is 10 s long, so that viewers see it grow once."""
 NEWS_S = 60.0
-"""How far back they go after the first: longer than the patience below, so that nobody misses a slice."""
+"""Seconds that a history after the first covers: longer than PATIENCE_S, so that no viewer misses a slice."""
 VIEWERS = 32
-"""More are refused: each costs a write a second, and a gateway's first duty is to its requests."""
+"""Maximum viewers; more are refused: each costs a write a second, and a gateway's first duty is to its requests."""
 UNSENT_BYTES = 256 * 1024
-"""A viewer that has not read this much yet is passed over. The next snapshot says all that matters."""
+"""Unread bytes beyond which a viewer is skipped. The next snapshot says all that matters."""
 PATIENCE_S = 30.0
-"""One passed over for this long is dropped: a laptop that went to sleep must not keep a seat."""
+"""Seconds after which a skipped viewer is dropped: a laptop that went to sleep must not keep its place."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -76,7 +77,7 @@ class Live:
         self._history = history
         self._clock = clock
         self._viewers: dict[Exchange, float] = {}
-        """When each was last found reading."""
+        """When each viewer was last found reading."""
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = 0
         self._closed = False
@@ -86,7 +87,7 @@ class Live:
         return len(self._viewers)
 
     def watch(self, exchange: Exchange) -> None:
-        """A handler. Who may see the gateway's inside is somebody else's question: guard it as the rest of /admin."""
+        """The handler of /admin/live. It checks no key: the caller guards it as the rest of /admin."""
         if exchange.method == "HEAD":
             exchange.respond(200, b"", "text/event-stream")
             return
@@ -105,7 +106,7 @@ class Live:
             self._set_timer()
 
     def close(self) -> None:
-        """The gateway is going: every page is told by the end of its stream, so that none is left waiting."""
+        """Ends every viewer's stream, so that no page waits for a gateway that shuts down."""
         self._closed = True
         for exchange in tuple(self._viewers):
             exchange.end()
@@ -122,7 +123,7 @@ class Live:
             if self._ticks % HISTORY_EVERY == 0:
                 batch.insert(0, _history(_latest(self._history(now))))
         except Exception:
-            # Said once, to the log and to whoever watches: they come back, and if it still fails they see that.
+            # Reported once, to the log and to all viewers: they reconnect, and see whether it still fails.
             log.exception("the page's figures could not be made")
             for exchange in tuple(self._viewers):
                 exchange.fail(EngineFailed("the figures could not be made; see the gateway's log"))

@@ -1,7 +1,7 @@
-"""The page at `/`: a few plain files, read once, told apart by what is in them.
+"""Serves the page at `/`: a few plain files, read once, with an ETag made from their content.
 
-They hold no figures. Those come from /admin, which asks for a key where one is needed; so the files themselves are for
-anybody.
+The files hold no figures. Figures come from /admin, which asks for a key where one is needed; so the files themselves
+need none.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TYPES = {
     "svg": "image/svg+xml",
 }
 HEADERS = (
-    # Nothing but what comes from here, no inline script or style, in nobody's frame.
+    # Only this gateway's own files, no inline script or style, and no page may frame this one.
     (
         "content-security-policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -27,7 +27,7 @@ HEADERS = (
     ),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
-    ("cache-control", "no-cache"),  # kept, and asked about: a gateway that was upgraded shows its own page
+    ("cache-control", "no-cache"),  # cached, and validated each time: an upgraded gateway shows its own page
 )
 
 

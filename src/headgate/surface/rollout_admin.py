@@ -1,9 +1,9 @@
-"""Rollouts over HTTP, for `headgate rollout` and the page.
+"""Shows and changes rollouts over HTTP, for `headgate rollout` and the page.
 
 GET  /admin/rollout                     every public name with versions: shares, stage, verdict, what is compared
 POST /admin/rollout/NAME/start          {"version": "v2", "mode": "canary", "share": null}
-POST /admin/rollout/NAME/promote        all requests, now
-POST /admin/rollout/NAME/rollback       none, from the next request on
+POST /admin/rollout/NAME/promote        all requests go to the new version, now
+POST /admin/rollout/NAME/rollback       no request does, from the next one on
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ _start = msgspec.json.Decoder(RolloutStart).decode
 
 class RolloutAdmin:
     def __init__(self, rollouts: Rollouts, access: AdminAccess, refresh: Callable[[], None]) -> None:
-        """`refresh` hands over the records that have just closed: what is shown is up to date."""
+        """`refresh` hands over the records that have just closed, so that the status is up to date."""
         self._rollouts = rollouts
         self._access = access
         self._refresh = refresh
@@ -47,7 +47,7 @@ class RolloutAdmin:
         return {("GET", PATH): guard(self._show), ("POST", f"{PATH}/*"): guard(self._act)}
 
     def news(self) -> list[dict[str, Any]]:
-        """For the page."""
+        """The status of every public name with versions, for the page."""
         return self._rollouts.status()
 
     def _show(self, exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What is the gateway doing right now, in one piece? For the page's feed (surface/live.py says what is in it)."""
+"""Describes what the gateway is doing right now, for the page's feed; surface/live.py lists the content."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,7 +32,7 @@ SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
 SLOWEST = 12
 SLOWEST_S = 300.0
 FINDINGS_EVERY_S = 2.0
-"""The tree is not walked again for everybody who looks, unless a replica came or went."""
+"""Seconds for which a diagnosis is reused for all readers, unless the fleet's reading has changed."""
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
@@ -42,7 +42,7 @@ class AlarmState(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All that is read to say how the gateway is."""
+    """The objects that a snapshot is read from."""
 
     gateway: Gateway
     figures: Figures
@@ -50,17 +50,17 @@ class Sources:
     pulse: Pulse
     observe: ObserveConfig
     conditions: Conditions | None = None
-    """Who of the replicas is up, parked, starting or down; None: by the dispatcher alone."""
+    """Says which replicas are up, parked, starting or down; None: made from the other sources."""
     watches: Mapping[ReplicaId, Prober] = field(default_factory=dict)
-    """Who looks after each replica: what that says of itself."""
+    """The prober of each replica, which has what the replica reports of itself."""
     fleet: Callable[[], FleetView | None] = lambda: None
-    """Who starts and stops replicas, if anybody does."""
+    """Returns the fleet that starts and stops replicas; None: there is none."""
     rollouts: Callable[[], list[dict[str, Any]]] = list
-    """Versions of models, and which of them is being tried out."""
+    """Returns the versions of models, and which of them is being tried out."""
     clock: Clock = monotonic
     wall: Clock = wall
     refresh: Callable[[], None] = lambda: None
-    """Hands the records that have just closed to everybody: called before anything is read."""
+    """Hands the records that have just closed to every consumer; called before anything is read."""
 
 
 class Snapshot:
@@ -70,7 +70,7 @@ class Snapshot:
         self._conditions = sources.conditions or Conditions(sources.gateway.dispatcher, sources.watches, sources.fleet)
         self._found: tuple[float, View, list[Finding]] | None = None
         self._fleet: FleetReading | None = None
-        """That it was found with."""
+        """The fleet's reading from which `_found` was made; None: not made yet."""
 
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
@@ -95,7 +95,7 @@ class Snapshot:
         }
 
     def history(self, now: float) -> dict[str, Any]:
-        """The last ten minutes."""
+        """The last ten minutes of every lane."""
         offset = self._sources.wall() - now
         lanes = {
             name: [asdict(part) | {"at": part.at + offset} for part in self._sources.figures.timeline(name, now)]
@@ -104,7 +104,7 @@ class Snapshot:
         return {"lanes": lanes, "bands": BANDS}
 
     def diagnosis(self, now: float) -> tuple[View, list[Finding]]:
-        """The findings, and what they came from."""
+        """The figures and the findings made from them."""
         fleet = self._conditions.read(now)
         if self._found is None or not 0 <= now - self._found[0] < FINDINGS_EVERY_S or fleet != self._fleet:
             sources, self._fleet = self._sources, fleet
@@ -148,7 +148,7 @@ class Snapshot:
         return dict(zip(_PERCENTILES, sketch.quantiles(tuple(_PERCENTILES.values())), strict=True))
 
     def _arrivals(self, lane: str, now: float) -> dict[str, dict[str, float | str | None]]:
-        """Percentiles over all arrivals; `missed`: it is one that was refused or failed."""
+        """Percentiles over all arrivals; `missed`: the percentile falls on a request that was refused or failed."""
         figures, told = self._sources.figures, {}
         counts = figures.counts(WINDOW_S, now, lane=lane)
         for figure in ("ttft", "tpot", "e2e"):
@@ -204,12 +204,12 @@ class Snapshot:
 
 
 def _answered(counts: WindowCounts) -> dict[str, Any]:
-    """`availability` is None where nobody asked."""
+    """The requests that asked, and the share answered; `availability` None: no request asked."""
     return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
 
 
 def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
-    """With how many gateways limits are shared; None: with none."""
+    """The gateways that limits are shared with; None: limits are not shared."""
     limits, (low, high) = dispatcher.limits, dispatcher.members.part
     if not isinstance(limits, SharedLimits):
         return None

@@ -1,10 +1,10 @@
-"""Who used how much? Tokens and requests by tenant, model and hour, for whoever sends the bills.
+"""Counts tokens and requests by tenant, model and hour, for billing.
 
     GET /admin/usage?last=86400&format=jsonl|csv
 
-Counted from records, aside from the requests' path, and kept for a month at most. Names of models come from clients:
-only those of requests that were served are kept, so many of them, and the rest are counted as `other`. For longer, or
-over restarts, there is the file of all requests (`record.path`). A row's model is empty for what no replica served.
+Rows are counted from records, off the requests' path, and kept for at most a month. Names of models come from clients:
+only those of requests that reached a replica are kept, up to a cap, and the rest are counted as `other`. The file of
+all requests (`record.path`) lasts longer, and over restarts. A row's model is empty where no replica served.
 """
 
 import csv
@@ -29,7 +29,7 @@ LEFT = (Outcome.CANCELLED, Outcome.SLOW_CLIENT)
 KEEP_HOURS = 31 * 24
 MOST_TENANTS = 10_000
 MOST_ROWS = 100_000
-"""Of all hours together; the oldest go first."""
+"""Maximum rows over all hours; the oldest are dropped first."""
 LONGEST_S = KEEP_HOURS * HOUR_S
 _encode = msgspec.json.Encoder().encode
 
@@ -37,22 +37,22 @@ _encode = msgspec.json.Encoder().encode
 @dataclass(slots=True)
 class UsageRow:
     hour: int
-    """Wall seconds at which it began."""
+    """When the hour began, in seconds since 1970."""
     tenant: str
     model: str
     requests: int = 0
     completed: int = 0
     left: int = 0
-    """The client went, or did not read."""
+    """Requests whose client left, or did not read."""
     refused: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     invalid: int = 0
-    """Answered 4xx: the client has to change something."""
+    """Requests answered 4xx, which the client has to change."""
     cost: float | None = None
-    """Its share, by tokens, of what the replicas of that hour cost; None: no price is set."""
+    """The row's share, by tokens, of the cost of that hour's replicas; None: no price is set."""
 
     @property
     def tokens(self) -> int:
@@ -66,11 +66,11 @@ class UsageTable:
     def __init__(
         self, names: int, access: AdminAccess, wall: Clock, held: ReplicaHours | None = None, price: float | None = None
     ) -> None:
-        """`names`: most models that are told apart. `held`: replicas over time, `price` of one for an hour."""
+        """`names`: maximum models told apart. `held`: replica-hours, at `price` each; None: no cost is computed."""
         self._held = held
         self._price = price
         self._rows: dict[tuple[int, str, str], UsageRow] = {}
-        """Oldest first: hours only ever begin later."""
+        """Rows in the order of their creation, which is that of their hours but for requests that span two hours."""
         self._models = Cap(names)
         self._tenants = Cap(MOST_TENANTS)
         self._access = access
@@ -79,7 +79,7 @@ class UsageTable:
     def take(self, records: Sequence[Record], now: float) -> None:
         for record in records:
             if not record.tenant:
-                continue  # it was not understood, so that nobody knows whose it was
+                continue  # the request was not understood, and its tenant is unknown
             served = record.replica is not None
             self._add(record, self._tenants.of(record.tenant), self._models.of(record.model) if served else "")
         if records:
@@ -123,7 +123,7 @@ class UsageTable:
         row.invalid += kind == "client" and not went
         row.refused += kind == "refused"
         row.failed += kind == "failed"
-        if record.replica is not None and kind in ("ok", "client"):  # what failed through our fault is on us
+        if record.replica is not None and kind in ("ok", "client"):  # tenants do not pay for our failures
             row.prompt_tokens += record.prompt_tokens
             row.cached_tokens += record.cached_tokens
             row.output_tokens += record.output_tokens
@@ -142,7 +142,7 @@ def as_csv(rows: Sequence[UsageRow]) -> bytes:
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
     for row in rows:
-        # A name that begins like a formula must not become one in somebody's spreadsheet.
+        # A name that begins like a formula must not become one in a spreadsheet.
         writer.writerow(
             [f"'{value}" if str(value)[:1] in ("=", "+", "-", "@") else value for value in asdict(row).values()]
         )

@@ -1,4 +1,4 @@
-"""What does the diagnosis look at? The last five minutes of figures, and what the slowest lost their time on."""
+"""Collects what the diagnosis reads: the last five minutes of figures, and what the slowest requests lost time on."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
 
 
 class RecentFigures(Protocol):
-    """What is asked of measure/figures.py here."""
+    """The part of measure/figures.py that is used here."""
 
     def sketch(self, figure: str, window_s: int, now: float, *, lane: str | None = None) -> Sketch: ...
     def counts(self, window_s: int, now: float, *, lane: str | None = None) -> WindowCounts: ...
@@ -84,7 +84,7 @@ def _lane(lane: Lane, figures: RecentFigures, evidence: Evidence, now: float) ->
         output_p99=output_p99,
         waited=counted.waited,
         heaviest=tenant,
-        # A tenant that only waits for itself is nobody's trouble.
+        # A tenant that only waits for itself delays no other.
         heaviest_share=waited / counted.waited if len(counted.tenants) > 1 else 0.0,
         preempted=counted.preempted,
         cold=counted.cold,

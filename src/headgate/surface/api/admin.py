@@ -1,4 +1,4 @@
-"""The API that operators use, route by route: the gateway's inside, and changing it while it runs."""
+"""Describes the API that operators use, route by route: the gateway's inside, and changes while it runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, made from the router's own table and what is said of each route in it."""
+"""Makes the OpenAPI 3.1 document from the router's own table and the description of each route in it."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -41,13 +41,13 @@ LATER: Final = (429, 503)
 
 
 def described(table: Iterable[tuple[str, str]]) -> Operations:
-    """In the order in which they are described."""
+    """The described routes of a table, in the order of their descriptions."""
     known = set(table)
     return {route: operation for route, operation in OPERATIONS.items() if route in known}
 
 
 def document(table: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Routes of which nothing is said are named in `x-undescribed`."""
+    """The OpenAPI document; routes without a description are listed in `x-undescribed`."""
     table = list(table)
     paths: dict[str, dict[str, Any]] = {}
     operations = described(table)

@@ -1,11 +1,11 @@
-"""What is to be said of a route: the nouns that the description of the API is made of."""
+"""Defines the description of a route, from which the API's documents are made."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Who = Literal["client", "admin", "anybody"]
 """client: a tenant's key, where tenants have keys. admin: an admin key, or none for clients on this machine while
-nobody has a key and only this machine is listened to."""
+neither a tenant nor an admin has a key and only this machine is listened to. anybody: no key."""
 Schema = dict[str, Any]
 
 
@@ -21,28 +21,28 @@ class Parameter:
 class Operation:
     tag: str
     name: str
-    """Unique: OpenAPI's operationId."""
+    """OpenAPI's operationId; unique."""
     summary: str
     about: str = ""
     who: Who = "client"
     path: str | None = None
-    """As people write it, with what stands for `*`; None: just as it is."""
+    """The path for people, with names for `*`; None: as the router has it."""
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     body_needed: bool = True
     example: Any = None
-    """A body."""
+    """An example body; None: there is none."""
     answer: Schema | None = None
-    """None: it is not JSON."""
+    """The answer's schema; None: the answer is not JSON."""
     content_type: str = "application/json"
     streams: str = ""
-    """What the events of a streamed answer are."""
+    """The events of a streamed answer; empty: the answer is never streamed."""
     status: int = 200
     errors: tuple[int, ...] = ()
 
 
 Operations = dict[tuple[str, str], Operation]
-"""(method, path) as the router has them."""
+"""Descriptions by (method, path) as the router has them."""
 
 
 def ref(name: str) -> Schema:

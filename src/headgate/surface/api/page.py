@@ -1,6 +1,6 @@
-"""The API for people: a page at /docs and docs/api.md, from the same description as /openapi.json.
+"""Renders the API for people: a page at /docs and docs/api.md, from the same description as /openapi.json.
 
-The page is one plain file without scripts. It is made when it is first asked for.
+The page is one plain file without scripts, made on the first request for it.
 """
 
 import json
@@ -29,7 +29,7 @@ WHO = {
 class ApiPage:
     def __init__(self) -> None:
         self.table: list[tuple[str, str]] = []
-        """Every route there is; set once all are known."""
+        """All routes of the gateway; set once all are known."""
 
     def routes(self) -> Routes:
         return {
@@ -79,7 +79,7 @@ def kind_of(schema: Schema) -> str:
 
 
 def fields_of(schema: Schema) -> Iterator[tuple[str, str, str]]:
-    """(name, kind, about) of an object's fields, those that are needed first."""
+    """Yields (name, kind, about) of an object's fields, the required ones first."""
     known = schemas().get(kind_of(schema), schema) if "$ref" in schema else schema
     needed = known.get("required", ())
     fields: dict[str, Any] = known.get("properties", {})
@@ -89,7 +89,7 @@ def fields_of(schema: Schema) -> Iterator[tuple[str, str, str]]:
 
 
 def _rows(operation: Operation) -> list[tuple[str, str, str]]:
-    """All that can be said in a request: where it is, what, and what for."""
+    """The parameters and body fields of a request: (name, where and kind, about)."""
     rows = [(f"{p.name}", f"{p.where}, {kind_of(p.schema)}", p.about) for p in operation.parameters]
     if operation.body is not None:
         rows += [(name, f"body, {kind}", about) for name, kind, about in fields_of(operation.body)]
@@ -117,7 +117,7 @@ def _example(method: str, path: str, operation: Operation) -> str:
 
 
 def _marked(text: str) -> str:
-    """`code` in a sentence."""
+    """HTML for a sentence with `code` in it."""
     return "".join(
         f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(text.split("`"))
     )

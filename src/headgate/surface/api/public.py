@@ -1,4 +1,4 @@
-"""The API that clients use, route by route."""
+"""Describes the API that clients use, route by route."""
 
 from headgate.surface.api.operation import Operation, Operations, Parameter, ref
 

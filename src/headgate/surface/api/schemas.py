@@ -1,5 +1,6 @@
-"""What bodies and answers look like. The gateway reads a few fields and passes the rest through, so that these name the
-fields that mean something here; those of records and rollouts are generated from what is really encoded."""
+"""Defines the schemas of bodies and answers. The gateway reads a few fields and passes the rest through, so that these
+name the fields that mean something here; those of records, explanations, rollouts and usage are generated from the
+types that are encoded or decoded."""
 
 from typing import Any
 
@@ -196,9 +197,9 @@ SCHEMAS: dict[str, Schema] = {
 
 
 def schemas() -> dict[str, Schema]:
-    """All of them, those of what we encode ourselves included."""
+    """All schemas by name, the generated ones included."""
     _, made = msgspec.json.schema_components(
         [Record, Explanation, RolloutStart, UsageRow], ref_template="#/components/schemas/{name}"
     )
-    encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # defaults are tuples until then
+    encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # before that, defaults are tuples
     return {**SCHEMAS, **encoded}
