@@ -632,7 +632,9 @@ class Gateway:
         now: float,
         status: int | None = None,
     ) -> None:
-        """The one place where records are made. `summary` is None if no relay of it has answered: it was waiting.
+        """Makes the record of a request that was accepted; `turn_away` makes that of a body that was not understood,
+        measure/underway.py that of a request that still runs. `summary` is None if no relay of it has answered: it was
+        waiting.
         `status`: what the client has got, where the outcome does not say."""
         request, replica = ticket.accepted.request, ticket.replica
         arrived = request.arrived
