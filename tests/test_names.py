@@ -4,11 +4,14 @@ once."""
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "headgate"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+FLEET_OWNERS = ("Controller", "Placement", "GatewayHands", "ProcessFleet")
+"""Owners that a gateway has only where it starts and stops replicas itself."""
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:
@@ -35,3 +38,29 @@ def test_every_module_that_prose_names_is_there() -> None:
             if not any((place / named).is_file() for place in (*places, path.parent)):
                 missing.add(f"{path.relative_to(ROOT)}: {named}")
     assert sorted(missing) == []
+
+
+def _registries() -> Iterator[str]:
+    """Class.attribute of every dict or set whose annotation says that replica ids are its keys, in what a running
+    gateway is made of. Of launchers only the one for processes: the others take its place."""
+    for room in ("gateway", "upkeep", "policy", "measure", "publish", "surface", "fleet", "wiring"):
+        for path in (PACKAGE / room).rglob("*.py"):
+            if path.name in ("ray_fleet.py", "kubernetes_fleet.py"):
+                continue
+            for owner in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for node in ast.walk(owner) if isinstance(owner, ast.ClassDef) else ():
+                    if isinstance(node, ast.AnnAssign) and re.match(
+                        r"(dict|set|OrderedDict)\[ReplicaId\b", ast.unparse(node.annotation)
+                    ):
+                        yield f"{owner.name}.{ast.unparse(node.target).removeprefix('self.')}"
+
+
+def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `(\w+\.\w+)`", text, re.MULTILINE)
+    by_annotation = {"Figures._warm_at", *_registries()}  # whose annotation says str
+    assert {name for _, name in rows} == by_annotation
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    with_fleet = [name for _, name in rows if name.split(".")[0] in FLEET_OWNERS]
+    counts = f"**{len(rows) - len(with_fleet)} with a fixed list of replicas, {len(rows)} with a fleet of processes.**"
+    assert counts in text
