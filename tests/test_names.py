@@ -40,6 +40,15 @@ def test_every_module_that_prose_names_is_there() -> None:
     assert sorted(missing) == []
 
 
+def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    nouns, verbs = (re.findall(r"^\| \*\*([^*]+)\*\*", part, re.MULTILINE) for part in text.split("## Verbs"))
+    assert len(nouns) > 60
+    assert len(verbs) > 15
+    assert nouns == sorted(set(nouns))
+    assert verbs == sorted(set(verbs))
+
+
 def _registries() -> Iterator[str]:
     """Class.attribute of every dict or set whose annotation says that replica ids are its keys, in what a running
     gateway is made of. Of launchers only the one for processes: the others take its place."""
