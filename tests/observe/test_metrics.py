@@ -4,6 +4,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
@@ -26,6 +27,7 @@ from headgate.policy.promises.slo import LaneReading, Reading, Slo, Tail, asks
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.route import RouteConfig
 from headgate.publish.metrics import Metrics
+from headgate.publish.metrics_page import as_markdown, families
 from tests.observe.records import T0, record
 from tests.policy.test_dispatcher import request
 
@@ -510,3 +512,15 @@ def test_prefix_caches_and_tenants_are_told() -> None:
     none = Scene()
     none.take(record(prompt_tokens=100))
     assert absent(none.samples(), "headgate_prefix_cache_hit_ratio"), "no engine has said anything"
+
+
+def test_the_page_in_the_repository_is_the_one_that_would_be_made() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    command = "python -m headgate.publish.metrics_page > docs/metrics.md"
+    assert page.read_text(encoding="utf-8") == as_markdown(), command
+
+
+def test_every_family_of_a_scrape_is_on_the_page() -> None:
+    told = {family.name.removesuffix("_total") for family in families()}
+    assert len(told) > 60
+    assert set(busy_scene().families()) <= told
