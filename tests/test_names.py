@@ -49,6 +49,14 @@ def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
     assert verbs == sorted(set(verbs))
 
 
+def test_every_decision_is_listed_and_every_number_is_accounted_for() -> None:
+    folder = ROOT / "docs" / "decisions"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:\[(\d{4})\]\(([^)]+)\)|(\d{4})) \|", text, re.MULTILINE)
+    assert sorted(name for _, name, _ in rows if name) == sorted(path.name for path in folder.glob("0*.md"))
+    assert [int(used or unused) for used, _, unused in rows] == list(range(1, len(rows) + 1))
+
+
 def _registries() -> Iterator[str]:
     """Class.attribute of every dict or set whose annotation says that replica ids are its keys, in what a running
     gateway is made of. Of launchers only the one for processes: the others take its place."""
