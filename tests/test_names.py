@@ -49,6 +49,13 @@ def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
     assert verbs == sorted(set(verbs))
 
 
+def test_every_file_that_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:`|\()((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|yaml|js))(?:`|\))", text))
+    assert len(named) > 40
+    assert sorted(name for name in named if not any((place / name).is_file() for place in (ROOT, PACKAGE))) == []
+
+
 def test_every_decision_is_listed_and_every_number_is_accounted_for() -> None:
     folder = ROOT / "docs" / "decisions"
     text = (folder / "README.md").read_text(encoding="utf-8")
