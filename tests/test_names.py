@@ -71,8 +71,9 @@ def _registries() -> Iterator[str]:
         for path in (PACKAGE / room).rglob("*.py"):
             if path.name in ("ray_fleet.py", "kubernetes_fleet.py"):
                 continue
-            for owner in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                for node in ast.walk(owner) if isinstance(owner, ast.ClassDef) else ():
+            tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for owner in [node for node in tree if isinstance(node, ast.ClassDef)]:
+                for node in ast.walk(owner):
                     if isinstance(node, ast.AnnAssign) and re.match(
                         r"(dict|set|OrderedDict)\[ReplicaId\b", ast.unparse(node.annotation)
                     ):
