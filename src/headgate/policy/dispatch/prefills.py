@@ -49,7 +49,8 @@ class Prefills:
             self._count(passage, -1)
 
     def over(self, passage: Passage) -> bool:
-        """The request's first token has come, or it is at no replica any more. Returns whether its prompt was counted."""
+        """The request's first token has come, or it is at no replica any more. Returns whether its prompt was
+        counted."""
         counted = passage.prefilling
         if counted:
             self._count(passage, -counted)
