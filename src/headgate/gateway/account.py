@@ -1,4 +1,4 @@
-"""What has happened? One record for each request, written exactly once, and the sums over them."""
+"""Keeps one record per request, written exactly once, and totals over all records."""
 
 from collections import deque
 from typing import Final
@@ -7,7 +7,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 
 NO_LANE: Final = "none"
-"""Of what was refused before it was understood."""
+"""The lane of requests that were refused before they were parsed."""
 FULL: Final = 503
 
 
@@ -16,12 +16,12 @@ class Account:
         self.records: deque[Record] = deque(maxlen=keep)
         self._fresh: deque[Record] = deque(maxlen=keep)
         self.ended: dict[tuple[str, Outcome], int] = {}
-        """By lane and outcome: both are from closed sets, so this is bounded."""
+        """Ended requests by lane and outcome; both are closed sets, so the dict is bounded."""
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.opened = 0
         self.unseen: dict[int, int] = {}
-        """What the wire refused, by status, of which it has a handful."""
+        """Requests that the wire refused, by status; the wire uses a handful of statuses."""
 
     def open(self) -> None:
         self.opened += 1
@@ -35,9 +35,10 @@ class Account:
         self.output_tokens += record.output_tokens
 
     def refuse(self, status: int, path: str) -> None:
-        """One that the wire refused before anybody saw it. It leaves no record: there may be as many as anybody likes
-        to send, and of those that were understood the last ones are kept. Being full is our own matter, so that those
-        that would have asked for an answer count as refused; what is malformed or late is the client's."""
+        """Counts a request that the wire refused before the gateway saw it. It leaves no record: clients could send any
+        number of them and so push out the records of parsed requests. A 503 is the gateway's own limit, so one on /v1/,
+        or with an unknown path, also counts as refused with QUEUE_FULL; malformed and late requests are the client's
+        fault."""
         self.unseen[status] = self.unseen.get(status, 0) + 1
         if status == FULL and (not path or path.startswith("/v1/")):
             self.opened += 1
@@ -45,7 +46,8 @@ class Account:
             self.ended[key] = self.ended.get(key, 0) + 1
 
     def fresh(self, most: int | None = None) -> list[Record]:
-        """Those closed since this was last asked: figures and traces are made of them aside from the requests' path."""
+        """Records closed since the last call, at most `most` of them (None: all). Figures and traces are made from them
+        off the request path."""
         if most is not None and len(self._fresh) > most:
             return [self._fresh.popleft() for _ in range(most)]
         records = list(self._fresh)

@@ -1,9 +1,9 @@
-"""Which models are there, and who has to be asked for which?
+"""Keeps the list of models and which replicas serve each of them.
 
-A name that nobody has is refused, with those there are; until a replica has listed its models, any name goes. `default`
-stands for whatever is served: as long as all replicas say the same, a request may go to any of them, and each is asked
-for what it lists. Once they differ, it is the first name of the list. An adapter is a name like any other: whoever asks
-for it gets to a replica that has it loaded.
+A name that no replica has is refused with a list of the known names; until a replica has listed its models, any name is
+accepted. `default` stands for any served model: as long as all replicas list the same models, a request may go to any
+replica, under a name that the replica lists. Once the lists differ, `default` is the first public name, or the name of
+the first replica. An adapter is a name like any other: a request for it goes to a replica that has it loaded.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from headgate.replica.dialects import dialect_of
 from headgate.wire.exchange import Exchange
 
 ANY = ("", "default")
-"""Whatever is served."""
+"""Names that stand for any served model."""
 MOST_TOLD = 16
 MOST_NAMES = 256
-"""Of one replica: adapters are models too, and somebody may have thousands."""
+"""Maximum names kept per replica: adapters are models too, and a replica may have thousands."""
 
 
 class Catalog:
@@ -31,17 +31,17 @@ class Catalog:
         self._tell = tell
         self._replicas: dict[ReplicaId, Replica] = {}
         self._said: dict[ReplicaId, tuple[str, ...]] = {}
-        """What each says it serves."""
+        """Names that each replica lists."""
         self._given: dict[ReplicaId, frozenset[str]] = {}
-        """Names from the config: nothing that a replica says takes one away."""
+        """Names from the config; a replica's list never removes one."""
         self._adapters: dict[ReplicaId, frozenset[str]] = {}
-        """Of what each says it serves, those that are adapters."""
+        """Listed names that are adapters, by replica."""
         self._known: frozenset[str] | None = None
-        """All that can be asked for by name; None: any."""
+        """All names that requests may use; None: any."""
         self._any_serves_all = True
-        """Some replica has no name of its own."""
+        """Some replica has no model name, and so serves all names."""
         self.models: Models | None = None
-        """Names that stand for others; None: each stands for itself."""
+        """Names that stand for other models; None: each name stands for itself."""
 
     def add(self, replica: Replica) -> None:
         self._replicas[replica.id] = replica
@@ -50,13 +50,13 @@ class Catalog:
 
     def refuse_unknown(self, model: str) -> None:
         """Raises UnknownModel for a name that no replica has."""
-        known = self._known  # long bodies are understood in another thread
+        known = self._known  # read once: long bodies are parsed in another thread
         if known is not None and model not in known and model not in ANY:
             raise UnknownModel(self._unknown(model), param="model")
 
     def meant_by_default(self) -> str:
-        """The name that `default` stands for; empty: any replica may be asked, as at least one serves whatever it is
-        asked for."""
+        """The name that `default` stands for; empty: `default` is passed on, since some replica serves any name or
+        there is no replica."""
         if self._any_serves_all or not self._replicas:
             return ""
         if self.models is not None and (public := self.models.names):
@@ -72,7 +72,7 @@ class Catalog:
         return f"no model {model[:256]!r} here; there is {', '.join(names[:MOST_TOLD]) or 'none yet'}{more}"
 
     def _look_again(self) -> None:
-        """What can be asked for. A replica that has listed as many as are read may have more."""
+        """Recomputes the known names. A replica that lists MOST_NAMES may have more, so then any name is accepted."""
         self._any_serves_all = any(not replica.names for replica in self._replicas.values())
         known: set[str] = set()
         for replica in self._replicas.values():
@@ -91,12 +91,12 @@ class Catalog:
         self._look_again()
 
     def found(self, replica_id: ReplicaId, kind: str | None) -> None:
-        """Which engine it is."""
+        """The prober has found which engine the replica runs."""
         self._change(replace(self._replicas[replica_id], kind=kind))
         self._look_again()
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
-        """A replica has listed its models, and which of them are adapters."""
+        """Takes the models that a replica lists, and which of them are adapters."""
         self._said[replica_id] = tuple(models[:MOST_NAMES])
         self._adapters[replica_id] = adapters & frozenset(self._said[replica_id])
         given = self._given[replica_id]
@@ -117,7 +117,7 @@ class Catalog:
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Names that are adapters of another model."""
+        """Names that are adapters of another model, over all replicas."""
         return frozenset().union(*self._adapters.values())
 
     @property

@@ -1,7 +1,8 @@
-"""The live driver: carries the dispatcher's commands out, and tells it what happened.
+"""The live driver: carries out the dispatcher's commands and tells the dispatcher what happened.
 
-Everything is a callback on the event loop. A request costs no task, no future and no lock: it arrives, the dispatcher
-answers with commands, a Relay joins the client's exchange to the replica's call, and its end comes back as an event.
+Everything is a callback on the event loop. A request costs no task, no future and no lock: the request arrives, the
+dispatcher answers with commands, a Relay joins the client's exchange to the replica's call, and the end comes back to
+the dispatcher as an event.
 """
 
 import asyncio
@@ -47,28 +48,30 @@ log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 ASIDE_BYTES: Final = LONG_BYTES
-"""A longer body is understood in a thread of its own."""
+"""Length in bytes above which a body is parsed in the parsing thread."""
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 WANTED: Final = {"/v1/embeddings": "data", RESPONSES: "output"}
-"""What an answer has to have, other than choices."""
+"""The list that an answer on these paths must have; on all other paths it is `choices`."""
 CANCELLED: Final = Outcome.CANCELLED
 UNHEARD: Final = (CANCELLED, Outcome.OUT_OF_TIME)
-"""Ends of an answer in one piece before anything of it came: what its replica has made by then is guessed."""
+"""Outcomes of an unstreamed answer of which nothing arrived: the output tokens its replica computed are estimated."""
 MOST_REPLICAS: Final = 16
-"""That one stream may be begun and gone on with by."""
+"""Attempts at one stream, failover included, after which it is not continued. Refused and unreached attempts do not
+count, nor do those before a steady stretch (STEADY_S in policy/dispatch/dispatcher.py)."""
 MOST_FRUITLESS: Final = 2
-"""Of them, those in a row that add nothing to it: it may be what kills them."""
+"""Continuations in a row that may fail without adding an event; one more ends the stream, which may be what kills its
+replicas."""
 TEMPLATE_TOKENS: Final = 4096
-"""What a chat template may add to a prompt, at most."""
+"""Maximum tokens that a chat template is assumed to add to a prompt."""
 AFTER_FLAW_S: Final = 0.1
-"""Until the dispatcher, which raised, is asked again who is next."""
+"""Seconds after an exception in the dispatcher until it is asked again for the next request."""
 NO_TAGS: dict[str, str] = {}
 PASSED_ON: Final = ("traceparent", "tracestate")
-"""Headers a replica gets to see as the client sent them."""
+"""Headers that go to the replica as the client sent them, if traces are not collected."""
 
 
 class Endpoint:
-    """A replica that requests can be sent to, and how."""
+    """A replica that requests can be sent to, with its connections and its dialect."""
 
     __slots__ = ("answered_at", "default_model", "dialect", "heads", "pool", "replica", "shape")
 
@@ -76,17 +79,17 @@ class Endpoint:
         self.replica = replica
         self.pool = pool
         self.heads: dict[str, bytes] = {}
-        """By path."""
+        """Request heads by path."""
         self.dialect: Dialect = dialect_of(replica)
         self.shape: Shape | None = shape_for(replica)
         self.answered_at = -inf
-        """When it last completed a request."""
+        """When the replica last completed a request; -inf: never."""
         self.default_model = ""
-        """What to ask it for where any model will do; empty: it is asked for `default`."""
+        """The model name to send where any model will do; empty: `default` is sent."""
 
 
 class Ticket:
-    """One passage: the client's exchange, what was understood of it, and where it is."""
+    """One passage: the client's exchange, the accepted request, and the replica that serves it."""
 
     __slots__ = (
         "_gateway",
@@ -114,33 +117,34 @@ class Ticket:
         self.accepted = accepted
         self.relay: Relay | None = None
         self.replica: Replica | None = None
-        """Where it is, or was last."""
+        """The replica that has the request, or had it last; None: it has been sent to none."""
         self.attempts = 0
         self.reason = ""
         self.seen: tuple[ConsideredReplica, ...] = ()
         self.cold = False
         self.ahead: Ahead | None = None
-        # Its stages follow each other without a gap: whatever ends one begins the next.
+        # The stages follow each other without a gap: the end of one is the beginning of the next.
         self.since = now
-        """When it began to wait, or, while it has a relay, was sent."""
+        """When the request began to wait or, while it has a relay, when it was sent."""
         self.queue_s = 0.0
         self.retry_s = 0.0
         self.failed: tuple[Attempt, ...] = ()
         self.failures = 0
         self.rival: Rival | None = None
-        """The second replica that was asked as well, and what came of it."""
+        """The hedge: a second replica that was asked as well, and its result; None: no hedge."""
         self.hop: Hop | None = None
-        """Its place in a trace, if anybody collects traces."""
+        """The place of the request in a trace; None: traces are not collected."""
 
     def gone(self) -> None:
-        """The client left while it waited here; once it is placed, its Relay notices."""
+        """The client left while its request waited in the queue. Once the request is sent, its Relay notices
+        instead."""
         try:
             self._gateway.ended(self, Outcome.CANCELLED, None)
         except Exception as flaw:
             self._gateway.broke(self, flaw)
 
     def note(self, attempt: Attempt) -> None:
-        """It failed."""
+        """Counts and keeps a failed attempt."""
         self.failures += 1
         self.failed = kept(self.failed, attempt)
 
@@ -183,12 +187,12 @@ class Gateway:
         clock: Clock,
         wall_offset: float = 0.0,
     ) -> None:
-        """`wall_offset`: what to add to the clock for the time of day."""
+        """`wall_offset`: seconds to add to the clock to get the time of day."""
         self.dispatcher = dispatcher
         self.acceptor = acceptor
         self.account = account
         self.adapters: frozenset[str] = frozenset()
-        """Models' names that are adapters of another, as replicas list them."""
+        """Model names that are adapters of another model, as replicas list them."""
         self.tickets: dict[str, Ticket] = {}
         self.idle = asyncio.Event()
         """Set while no request is under way."""
@@ -198,17 +202,18 @@ class Gateway:
         self._wall_offset = wall_offset
         self.held = HeldBodies()
         self.contexts: Contexts | None = None
-        """None: nobody collects traces, and the client's own context is passed on as it came."""
+        """None: traces are not collected, and the client's trace context is passed on as it came."""
         self.events: Callable[[Event, float, list[Command]], None] | None = None
-        """For whoever records every decision."""
+        """Records each event with its commands; None: events are not recorded."""
         self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
-        """For whoever records what was asked."""
+        """Records the prompt of each request; None: prompts are not recorded."""
         self.hold: Callable[[Request], bool] | None = None
-        """Whether an arrival waits a moment for its tenant's allowance; None: no other gateway shares the limits."""
+        """Whether an arrival has to wait for its tenant's share of the limits; None: no other gateway shares the
+        limits."""
         self._places: dict[ReplicaId, Endpoint] = {}
         acceptor.abilities = Abilities(self.dispatcher.fleet.replicas)
         self.shadows: Shadows | None = None
-        """Who makes copies, where names have versions."""
+        """Copies requests to shadowed versions; None: no model name has versions."""
         self._loop = asyncio.get_running_loop()
         self._aside = ParsingThread(self._loop, clock)
         self._timer: asyncio.TimerHandle | None = None
@@ -219,12 +224,12 @@ class Gateway:
     def aside(
         self, work: Callable[[], None], tenant: str = "", size: int = 0, refuse: Callable[[], None] | None = None
     ) -> None:
-        """Do it in the thread for what would hold the loop up, when it is this tenant's turn. `refuse`: what to do
-        instead if too many wait."""
+        """Do slow work in the parsing thread, when it is this tenant's turn, so that it does not block the event loop.
+        `refuse` is called instead if too many wait."""
         self._aside.do(work, tenant, size, refuse)
 
     def complete(self, exchange: Exchange) -> None:
-        """A handler: chat, text completions, embeddings."""
+        """The handler for chats, text completions, embeddings and responses."""
         if len(exchange.body) > ASIDE_BYTES:
             self.take_long(exchange)
             return
@@ -238,8 +243,8 @@ class Gateway:
             self._enter(exchange, accepted)
 
     def take_long(self, exchange: Exchange, opening: Callable[[], None] | None = None) -> None:
-        """Whatever is known before its body is understood is decided before. `opening`: what has to be done to have its
-        body, aside; it may raise InvalidRequest."""
+        """Take a request with a long body: refuse it on its headers where possible, then parse it in the parsing
+        thread. `opening` runs there first and extracts the body; it may raise InvalidRequest."""
         size = len(exchange.body)
         tenant = ""
         try:
@@ -257,7 +262,7 @@ class Gateway:
         )
 
     def _refuse_spent(self, tenant: str) -> None:
-        """Raises Refused if its limits would let nothing in, however little. It looks, and takes nothing."""
+        """Raises Refused if the tenant's limits would not admit even one token. Takes nothing from the limits."""
         limits = self.dispatcher.tenants.get(tenant)
         if limits is None:
             return
@@ -269,11 +274,11 @@ class Gateway:
             raise error
 
     def _accept_aside(self, exchange: Exchange, tenant: str, opening: Callable[[], None] | None) -> None:
-        """Understanding a long body takes longer than others should wait for their next token."""
+        """Accepts a long body, in the parsing thread: that takes longer than other streams should wait for a token."""
         try:
             if exchange.done:
                 raise Gone("the client left before its request was read")
-            self._refuse_spent(tenant)  # again: those that came with it may have been let in meanwhile
+            self._refuse_spent(tenant)  # again: requests that came with it may have been admitted meanwhile
             if opening is not None:
                 opening()
             accepted = self.acceptor.accept(exchange)
@@ -285,7 +290,8 @@ class Gateway:
             self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
 
     def turn_away(self, exchange: Exchange, error: ServeError, tenant: str = "") -> None:
-        """It is no request that anybody could serve. It leaves a record all the same."""
+        """Refuses a request that never enters the queue, because it is invalid or refused early. It still leaves a
+        record."""
         self.held.drop(exchange)
         at, now = exchange.received_at, self._clock()
         self.account.open()
@@ -331,10 +337,10 @@ class Gateway:
         if chosen is not None and chosen.shadow is not None and self.shadows is not None and request.choices == 1:
             self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
         if accepted.goes_on is not None:
-            exchange.body = b""  # what is sent has been written anew, and it may wait for long
+            exchange.body = b""  # the replica gets a re-encoded body, and the request may wait long
 
     def _show(self, ticket: Ticket) -> None:
-        """To those who only watch: what they can't do is no reason not to serve it."""
+        """Tells the trace and prompt recorders of a request. Their failures do not fail the request."""
         try:
             if self.contexts is not None:
                 ticket.hop = self.contexts.of(ticket.exchange.headers)
@@ -344,7 +350,7 @@ class Gateway:
             log.exception("request %s: it is served, and neither traced nor kept", ticket.accepted.request.id)
 
     def let_in(self, request: Request) -> None:
-        """One that was held; its client may have left meanwhile."""
+        """Admits a request that `hold` made wait; its client may have left meanwhile."""
         ticket = self.tickets.get(request.id)
         if ticket is not None and ticket.accepted.request is request:
             try:
@@ -353,7 +359,7 @@ class Gateway:
                 self.broke(ticket, flaw)
 
     def _another_id(self, taken: str) -> str:
-        """For a client that uses an id again while its first use goes on."""
+        """A free id for a client that reuses an id while the first request with it is still open."""
         number = self.account.opened
         while (other := f"{taken[:100]}-{number:x}") in self.tickets:
             number += 1
@@ -377,7 +383,7 @@ class Gateway:
                 if ticket is not None:
                     self.broke(ticket, flaw)
         if flawed is not None:
-            # Whoever it would have let in next must not wait for another event.
+            # The request that the dispatcher would have sent next must not wait for another event.
             self._timer_at = min(self._timer_at, now)
             self._loop.call_later(AFTER_FLAW_S, self._tick)
             raise flawed
@@ -385,7 +391,8 @@ class Gateway:
             self._set_timer(now)
 
     def _log(self, event: Event, now: float, commands: list[Command]) -> None:
-        """A log with a hole in it can't be replayed: what can't be written down is its end."""
+        """Records the event. The first event that cannot be written ends the log: one with a hole cannot be
+        replayed."""
         assert self.events is not None
         try:
             self.events(event, now, commands)
@@ -415,7 +422,7 @@ class Gateway:
             return
         ticket.ahead = command.ahead
         if ticket.relay is not None:
-            ticket.relay.fail(ReplicaFailed(command.message))  # nobody goes on with it
+            ticket.relay.fail(ReplicaFailed(command.message))  # no replica continues the stream
             return
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
@@ -426,9 +433,10 @@ class Gateway:
         ticket.exchange.fail(error)
 
     def _tell_rates(self, error: ServeError, tenant: str, now: float) -> None:
-        """What is left of a tenant's limits, in OpenAI's headers; and as the error's type, which of them it is over."""
+        """Adds what is left of the tenant's limits to the error, in OpenAI's headers. The error's type says which limit
+        is exceeded."""
         limits = self.dispatcher.tenants.get(tenant)
-        if limits is None:  # its only limit is its concurrency, or its limits were taken away meanwhile
+        if limits is None:  # it has only a concurrency limit, or its limits were removed meanwhile
             return
         view = self.dispatcher.limits.view(tenant, limits, now)
         headers: list[tuple[str, str]] = []
@@ -473,9 +481,9 @@ class Gateway:
         relay.start(_ask(ticket, place, head, encoded or _encode(body), relay))
 
     def _hedge(self, ticket: Ticket, command: Hedge, now: float) -> None:
-        """Ask a second replica while the first has not answered."""
+        """Asks a second replica while the first has not answered."""
         place, relay, accepted = self._places.get(command.replica_id), ticket.relay, ticket.accepted
-        # An engine's own response is announced long before its first token: who is first would say nothing.
+        # /v1/responses engines announce an answer long before its first token: which replica is first says nothing.
         if place is None or relay is None or relay.over or accepted.path == RESPONSES:
             gone = Gone("there was nothing to ask it any more")
             self.hear(failure(accepted.request.id, command.replica_id, gone, False))
@@ -488,7 +496,7 @@ class Gateway:
     def _head(self, ticket: Ticket, place: Endpoint) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
         request = accepted.request
-        # Made once per path; only the id, and what is passed on, differ from request to request.
+        # Made once per path; only the id and the headers passed on differ between requests.
         head = place.heads.get(accepted.path)
         if head is None:
             head = place.heads[accepted.path] = request_head(accepted.path, place.pool.host) + dialect.head
@@ -504,7 +512,7 @@ class Gateway:
         return head
 
     def _body(self, ticket: Ticket, accepted: Accepted, place: Endpoint, lane: Lane) -> dict[str, Any]:
-        """As this replica wants it; the very same where it wants nothing else."""
+        """The body in this replica's dialect; the same object if nothing has to change."""
         request, replica = accepted.request, place.replica
         body = accepted.body
         if place.shape is not None:
@@ -520,7 +528,7 @@ class Gateway:
         return body
 
     def attempt_failed(self, ticket: Ticket, error: ServeError, refused: bool) -> None:
-        """The relay is done with; the exchange is still open, and the dispatcher says what becomes of it."""
+        """The relay is over and the exchange still open: the dispatcher decides whether to retry."""
         replica, request, now = ticket.replica, ticket.accepted.request, self._clock()
         assert replica is not None
         ticket.relay = None
@@ -540,7 +548,8 @@ class Gateway:
         return ticket.accepted.can_go_on
 
     def broken_off(self, ticket: Ticket, error: ServeError) -> None:
-        """Its stream has begun, and its relay waits. The dispatcher finds another replica, or says there is none."""
+        """A stream broke off after it had begun, and its relay waits. The dispatcher chooses another replica to
+        continue it, or refuses."""
         replica, request, now = ticket.replica, ticket.accepted.request, self._clock()
         assert replica is not None
         at_s = ticket.since - request.arrived
@@ -549,7 +558,7 @@ class Gateway:
         self.hear(failure(request.id, replica.id, error, refused), now)
 
     def _go_on(self, ticket: Ticket, relay: Relay, replica_id: ReplicaId) -> None:
-        """Ask for what is missing of a stream that broke off."""
+        """Asks a replica for the rest of a stream that broke off."""
         place, accepted = self._places[replica_id], ticket.accepted
         said, kind = relay.said, place.replica.kind
         rest = None if said is None else rest_of(kind, accepted.path, accepted.whole(), said, relay.events)
@@ -563,10 +572,10 @@ class Gateway:
         relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
-        """It is recorded and let go of first, and learned from last."""
+        """Ends a passage: records and releases it first, and learns token counts from it last."""
         told = usage = None if summary is None or summary.usage is None else _believed(summary.usage, ticket.accepted)
         if usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:
-            # It left before usage was told: what was made so far counts all the same, or leaving early would be free.
+            # The client left before usage came: the tokens made so far count, or leaving early would be free.
             left = outcome in UNHEARD and not ticket.accepted.request.stream and not summary.events
             usage = (ticket.accepted.request.prompt_tokens, self._computed(ticket) if left else summary.events)
         now = self._clock()
@@ -587,9 +596,9 @@ class Gateway:
             self.acceptor.learn(ticket.accepted, told[0], told[1])
 
     def broke(self, ticket: Ticket, flaw: Exception) -> None:
-        """Something raised where this request was served, and nobody knows how far it had come: whatever is still held
-        for it is let go of, each by itself, and its client is told. No replica is blamed: it may be any request's
-        fault, and most likely is our own."""
+        """An exception interrupted this request in an unknown state: release each resource that it still holds
+        separately, and tell its client. No replica is blamed, since the flaw may lie in any request and is most likely
+        in the gateway."""
         request, exchange = ticket.accepted.request, ticket.exchange
         error = _ours(request.id, flaw)
         relay, here = ticket.relay, self.tickets.get(request.id) is ticket
@@ -604,7 +613,8 @@ class Gateway:
             _safely(exchange.abort)
 
     def _computed(self, ticket: Ticket) -> int:
-        """Output tokens of an answer in one piece that nobody waits for any more, as far as can be guessed."""
+        """Estimated output tokens that the replica computed for an unstreamed answer whose client has left or timed
+        out."""
         accepted, allowance = ticket.accepted, ticket.accepted.allowance
         if allowance is None:
             return 0  # embeddings have none
@@ -614,7 +624,8 @@ class Gateway:
         return tokens * accepted.request.choices
 
     def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
-        """Its connection is closed; some engines want to be told as well. What they say to that is nobody's concern."""
+        """Tells the engine to abort, where its dialect has a path for that: for some, the closed connection is not
+        enough. The answer is ignored."""
         place = self._places.get(replica_id)
         if place is not None and place.dialect.abort is not None:
             listener = Once(self._loop.create_future())
@@ -632,10 +643,9 @@ class Gateway:
         now: float,
         status: int | None = None,
     ) -> None:
-        """Makes the record of a request that was accepted; `turn_away` makes that of a body that was not understood,
-        measure/underway.py that of a request that still runs. `summary` is None if no relay of it has answered: it was
-        waiting.
-        `status`: what the client has got, where the outcome does not say."""
+        """Writes the record of an accepted request; `turn_away` writes that of a body that was not understood, and
+        measure/underway.py makes that of a request that still runs. `summary` is None if no relay answered the client,
+        as while it waited. `status`: the HTTP status that the client got; None: the outcome's own."""
         request, replica = ticket.accepted.request, ticket.replica
         arrived = request.arrived
         prompt, output = usage or (request.prompt_tokens, 0)
@@ -716,12 +726,12 @@ class Gateway:
         del self.tickets[request.id]
         if self.held.total:
             self.held.drop(ticket.exchange)
-        ticket.relay = None  # it refers to the ticket: only the garbage collector could free the two
+        ticket.relay = None  # a cycle with the ticket, which only the garbage collector could free
         if not self.tickets:
             self.idle.set()
 
     async def finish(self, grace_s: float) -> None:
-        """Let what is under way end by itself for so long; tell the rest."""
+        """Waits up to `grace_s` seconds for open requests to end, then fails the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.idle.wait()
@@ -749,7 +759,8 @@ class Gateway:
             place.default_model = known.default_model
 
     def listed(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
-        """What it says that it serves. Our own engine takes `default` for what it has; others know only their names."""
+        """Takes the models that a replica lists. Our own engine accepts `default` as a model name; others need a real
+        one."""
         place = self._places.get(replica_id)
         if place is not None:
             own = [name for name in models if name not in adapters]
@@ -757,12 +768,12 @@ class Gateway:
             place.default_model = "" if plain or not own else own[0]
 
     def leave(self, replica_id: ReplicaId) -> None:
-        """It is sent nothing more; what it has goes on."""
+        """Sends nothing more to this replica; the requests that it has continue."""
         self._places.pop(replica_id, None)
 
     def spoke(self, replica_id: ReplicaId, since: float) -> bool:
-        """Whether it has requests, and what it said to them since then proves that it generates: a token of a stream
-        that still runs there, or a whole answer."""
+        """Whether the replica has open requests and has proved since `since` that it generates: by a token of a stream
+        that still runs there, or by a completed answer."""
         place = self._places.get(replica_id)
         answered = place is not None and place.answered_at > since
         for ticket in self.tickets.values():
@@ -782,7 +793,8 @@ class Gateway:
         self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._tick)
 
     def _tick(self) -> None:
-        """A later alarm only lets the timer go off early: it looks, and sets itself again."""
+        """Tells the dispatcher that time has passed. If `wake_at` has moved later, the timer went off early and is set
+        again."""
         self._timer, self._timer_at = None, inf
         if self.dispatcher.wake_at <= self._clock():
             try:
@@ -794,7 +806,7 @@ class Gateway:
 
 
 def _unsaid(accepted: Accepted, output: int) -> int:
-    """Output tokens that it was allowed, beyond these."""
+    """Output tokens that the request was allowed but did not use; 0 if it had no limit."""
     allowance = accepted.allowance
     if allowance is None or allowance.tokens is None:
         return 0
@@ -802,8 +814,9 @@ def _unsaid(accepted: Accepted, output: int) -> int:
 
 
 def _believed(usage: tuple[int, int], accepted: Accepted) -> tuple[int, int]:
-    """What an engine says that it computed, up to what can be: others of the same tenant pay for it. A token is a byte
-    at least, beside what a template adds; a response may go on with what the engine has kept."""
+    """The engine's token counts, capped at what is possible, because the tenant's limits are charged for them. A token
+    has at least one byte, apart from what a template adds. The prompt of a /v1/responses request is not capped: the
+    engine may add stored turns to it. Nor is one with tools."""
     prompt, output = usage
     allowance, size = accepted.allowance, accepted.prompt_bytes
     if allowance is not None and allowance.tokens is not None:
@@ -814,13 +827,13 @@ def _believed(usage: tuple[int, int], accepted: Accepted) -> tuple[int, int]:
 
 
 def _ours(request_id: str, flaw: Exception) -> ServeError:
-    """What a client is told of something that was raised here."""
+    """The error that a client gets for an exception in the gateway."""
     log.error("request %s: it broke", request_id, exc_info=flaw)
     return EngineFailed(f"internal error: {type(flaw).__name__}")
 
 
 def _safely(do: Callable[[], None]) -> bool:
-    """Whether it could be done."""
+    """Whether `do` succeeded; an exception is logged."""
     try:
         do()
     except Exception:
@@ -837,5 +850,5 @@ def _ask(ticket: Ticket, place: Endpoint, head: bytes, body: bytes, listener: Li
 
 
 def _call(ticket: Ticket) -> str:
-    """What one attempt is called at its replica."""
+    """The id of this attempt at its replica."""
     return f"{ticket.accepted.request.id}.{ticket.attempts}"

@@ -1,13 +1,13 @@
-"""One request at two replicas: whoever answers first is the one.
+"""Sends one request to two replicas and keeps the first answer.
 
-    asked ─┬─ its first event, or its whole answer, comes before the other's ──→ leads: the relay's call is this one
-           ├─ the relay's own replica fails ───────────────────────────────────→ leads, with nothing heard yet
+    asked ─┬─ its first token, or its whole answer, comes before the other's ──→ leads: the relay's call is this one
+           ├─ the relay's own replica fails ───────────────────────────────────→ leads, with no token heard yet
            ├─ the relay's own replica answers first ──→ cancelled
-           ├─ it fails itself ────────────────────────→ forgotten
+           ├─ the rival fails ────────────────────────→ forgotten
            └─ the client leaves ──────────────────────→ cancelled, both
 
-Nothing of what it says goes to the client before it leads, and nothing of the other one's afterwards. Of an answer in
-one piece all has to be there: what comes until then is kept, up to a bound.
+Nothing from the rival goes to the client before it leads, and nothing from the other replica afterwards. An unstreamed
+answer must be complete before it can lead: its events are kept until then, up to MOST_KEPT bytes.
 """
 
 from typing import Any, Final, Protocol
@@ -32,15 +32,15 @@ from headgate.replica.mend import mended
 from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s
 
 MOST_KEPT: Final = 1024 * 1024
-"""Bytes of an answer in one piece that are kept while the other replica may still be first."""
+"""Maximum bytes of an unstreamed answer kept while the other replica may still be first."""
 _ERROR: Final = b'{"error"'
 _CLIENT_FAULTS: Final = (400, 404, 405, 409, 413, 415, 422, 501)
-"""It does not want this request: no fault of its own."""
+"""Statuses that blame the request, not the replica."""
 _ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
 
 
 class HedgedTicket(Protocol):
-    """What is read and written of the passage."""
+    """The part of the gateway's Ticket that a hedge reads and writes."""
 
     accepted: Accepted
     replica: Replica | None
@@ -53,14 +53,14 @@ class HedgedTicket(Protocol):
 
 
 class HedgeDriver(Protocol):
-    """Who is told. `ticket` is the one that the Rival was made with."""
+    """The gateway, as a hedge uses it. `ticket` is the one that the Rival was made with."""
 
     def hear(self, event: Event, now: float | None = None) -> None: ...
     def abort(self, ticket: Any, replica_id: ReplicaId) -> None: ...
 
 
 class Rival:
-    """A Listener to the second replica."""
+    """The Listener to the second replica."""
 
     __slots__ = (
         "_at",
@@ -107,19 +107,19 @@ class Rival:
         self._generation_s = generation_s(lane, own, accepted.request.stream)
         reader = None if allowance is None or own else bounded(accepted, allowance, lane, relay, clock)
         self._reader: Relay | Bounded | Several | Gather | ResponseReader = relay if reader is None else reader
-        """Who hears all of it once it leads."""
+        """The Listener that gets the whole answer once the rival leads."""
         self._call: Call | None = None
         self._head: tuple[int, dict[str, str], bool] | None = None
         self._kept: list[bytes] = []
-        """Events of an answer in one piece, or of a stream that has not said anything."""
+        """Events of an unstreamed answer, or of a stream that has no token yet."""
         self._kept_bytes = 0
         self._spoke_at: float | None = None
-        """When the first token of what is kept came; None: there is none in it."""
+        """When the first kept token came; None: no token is kept."""
         self._leads = False
         self._result = ""
 
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the replica is asked."""
+        """The body to send to the second replica."""
         return body if isinstance(self._reader, Relay) else self._reader.body(body)
 
     def start(self, call: Call) -> None:
@@ -128,14 +128,14 @@ class Rival:
 
     @property
     def told(self) -> Hedged:
-        """For the record."""
+        """The hedge as it goes into the record."""
         at_s = self._at - self._ticket.accepted.request.arrived
         return Hedged(self._first, self._replica.id, at_s, self._result or CANCELLED)
 
-    # -- who is the one ------------------------------------------------------------------------------------
+    # -- which replica leads -------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """The client has heard the first of one of the two."""
+        """The client has got the first token of one of the two: that one wins, the other is aborted."""
         if self._result:
             return
         loser, winner = (self._first, self._replica.id) if self._leads else (self._replica.id, self._first)
@@ -147,7 +147,7 @@ class Rival:
         self._gateway.hear(HedgeWon(self._ticket.accepted.request.id, winner))
 
     def over(self, outcome: Outcome) -> None:
-        """So the exchange ended; the relay has cancelled whoever was still at it."""
+        """The exchange has ended with this outcome; the relay has cancelled the calls that were still open."""
         if self._leads or outcome in _ANSWERED:
             self.settle()
         elif not self._result:
@@ -167,7 +167,7 @@ class Rival:
         self._gateway.hear(failure(request_id, self._first, error, refused))
 
     def _lead(self) -> None:
-        """From here on it is the relay's call, as if there had been no other; what was heard is told now."""
+        """Makes this call the relay's, as if there had been no other, and passes on what was kept."""
         ticket, call, command = self._ticket, self._call, self._command
         assert call is not None
         self._leads = True
@@ -225,7 +225,7 @@ class Rival:
                 self._fail(ReplicaFailed("the replica sent an event that is no JSON object"), False)
                 return
             if not self._streams or not any(speaks(event) for event in events):
-                self._keep(events)  # whose turn it is, is no token: nobody is first with that
+                self._keep(events)  # an event with only the role is not a token: it wins nothing
                 return
             self._lead()
             if self._relay.over:
@@ -248,7 +248,7 @@ class Rival:
                 return
             self._lead()
             if self._relay.over:
-                return  # what was kept had to be ended early
+                return  # the kept events ended the answer early
         self._reader.on_done()
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
@@ -258,12 +258,12 @@ class Rival:
             self._fail(error, False)
 
     def on_late(self) -> None:
-        """The relay says when; before it leads, nobody does."""
+        """The relay sets the deadline; before the rival leads there is none."""
         if self._leads:
             self._reader.on_late()
 
     def on_broken(self, flaw: Exception) -> None:
-        """Whichever of the two is the one: the request's own state can't be trusted any more."""
+        """An exception breaks the request whichever replica leads: its state can no longer be trusted."""
         self._relay.on_broken(flaw)
 
     def _keep(self, events: list[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Refuses, when only the headers of a request are there, what is refused whatever its body says.
+"""Refuses requests on their headers alone, where any body would be refused.
 
-So a client without a key can't make the gateway keep a body, and one that asks `Expect: 100-continue` need not send it.
-Requests that arrive in one piece don't come by here: their handlers ask the same questions.
+So a client without a key cannot make the gateway keep a body, and one that sends `Expect: 100-continue` need not send
+the body. Requests that arrive in one piece skip this check: their handlers make the same checks.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from headgate.wire.router import Router
 
 
 class HeaderJudge:
-    """A handler that answers only what it refuses."""
+    """A handler that answers only the requests that it refuses."""
 
     def __init__(
         self, door: Door, router: Router, gateway: Gateway, check_admin: Callable[[dict[str, str]], None]
@@ -31,7 +31,7 @@ class HeaderJudge:
             return
         path = exchange.path
         if exchange.method == "GET" and path in PATHS:
-            self._router(exchange)  # a WebSocket is not asked for with a body, which is what its handler says
+            self._router(exchange)  # a WebSocket request has no body: its handler refuses one that does
         elif path.startswith("/admin/"):
             self._check_admin(exchange.headers)
         elif path.startswith("/v1/"):

@@ -1,8 +1,8 @@
-"""Copies of requests for a version that nobody waits for. Its answers are measured and thrown away.
+"""Copies requests to a shadowed version. The answers to the copies are measured and discarded.
 
-A copy is made after its request is on its way, goes straight to a replica of the shadowed version, and is never
-waited for, retried or accounted for: no tenant's limits, no queue and no record know of it. There are so many at once
-and no more; further requests are simply not copied.
+A copy is made after its request is on its way, goes straight to a replica of the shadowed version, and is never waited
+for, retried or accounted for: it appears in no tenant's limits, no queue and no record. Each model name has a limit of
+concurrent copies; requests beyond it are not copied.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from headgate.replica.openai import flaw_in, read_usage
 log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 256 * 1024
-"""A longer request is not copied: writing it again would hold up everybody's tokens."""
+"""Length in bytes above which a request is not copied: encoding it again would delay the tokens of all streams."""
 PATIENCE_S: Final = 120.0
 
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +37,7 @@ class ShadowTally:
     under_way: int = 0
     copied: int = 0
     left_out: int = 0
-    """There was no room: at the limit, too long, or no replica usable."""
+    """Requests not copied: at the limit, too long, or no usable replica."""
     failed: int = 0
 
 
@@ -58,7 +58,7 @@ class Shadows:
         clock: Clock,
     ) -> None:
         self.told: Callable[[str, VersionSample], None] = lambda name, sample: None
-        """Hears how each went."""
+        """Called with the model name and the sample of each copy that ended."""
         self._fleet = fleet
         self._places = places
         self._clock = clock
@@ -78,7 +78,7 @@ class Shadows:
         }
 
     def copy(self, name: str, model: str, path: str, body: dict[str, Any], prompt_bytes: int) -> None:
-        """Later, when the request itself is on its way."""
+        """Schedules a copy for after the request itself has been sent, if the limits allow it."""
         tally = self._tallies.setdefault(name, ShadowTally())
         if tally.under_way >= tally.allowed or prompt_bytes > MOST_BYTES:
             tally.left_out += 1
@@ -119,7 +119,7 @@ class Shadows:
 
 
 class ShadowCopy:
-    """The Listener of one copy. Over exactly once."""
+    """The Listener of one copy. Ends exactly once."""
 
     __slots__ = (
         "_clock",
@@ -146,7 +146,7 @@ class ShadowCopy:
         self._tokens: int | None = None
         self._status = 0
         self._flawed = False
-        """Its answer is none."""
+        """The answer is not a valid one of the kind that was asked for."""
         self.call: Call | None = None
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
@@ -157,7 +157,7 @@ class ShadowCopy:
         if self._first_at is None:
             said = [event for event in events if event.find(b'"usage":{') >= 0 or speaks(event)]
             if not said:
-                return  # whose turn it is, is no token
+                return  # an event with only the role is not a token
             events, self._first_at = said, now
         self._last_at = now
         self._events += len(events)

@@ -1,7 +1,8 @@
-"""Which path leads where: completions, models, health, and all that the instruments show.
+"""Maps paths to handlers: completions, models, health, and the routes of the instruments.
 
-Who may ask is each route's own rule, and `surface/api` says which it is. Completions and models ask for a tenant's key
-where tenants have keys, /admin for an admin's (surface/access.py). Health, figures and the page's files are public.
+Each route has its own rule for who may use it, listed in `surface/api`. Completions and models need a tenant's key
+where tenants have keys, /admin needs an admin's key (surface/access.py). Health, figures and the page's files are
+public.
 """
 
 from headgate.gateway.catalog import Catalog
@@ -31,7 +32,7 @@ class Surface:
         )
 
     def _keyed(self, handler: Handler) -> Handler:
-        """For those who may ask for a completion, and nobody else."""
+        """The handler, restricted to clients that may ask for a completion."""
 
         def keyed(exchange: Exchange) -> None:
             self._gateway.acceptor.known(exchange.headers)

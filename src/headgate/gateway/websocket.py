@@ -1,8 +1,8 @@
-"""Completions over a WebSocket: the same requests, answered by the same gateway, one message for each event.
+"""Serves completions over a WebSocket: the same requests, answered by the same gateway, one message per event.
 
 A message is a body as it would be POSTed to the same path, and may carry an `event_id`. Requests on one connection are
-answered one at a time, in order, as on an HTTP connection; the next begins when its turn comes. `{"type": "cancel"}`
-ends the one that is being answered, as leaving would.
+answered one at a time, in order, as on an HTTP connection. `{"type": "cancel"}` ends the request that is being
+answered, as a disconnect would.
 """
 
 import logging
@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Envelope(msgspec.Struct):
-    """What a message may say that is no part of a body."""
+    """Fields of a message that are not part of the request body."""
 
     type: Any = msgspec.UNSET
     event_id: Any = msgspec.UNSET
@@ -53,7 +53,8 @@ class Opened(NamedTuple):
 
 
 def open_message(data: bytes, limits: WireLimits) -> Opened:
-    """The body without what was around it. What is no JSON is left to the gateway, which reads bodies."""
+    """The request body without the envelope's fields. A message that is not JSON is returned as it is: the gateway
+    refuses it."""
     try:
         envelope = _read_envelope(data)
     except (msgspec.DecodeError, RecursionError):
@@ -78,7 +79,7 @@ def open_message(data: bytes, limits: WireLimits) -> Opened:
 
 
 def _event_id(data: bytes) -> str | None:
-    """Of a message that nobody will open."""
+    """The event_id of a message that is cancelled before it is opened; None: it has no valid one."""
     try:
         event_id = _read_envelope(data).event_id
     except (msgspec.DecodeError, RecursionError):
@@ -97,19 +98,19 @@ def _is_cancel(data: bytes) -> bool:
 
 
 class Sockets:
-    """Who may have a WebSocket, and who has one."""
+    """Admits clients to WebSockets and keeps the open ones."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._leaving = False
         self.open_now: dict[WebSocket, Conversation] = {}
-        """As bounded as connections are."""
+        """Open WebSockets; bounded by the limit on connections."""
 
     def routes(self) -> Routes:
         return {("GET", path): self.open for path in PATHS}
 
     def open(self, exchange: Exchange) -> None:
-        """A handler."""
+        """The handler that opens a WebSocket."""
         refused = refusal(exchange)
         if refused is not None:
             exchange.respond(refused.status, refusal_body(refused.status, refused.message), headers=refused.headers)
@@ -127,20 +128,21 @@ class Sockets:
             exchange.respond(400, refusal_body(400, early))
 
     def show_out(self, may_stay: Callable[[str, dict[str, str]], bool]) -> None:
-        """Those whose page may not use this path any more; in the middle of an answer too."""
+        """Closes the WebSockets of pages that may no longer use this path, even in the middle of an answer."""
         for socket, conversation in tuple(self.open_now.items()):
             if not may_stay(conversation.path, conversation.headers):
                 origin = conversation.headers.get("origin", "")
                 socket.close(CloseCode.POLICY_VIOLATION, f"the page {origin[:64]} may not use this any more")
 
     def drain(self) -> None:
-        """Say goodbye to everybody, as soon as they have what they wait for."""
+        """Closes each WebSocket as soon as it has the answer that it waits for, and opens no more."""
         self._leaving = True
         for socket in tuple(self.open_now):
             socket.drain()
 
     def _admit(self, given: dict[str, str]) -> tuple[dict[str, str], str | None]:
-        """The headers of all its requests, and the subprotocol. Raises InvalidRequest or Unauthorized."""
+        """The headers for all requests of this WebSocket, and the subprotocol (None: none was offered). Raises
+        InvalidRequest or Unauthorized."""
         headers = {
             name: value
             for name, value in given.items()
@@ -169,9 +171,9 @@ class Conversation:
         self.waiting_bytes = 0
         self._pumping = False
         self._unopened = False
-        """The message that is being answered is still being opened, aside."""
+        """The current message is still being opened in the parsing thread."""
         self._later = False
-        """The next message has its turn when the loop has looked at others."""
+        """The next message begins after the event loop has served other connections."""
         self.busy = False
 
     # -- told by the socket ------------------------------------------------------------------------
@@ -228,13 +230,13 @@ class Conversation:
     # -- one request after the other ---------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Begin with the next, if the client has read the last answer, so that what it has not read stays bounded."""
+        """Begins the next request if the client has read the last answer, so that unread bytes stay bounded."""
         if self._pumping or self._later:
             return
         self._pumping = True
         if self._held and self._current is None and self._socket.writable and self._socket.is_open:
             self._begin(self._take())
-            if not self.busy:  # it was answered at once, which may have taken milliseconds: others first
+            if not self.busy:  # answered at once, which may have taken milliseconds: others first
                 self._later = self.busy = True
                 self._server.loop.call_soon(self._go_on)
         self._pumping = False
@@ -247,7 +249,7 @@ class Conversation:
             self._pump()
 
     def _take(self) -> MessageExchange:
-        """The next."""
+        """The exchange of the next message, which becomes the current one."""
         data = self._held.popleft()
         self.waiting_bytes -= len(data)
         server = self._server
@@ -276,7 +278,7 @@ class Conversation:
             _fail(exchange, error)
 
     def _open(self, exchange: MessageExchange) -> None:
-        """Aside, if it is long. Raises InvalidRequest."""
+        """Extracts body and event_id; in the parsing thread, if the message is long. Raises InvalidRequest."""
         opened = open_message(exchange.body, self._server.limits)
         if exchange.done:
             return  # it was cancelled meanwhile, and named
@@ -295,7 +297,7 @@ class Conversation:
         self.on_answered(True)
 
     def _cancel_next(self) -> None:
-        """The one whose turn it is, before it began."""
+        """Cancels the next message before its request has begun."""
         exchange = self._take()
         _name(exchange, _event_id(exchange.body))
         self._gateway.turn_away(exchange, _cancelled())
