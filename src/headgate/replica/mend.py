@@ -1,25 +1,25 @@
-"""What of an answer that is not quite JSON can be passed on all the same?
+"""Repairs an answer that is not quite JSON, so that it can be passed on.
 
-Engines write NaN and Infinity where a figure has no value, nest what they say beside an answer as deep as they like,
-and end an answer within a character. None of that is a reason to fail a request whose answer is there: it is null to
-the client, or U+FFFD. Asked only of what the strict look would refuse, which looks at the result once more.
+Engines write NaN and Infinity where a figure has no value, nest the fields beside an answer to any depth, and end an
+answer within a character. None of that is a reason to fail a request whose answer is there: the client gets null, or
+U+FFFD. Only answers that the strict parser refuses come here, and the strict parser reads the result once more.
 """
 
 import re
 from typing import Final
 
 MOST_DEPTH: Final = 100
-"""What is nested deeper is null, where something is beyond what parsers follow (about 1 000)."""
+"""Depth beyond which values of a repaired answer become null. Parsers follow about 1 000 levels."""
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""A longer one stays as it is: it would hold everybody up."""
+"""Length in bytes above which an answer is not repaired: that would delay all other requests."""
 _TOKENS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[\[\]{}]|-?(?:NaN|Infinity|nan|inf)\b', re.DOTALL)
 _ESCAPES: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u[dD][89a-fA-F]..|.)", re.DOTALL)
 _NULL: Final = b"null"
 
 
 def mended(data: bytes) -> bytes:
-    """`data` with null for what is no JSON number and for what is nested too deep. The same where there is nothing to
-    mend; whether it is JSON then is for others to say."""
+    """`data` with null for values that are not JSON numbers or are nested too deep, and U+FFFD for half characters. The
+    same object if there is nothing to repair. The caller checks whether the result is JSON."""
     if len(data) > MOST_BYTES:
         return data
     parts: list[bytes] = []
@@ -43,6 +43,6 @@ def mended(data: bytes) -> bytes:
 
 
 def _whole_character(escape: re.Match[bytes]) -> bytes:
-    """Half of a character beyond 16 bits is none."""
+    """U+FFFD for a lone surrogate, which is half of a character beyond 16 bits; all other escapes unchanged."""
     found = escape[0]
     return b"\\ufffd" if len(found) == 6 and found[1:2] == b"u" else found

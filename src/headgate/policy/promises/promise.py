@@ -172,7 +172,7 @@ class Reading:
     """The name of that resource; see policy/replicas/utilisation.py."""
     fleet: FleetReading = FleetReading()
     unknown: Availability | None = None
-    """Since the last reading: of requests that were refused before anybody knew their lane; None: not read."""
+    """Availability, since the last reading, of requests refused before their lane was known; None: not read."""
     tenant: TenantReading | None = None
     """None: no tenant asked in vain."""
     joined: tuple[str, ...] = ()

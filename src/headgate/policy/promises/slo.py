@@ -216,7 +216,7 @@ class Slo:
         self._fleet = FleetWatch()
         budget = 1 - observe.availability
         self._unknown = Burn(budget)
-        """Of requests whose lane nobody knows."""
+        """Error budget burn of requests that were refused before their lane was known."""
         self._unknown_shares = ShareWatch(OTHER, budget)
         self._tenants = TenantWatch(budget)
 
@@ -237,7 +237,7 @@ class Slo:
         return [change for change in changes if change is not None]
 
     def see_fleet(self, fleet: FleetReading, now: float) -> list[AlertChange]:
-        """Between two looks: somebody asks who is there now."""
+        """Judges the fleet between two readings, when an operator asks for its current state."""
         return [change for change in self._fleet.on(fleet, now) if change is not None]
 
     def reconfigure(self, lanes: Mapping[str, Lane], now: float) -> list[AlertChange]:
