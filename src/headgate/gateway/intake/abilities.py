@@ -1,6 +1,6 @@
-"""Who has /v1/embeddings, who /v1/responses? Not every engine does: replica/dialects.py knows which.
+"""Tells which replicas have /v1/embeddings and /v1/responses, by their engine's dialect (replica/dialects.py).
 
-Asked for those requests only. Chats and text completions are for everybody.
+Used for those two paths only: every replica serves chats and text completions.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,18 +17,18 @@ RESPONSES: Final = "/v1/responses"
 
 class Abilities:
     def __init__(self, replicas: Callable[[], Iterable[Replica]]) -> None:
-        """`replicas` returns a copy of what the dispatcher routes to, discovered names included; any thread may call
-        it, because long bodies are parsed in a thread of their own."""
+        """`replicas` returns a copy of the replicas that the dispatcher routes to, discovered names included. Any
+        thread may call it, because long bodies are parsed in the parsing thread."""
         self._replicas = replicas
 
     def all_respond(self, models: Collection[str]) -> bool:
-        """Whether everybody who serves one of these is known to have /v1/responses."""
+        """Whether all replicas of these models are known to have /v1/responses; False while there is no replica."""
         serving = self._serving(models)
         return bool(serving) and all(dialect_of(replica).responses for replica in serving)
 
     def unfit(self, path: str, model: str) -> frozenset[ReplicaId]:
-        """Replicas of this model that can't answer there. Raises NotOffered if none can; while nobody is known at all,
-        somebody may still come."""
+        """Replicas of this model that do not have `path`. Raises NotOffered if all of them lack it, but not while the
+        model has no replica: one may still join."""
         serving = self._serving((model,))
         unfit = frozenset(replica.id for replica in serving if not _has(dialect_of(replica), path))
         if serving and len(unfit) == len(serving):
@@ -42,7 +42,7 @@ class Abilities:
         return unfit
 
     def ranges(self, models: Collection[str]) -> Ranges:
-        """What everybody takes who serves one of these; OpenAI's while nobody is known."""
+        """Parameter ranges that all replicas of these models accept; OpenAI's ranges while there is no replica."""
         found = [dialect_of(replica).ranges for replica in self._serving(models)]
         if not found:
             return OPENAI_RANGES
@@ -59,5 +59,5 @@ class Abilities:
 
 
 def _has(dialect: Dialect, path: str) -> bool:
-    """Any server that speaks OpenAI may have it, if it is of no kind we know."""
+    """Whether a dialect has the path. A server of unknown kind (`openai`) is assumed to have /v1/responses."""
     return dialect.embeddings if path == EMBEDDINGS else dialect.responses or dialect.kind == "openai"

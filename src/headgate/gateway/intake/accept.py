@@ -1,7 +1,7 @@
-"""From a client's bytes to a Request: who asks, for what, in which lane, and how much of it.
+"""Turns a client's bytes into a Request: its tenant, model, lane, prompt size and output limit.
 
-Nothing here waits. What is sent on to a replica is written anew from what was understood, never the client's own bytes:
-two parsers that disagree are how gateways are bypassed.
+Nothing here waits. The body for the replica is written anew from the parsed values, or is the client's body where that
+is byte for byte what we would write: two parsers that disagree are how gateways are bypassed.
 """
 
 import re
@@ -37,23 +37,23 @@ from headgate.wire.limits import WireLimits
 
 LONGEST_NAME: Final = 256
 LONGEST_SESSION: Final = 1024
-"""Characters by which sessions are told apart."""
+"""Characters of a session key that are used; the rest is cut off."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Names(Protocol):
-    """Who knows which models are served."""
+    """The catalog of model names, as the Acceptor uses it."""
 
     def refuse_unknown(self, model: str) -> None:
-        """Raises UnknownModel for a name that nobody has."""
+        """Raises UnknownModel for a name that no replica has."""
 
     def meant_by_default(self) -> str:
-        """The name that `default` stands for; empty: it goes on as it is."""
+        """The name that `default` stands for; empty: `default` is passed on as it is."""
 
 
 class Accepted:
-    """A request and what is needed to send it on."""
+    """A request with all that is needed to send it to a replica."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = (
@@ -86,37 +86,38 @@ class Accepted:
         self.request = request
         self.body = body
         self.encoded = encoded
-        """The body as we would write it, where it came like that; empty otherwise."""
+        """The client's body, if it is byte for byte what we would write; empty otherwise."""
         self.path = path
         self.tenant = tenant
         self.wants_usage = wants_usage
         """Whether the client itself asked for a usage chunk."""
         self.prompt_bytes = prompt_bytes
-        """Of its text; 0: how many tokens it has says nothing about text."""
+        """Bytes of the prompt's text; 0: the prompt has token ids or media, so its tokens say nothing about text."""
         self.allowance = allowance
-        """What its answer may say; None: it has none, as embeddings."""
+        """Limits on the answer; None: the request is for embeddings."""
         self.chosen = chosen
-        """What its model's name came to; None: it stands for itself."""
+        """The model and version chosen for a public name; None: the name stands for itself."""
         self.goes_on: bool | None = None
-        """Of a long body: whether some replica could go on with its stream; None: its body is short."""
+        """Whether some replica could continue the stream of this long body; None: the body is short, `can_go_on`
+        tells."""
         self.opened = opened
-        """Whether it begins with a system message."""
+        """Whether the conversation begins with a system message."""
 
     @property
     def can_go_on(self) -> bool:
         return can_go_on(self.path, self.body) if self.goes_on is None else self.goes_on
 
     def lighten(self) -> None:
-        """Keep long fields only as they are written."""
+        """Keeps the long fields of the body in encoded form only."""
         self.goes_on = can_go_on(self.path, self.body)
         self.body = lightened(self.body)
 
     def whole(self) -> dict[str, Any]:
-        """Its body with all that is in it, for those that look into its long fields."""
+        """The body with its long fields decoded."""
         return self.body if self.goes_on is None else whole(self.body)
 
     def stand_in(self, model: str) -> None:
-        """It is answered by another version than was drawn for it."""
+        """Switches the request to the model of another version than the one that was drawn."""
         self.request = self.request.but(model=model, fallback=())
         self.body = {**self.body, "model": model}
         self.encoded = b""
@@ -124,7 +125,7 @@ class Accepted:
             self.chosen = self.chosen.instead(model)
 
     def asking(self, body: dict[str, Any]) -> "Accepted":
-        """The same, asked in other words."""
+        """The same request with another body."""
         made = Accepted(
             self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.opened,
             self.allowance, self.chosen,
@@ -143,7 +144,7 @@ class Acceptor:
         output: Output | None = None,
         open_fields: frozenset[str] = frozenset(),
     ) -> None:
-        """`open_fields`: what anybody may send, although it steers the engine."""
+        """`open_fields`: fields that steer the engine, but that every client may send."""
         self._open_fields = open_fields
         self._output = output or Output(OutputConfig())
         self._lanes = lanes
@@ -151,11 +152,11 @@ class Acceptor:
         self._identities = identities
         self._limits = limits
         self.models: Models | None = None
-        """What names stand for; None: for themselves."""
+        """Public names and the models they stand for; None: each name stands for itself."""
         self.names: Names | None = None
-        """None: any name goes."""
+        """The catalog of served names; None: any name is accepted."""
         self.abilities = Abilities(tuple)
-        """Who has more than chats and text completions."""
+        """Tells which replicas have embeddings and responses."""
         self.prompt_sizes = PromptSizes()
         self.tokens_per_answer = Ratio(128.0)
 
@@ -165,28 +166,28 @@ class Acceptor:
         self._identities = identities
 
     def known(self, headers: dict[str, str]) -> Tenant:
-        """Who asks. Raises Unauthorized."""
+        """The tenant of a request with these headers. Raises Unauthorized."""
         return self._identities.of(headers)
 
     @property
     def keyed(self) -> bool:
-        """Nobody is served without a key."""
+        """Whether a key is needed for every request."""
         return self._identities.keyed
 
     @property
     def several(self) -> bool:
-        """Some tenants have keys."""
+        """Whether any tenant has keys."""
         return self._identities.several
 
     def accept(self, exchange: Exchange) -> Accepted:
-        """Raises InvalidRequest or Unauthorized."""
+        """Reads, checks and classifies a request. Raises InvalidRequest, Unauthorized and other ServeErrors."""
         headers = exchange.headers
         tenant = self._identities.of(headers)
         long = len(exchange.body) > LONG_BYTES
         if long:
             body, same = parse_long(exchange.body, self._limits), False
         else:
-            # Asked here and not by `json`, which is not compiled: it is the usual case.
+            # Called here and not by `json`, which is not compiled: it is the usual case.
             body = canonical(exchange.body, self._limits.json_depth)
             same = body is not NOT_CANONICAL
             if not same:
@@ -291,7 +292,7 @@ class Acceptor:
         return accepted
 
     def _understood(self, body: object) -> tuple[ChatFields, bool]:
-        """And whether the body is as it came."""
+        """The fields of a body, and whether the body is unchanged. Raises InvalidRequest."""
         try:
             return msgspec.convert(body, UsualFields), True
         except msgspec.ValidationError:
@@ -304,8 +305,8 @@ class Acceptor:
         return looked_into(body, ranges), not changed
 
     def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
-        """Where to ask for a response, and how: there, if all who may get it have it; otherwise as a chat, if that can
-        say it; and if not, there again, at those who have it."""
+        """Path and body to send for a /v1/responses request: /v1/responses, if all replicas of its models have it;
+        otherwise a chat, if a chat can express the request; if not, /v1/responses at the replicas that have it."""
         if isinstance(given, dict):
             made_whole(given)
         body = read(given)
@@ -321,7 +322,7 @@ class Acceptor:
             except Untold as untold:
                 self._must_respond(names, *untold.args)
             else:
-                # Its input is in the chat.
+                # The input is in the chat.
                 echoed = {name: value for name, value in body.items() if name != "input"}
                 if len(exchange.body) > LONG_BYTES:
                     echoed = lightened(echoed)
@@ -331,7 +332,7 @@ class Acceptor:
         return RESPONSES, body
 
     def _must_respond(self, names: tuple[str, ...], field: str, why: str) -> None:
-        """Raises InvalidRequest if nobody can."""
+        """Raises InvalidRequest if one of these models has no replica with /v1/responses."""
         try:
             for name in names:
                 self.abilities.unfit(RESPONSES, name)
@@ -339,14 +340,14 @@ class Acceptor:
             raise InvalidRequest(f"{field}: {why}, and {error.message}", param=field) from None
 
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
-        """Usage as the replica counted it."""
+        """Learns prompt and answer sizes from the usage that the replica counted."""
         if accepted.prompt_bytes:
             model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
             self.prompt_sizes.learn(model, accepted.opened, accepted.prompt_bytes, prompt_tokens)
         self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
 
     def _bound(self, field: str, count: int) -> None:
-        """Raises InvalidRequest if a conversation has more parts than are taken."""
+        """Raises InvalidRequest if a conversation has more items than limits.messages."""
         most = self._limits.messages
         if count > most:
             raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
@@ -364,7 +365,8 @@ class Acceptor:
         return lane
 
     def _priority(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
-        """Said by the client only if it is trusted; whoever else could name it would name the best."""
+        """The priority that a trusted client names, from -100 to 100; the lane's for all others, which would name the
+        best."""
         if tenant.trusted:
             if shape.priority is not None:
                 return max(-100, min(100, shape.priority))
@@ -399,7 +401,8 @@ class Acceptor:
 
 
 def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
-    """Output tokens that it asks for, by whatever name. Names of other APIs are taken out of the body."""
+    """Output tokens that the client asks for, the least if it uses several field names; None: it does not say. Field
+    names of other APIs are removed from the body."""
     asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
     other = shape.max_output_tokens
     if other is None and extra is None and not responds:
@@ -416,7 +419,7 @@ def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], respond
 
 
 def _opened(body: dict[str, Any]) -> bool:
-    """Whether it begins with a system message."""
+    """Whether the conversation begins with a system message."""
     messages = body.get("messages")
     if not messages:
         return "instructions" in body

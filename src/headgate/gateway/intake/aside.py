@@ -1,10 +1,12 @@
-"""Whose long body is understood next? One thread reads them all, so that they have to take turns.
+"""Chooses which long body is parsed next. One thread parses them all, so they take turns.
 
-Tenants take turns by bytes: the one of which least has been read is next, and one that comes anew begins where the
-others are. Of one tenant's bodies the shorter goes first, unless the longer has waited a second for each megabyte that
-it is longer. So a short body waits for the one being read, and for no other of another tenant.
+Tenants take turns by bytes: the tenant with the fewest bytes parsed is next, and a new tenant begins at the level of
+the others. Among one tenant's bodies a shorter one goes first, unless the longer one has waited a second for each
+megabyte that it is longer. So the first body of a tenant waits for the body being parsed, and for at most one body of
+each other tenant.
 
-At most MOST_WAITING wait. Past it the tenant with most of them is refused its last one.
+At most MOST_WAITING bodies wait. Beyond that, the tenant with the most waiting bodies is refused the one that would be
+parsed last.
 """
 
 import threading
@@ -20,12 +22,12 @@ from headgate.model.outcome import Outcome
 
 MOST_WAITING: Final = 256
 S_PER_BYTE: Final = 1e-6
-"""That a longer body lets shorter ones go first."""
+"""Seconds of waiting that offset one byte of length: 1 s for each megabyte."""
 RETRY_S: Final = 1.0
 
 
 class AsideWork:
-    """One body to be read."""
+    """One body to be parsed, or other work for the thread."""
 
     __slots__ = ("_order", "refuse", "size", "tenant", "work")
 
@@ -42,7 +44,7 @@ class AsideWork:
         self.size = size
         self.work = work
         self.refuse = refuse
-        """None: it can't be refused any more."""
+        """Called to refuse the work; None: it cannot be refused."""
 
     def __lt__(self, other: "AsideWork") -> bool:
         return self._order < other._order
@@ -52,11 +54,11 @@ class AsideQueue:
     def __init__(self, most: int = MOST_WAITING) -> None:
         self._most = most
         self._waiting: dict[str, list[AsideWork]] = {}
-        """By tenant, each a heap."""
+        """Waiting bodies by tenant, each list a heap."""
         self._read: dict[str, float] = {}
-        """Bytes of those tenants that wait."""
+        """Bytes parsed for each tenant that waits or is ahead of `_level`."""
         self._level = 0.0
-        """What the tenant that was last next had read."""
+        """Bytes that had been parsed for the last tenant served when its turn came."""
         self._number = 0
         self._count = 0
 
@@ -66,7 +68,7 @@ class AsideQueue:
     def push(
         self, tenant: str, size: int, work: Callable[[], None], refuse: Callable[[], None] | None, now: float
     ) -> AsideWork | None:
-        """What no longer waits, if one too many does."""
+        """Adds a body. Returns the body to refuse, if too many wait; None: none is refused."""
         self._number += 1
         one = AsideWork((now + size * S_PER_BYTE, self._number), tenant, size, work, refuse)
         if tenant not in self._waiting:
@@ -86,7 +88,7 @@ class AsideQueue:
         self._read[tenant] += one.size
         if not self._waiting[tenant]:
             del self._waiting[tenant]
-            # What it is ahead by counts while others wait: else one body after the other would always be next.
+            # Its lead counts while others wait: else a tenant that sends one body after the other would always be next.
             self._read = {
                 name: read for name, read in self._read.items() if name in self._waiting or read > self._level
             }
@@ -111,7 +113,7 @@ class AsideQueue:
 
 
 class ParsingThread:
-    """The thread: one, as more would only share the interpreter's lock."""
+    """Runs the work in one thread; more threads would only share the interpreter's lock."""
 
     def __init__(self, loop: AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
@@ -124,12 +126,12 @@ class ParsingThread:
         return len(self._queue)
 
     def do(self, work: Callable[[], None], tenant: str, size: int, refuse: Callable[[], None] | None) -> None:
-        """`refuse` is called here, on the loop, for the one that is one too many."""
+        """Queues the work. If too many wait, calls the `refuse` of the work that is dropped, on the event loop."""
         with self._lock:
             dropped = self._queue.push(tenant, size, work, refuse, self._clock())
         if dropped is None:
             self._loop.run_in_executor(self._thread, self._next)
-        elif dropped.refuse is not None:  # the thread is called as often as bodies wait: for this one it has been
+        elif dropped.refuse is not None:  # no new run: one is scheduled for each body that still waits
             dropped.refuse()
 
     def _next(self) -> None:

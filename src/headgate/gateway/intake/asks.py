@@ -1,9 +1,9 @@
-"""Does a request ask for more than anybody may? What OpenAI documents of a value, what a lane allows, and what an
-engine would take for more than a question.
+"""Checks the fields of a request against OpenAI's documented ranges, the lane's limits, and the fields that only
+trusted keys may send, because they steer the engine itself.
 
-A field that only trusted keys may send is refused by name, and not dropped: whoever sends `lora_path` and gets the
-model without it believes the wrong thing. The gateway's own (lane, priority and targets) are dropped, as ever: clients
-of vLLM send a priority, and are served without it. All other fields that nobody here knows pass through.
+A guarded field from an untrusted key is refused by name, not dropped: a client that sends `lora_path` and gets the
+model without it would believe the wrong thing. The gateway's own fields (lane, priority and targets) are dropped:
+clients of vLLM send a priority, and are served without it. All other unknown fields pass through.
 """
 
 from math import inf
@@ -19,33 +19,33 @@ from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, 
 from headgate.wire.body import json
 
 MOST_BEST_OF: Final = 20
-"""OpenAI's."""
+"""OpenAI's maximum for best_of."""
 LARGEST: Final = float(1 << 62)
-"""Beyond it no float is a whole number that anybody means."""
+"""Absolute value above which a float is not accepted as a whole number."""
 
 
 class Extra:
-    """What fields come to that are no part of OpenAI's, or of which a lane says how much may be asked."""
+    """Values of the fields outside OpenAI's API, and of those that a lane limits."""
 
     __slots__ = ("asked", "changed", "choices", "entries", "least", "logprobs")
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        """Output tokens, by whatever name."""
+        """Output tokens that an engine's own fields ask for, the least of them; None: they do not say."""
         self.choices = 0
         self.least: list[str] = []
-        """Fields that say how many tokens an answer has at least."""
+        """Fields that ask for a minimum number of output tokens."""
         self.logprobs: tuple[str, int] | None = None
-        """The largest such number, and its field."""
+        """The field with the largest number of logprobs, and the number; None: no such field."""
         self.entries: tuple[str, int] | None = None
-        """The longest list, and its field."""
+        """The field with the most entries, and their number; None: no such field."""
         self.changed = False
-        """The body is not as it came."""
+        """Whether the body has been changed."""
 
 
 def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Extra | None:
-    """Looks at each field once, and takes out what is null, which is the same as nothing. None: all of them are plain.
-    Raises InvalidRequest."""
+    """Looks at each field once and removes those that are null, which means not given. None: no field is null or
+    special. Raises InvalidRequest."""
     found: list[str] | None = None
     for name, value in body.items():
         if value is None or name in SPECIAL:
@@ -73,7 +73,7 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
             number = whole(name, value)
             del body[name]
             extra.changed = True
-            if number > 0:  # otherwise without an end, which is the same as not given
+            if number > 0:  # 0 or less means unlimited, the same as not given
                 extra.asked = number if extra.asked is None else min(extra.asked, number)
         elif kind == LEAST:
             body[name] = whole(name, value)
@@ -100,7 +100,7 @@ def sift(body: dict[str, Any], trusted: bool, open_fields: frozenset[str]) -> Ex
 
 
 def _entries(value: Any) -> int:
-    """However deep they are; what is empty is one."""
+    """Number of scalars at any depth; an empty list or object counts as one."""
     found = 0
     waiting: list[Any] = [value]
     while waiting:
@@ -120,7 +120,7 @@ def _refuse_guarded(name: str) -> None:
 
 
 def whole(name: str, value: object) -> int:
-    """A whole number, also as 100.0."""
+    """A whole number, which may be written as 100.0. Raises InvalidRequest."""
     if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST:
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -138,7 +138,8 @@ def _at_least(name: str, number: int, least: int) -> int:
 
 
 def choices_of(shape: ChatFields, extra: Extra | None, found: PromptFound, lane: Lane, embeds: bool) -> int:
-    """How many answers it asks for, each a sequence of its own in the engine. Raises InvalidRequest."""
+    """Number of answers that the request asks for; each is a sequence in the engine. Raises InvalidRequest above the
+    lane's limit."""
     if embeds:
         if found.prompts > lane.inputs_limit:
             _refuse("input", f"{found.prompts} texts", lane, "inputs_limit", lane.inputs_limit)
@@ -154,7 +155,7 @@ def choices_of(shape: ChatFields, extra: Extra | None, found: PromptFound, lane:
 
 
 def keep_bounds(shape: ChatFields, extra: Extra, lane: Lane) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if the request exceeds one of the lane's limits."""
     stop, bias = shape.stop, shape.logit_bias
     if isinstance(stop, list) and len(stop) > lane.stops_limit:
         _refuse("stop", f"{len(stop)} stop sequences", lane, "stops_limit", lane.stops_limit)
@@ -163,7 +164,7 @@ def keep_bounds(shape: ChatFields, extra: Extra, lane: Lane) -> None:
     top, own = shape.top_logprobs, shape.logprobs
     if top is not None and top > lane.logprobs_limit:
         _refuse("top_logprobs", str(top), lane, "logprobs_limit", lane.logprobs_limit)
-    if own is not None and own > lane.logprobs_limit:  # true, of a chat, counts as one: the token's own
+    if own is not None and own > lane.logprobs_limit:  # true, in a chat, counts as 1: the token's own
         _refuse("logprobs", str(int(own)), lane, "logprobs_limit", lane.logprobs_limit)
     if extra.entries is not None and extra.entries[1] > lane.entries_limit:
         _refuse(extra.entries[0], f"{extra.entries[1]} entries", lane, "entries_limit", lane.entries_limit)
@@ -181,7 +182,7 @@ def _refuse(field: str, what: str, lane: Lane, setting: str, most: int) -> None:
 
 
 def made_whole(body: dict[str, Any]) -> bool:
-    """Write 100.0 as 100 where a whole number is wanted. Whether there was any."""
+    """Writes 100.0 as 100 in the fields that are whole numbers. Returns whether any was changed."""
     changed = False
     for name in INTEGERS:
         value = body.get(name)
@@ -192,7 +193,7 @@ def made_whole(body: dict[str, Any]) -> bool:
 
 
 def looked_into(body: object, ranges: Ranges) -> ChatFields:
-    """Of a body that is not in the usual ranges: what it asks, or what is wrong with it. Raises InvalidRequest."""
+    """The fields of a body that is outside OpenAI's ranges, checked against the engine's. Raises InvalidRequest."""
     shape = json.convert(body, ChatFields)
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "dimensions"):
         _within(name, getattr(shape, name), 1, inf)
@@ -216,7 +217,7 @@ def looked_into(body: object, ranges: Ranges) -> ChatFields:
 
 
 def _check_pairs(biases: list[Any]) -> None:
-    """As llama.cpp has them: [token id or text, bias or false]."""
+    """Checks logit_bias in the form of llama.cpp: [token id or text, bias or false]. Raises InvalidRequest."""
     for pair in biases:
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | str):
             raise InvalidRequest("logit_bias: as a list, it is pairs of a token and its bias", param="logit_bias")

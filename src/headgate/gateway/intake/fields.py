@@ -1,4 +1,4 @@
-"""What a client may say, as far as the gateway has to understand it."""
+"""The fields of a request body that the gateway reads, with OpenAI's ranges."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 LONGEST_STOP = 1024
-"""Characters of a stop sequence."""
+"""Maximum characters of a stop sequence."""
 
 
 class StreamFields(msgspec.Struct, gc=False):
@@ -14,7 +14,7 @@ class StreamFields(msgspec.Struct, gc=False):
 
 
 class ChatFields(msgspec.Struct, kw_only=True, gc=False):
-    """The part of a body that the gateway has to understand; the rest passes through. Null is the same as nothing."""
+    """The fields of a body that the gateway reads; all others pass through. None: not given, or null."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -49,7 +49,8 @@ _Stop = Annotated[str, Meta(max_length=LONGEST_STOP)]
 
 
 class UsualFields(ChatFields, kw_only=True, gc=False):
-    """One whose values are in OpenAI's own ranges: nearly every body is, and for it this is all that is looked at."""
+    """The same with all values in OpenAI's ranges, as in nearly every body; such a body needs no further range
+    check."""
 
     max_tokens: _AtLeastOne | None = None
     max_completion_tokens: _AtLeastOne | None = None
@@ -71,4 +72,4 @@ INTEGERS = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "logprobs", "seed", "dimensions",
     "priority",
 )  # fmt: skip
-"""Fields that may be written as 100.0, too."""
+"""Whole-number fields, which may also be written as 100.0."""

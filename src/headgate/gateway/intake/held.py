@@ -1,7 +1,8 @@
-"""How many bytes of long bodies are held? Those of requests that were taken and have not ended, waiting or running.
+"""Bounds the bytes of long bodies held for requests that were taken and have not ended, waiting or running.
 
-Short bodies are not counted: the lanes' queues and the connections bound them. Where there are several tenants, one may
-hold as much as it leaves free: half if it is alone, a third beside another that holds as much.
+Short bodies are not counted: the lanes' queues and the connections bound them. Where tenants have keys, a tenant that
+already holds a body may have another one if all its bodies together fit into the bytes that are free: about half of all
+bytes if no other tenant holds any, about a third beside another that holds as much.
 """
 
 from typing import Final
@@ -25,7 +26,7 @@ class HeldBodies:
         return len(self._of)
 
     def take(self, exchange: Exchange, tenant: str, size: int, several: bool) -> None:
-        """Raises Refused past a bound. `several`: there are other tenants."""
+        """Counts the body of an exchange. Raises Refused beyond a bound. `several`: whether tenants share the bytes."""
         own, free = self._by_tenant.get(tenant, 0), self.most - self.total
         if size > free:
             raise _refused(f"{self.total} bytes of long bodies are held, and limits.held_bytes is {self.most}", size)
@@ -36,7 +37,7 @@ class HeldBodies:
         self.total += size
 
     def drop(self, exchange: Exchange) -> None:
-        """It has ended; nothing if it holds none."""
+        """Releases the bytes of an exchange that has ended, if it holds any."""
         held = self._of.pop(exchange, None)
         if held is None:
             return

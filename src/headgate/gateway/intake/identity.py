@@ -1,4 +1,4 @@
-"""Who asks? Keys are known only by their SHA-256."""
+"""Finds the tenant of a request by its API key. Only the SHA-256 of a key is stored."""
 
 import hashlib
 
@@ -14,19 +14,20 @@ class Identities:
 
     @property
     def keyed(self) -> bool:
-        """Nobody is served without a key."""
+        """Whether a key is needed for every request."""
         return not self._anonymous.allowed
 
     @property
     def several(self) -> bool:
-        """Some tenants have keys."""
+        """Whether any tenant has keys."""
         return bool(self._by_digest)
 
     def of(self, headers: dict[str, str]) -> Tenant:
-        """Raises Unauthorized. A wrong key is one even where none is needed: the client believes it is somebody."""
+        """The tenant of a request. Raises Unauthorized if a needed key is missing, and for an unknown key wherever
+        tenants have keys, even if none is needed: its client expects to be served as a tenant."""
         key = key_in(headers)
         if key and self._by_digest:
-            # Looked up by digest: how long that takes depends on the digest, from which nobody gets back to the key.
+            # Looked up by digest: the time depends on the digest only, which does not reveal the key.
             tenant = self._by_digest.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest())
             if tenant is None or not tenant.allowed:
                 raise Unauthorized("this API key is not known here")

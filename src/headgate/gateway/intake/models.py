@@ -1,7 +1,7 @@
-"""What does the name stand for that a client asks for? The live answer, swapped as a whole.
+"""Resolves the model name of a request to a model and version, by the live table of public names.
 
-Asked for every request that is accepted, now and then from another thread: what is read here is one table that nobody
-changes. A rollback is another table.
+Called for each request that is accepted, sometimes from the parsing thread: the table is never changed, only replaced
+as a whole. A rollback is another table.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,13 +19,14 @@ from headgate.policy.rollout.capability import Room, ask_of, choose
 from headgate.policy.rollout.rollout import TrafficSplit, digest_of
 
 PIN: Final = "x-headgate-version"
-"""Trusted clients say with it which version they want."""
+"""The header by which trusted clients choose a version."""
 COME_BACK_S: Final = 2.0
-"""When to ask again for a version of which no replica is usable: in about as long as a probe takes to notice one."""
+"""Retry-After in seconds for a pinned version without a usable replica: about as long as a probe takes to notice
+one."""
 
 
 class Chosen:
-    """What a request came to."""
+    """The model and version that were chosen for a request."""
 
     # Written out, not a dataclass: one is made per request.
     __slots__ = ("drawn_from", "fell_back", "model", "name", "others", "reason", "shadow", "version")
@@ -42,42 +43,42 @@ class Chosen:
         fell_back: str = "",
     ) -> None:
         self.name = name
-        """As the client asked."""
+        """The name that the client asked for."""
         self.model = model
-        """Whose replicas it goes to."""
+        """The model whose replicas get the request."""
         self.version = version
         self.reason = reason
         self.drawn_from = drawn_from
-        """The name among whose versions its own was drawn; empty: there are none, or it was pinned."""
+        """The name whose versions the version was drawn from; empty: the name has none, or the version was pinned."""
         self.shadow = shadow
-        """(version, model) that gets a copy."""
+        """(version, model) that gets a copy; None: no copy is made."""
         self.others = others
-        """(version, model) of those that may answer while no replica of its own is usable, in this order."""
+        """(version, model) of the versions to fall back to, in this order, while no replica of `version` is usable."""
         self.fell_back = fell_back
-        """The version that was drawn, where this one stands in for it."""
+        """The version that was drawn, if `version` stands in for it; empty: `version` itself was drawn."""
 
     @property
     def pinned(self) -> bool:
-        """The client named the version."""
+        """Whether the client named the version."""
         return bool(self.version) and not self.drawn_from
 
     def instead(self, model: str) -> "Chosen":
-        """The same, answered by another of its versions."""
+        """The same choice, with the version of `model` instead."""
         version = next((version for version, other in self.others if other == model), "")
         reason = f"version {version}: no replica of {self.version} is usable; {self.reason}"
         return Chosen(self.name, model, version, reason, self.drawn_from, self.shadow, (), self.version)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One public name, as it stands right now."""
+    """One public name and what it currently stands for."""
 
     config: ModelConfig
     split: TrafficSplit | None = None
-    """None: it has rules instead of versions."""
+    """The shares of its versions; None: the name has rules instead of versions."""
     targets: Mapping[str, str] = {}
-    """Version → model."""
+    """Model by version."""
     shadow: tuple[str, float] | None = None
-    """(version, share) that gets copies."""
+    """The shadowed version, and the share of requests copied to it; None: no copies."""
 
 
 Table = Mapping[str, Entry]
@@ -89,7 +90,7 @@ class Models:
         self._room = room
 
     def swap(self, table: Table) -> None:
-        """From the next request on."""
+        """Replaces the table, from the next request on."""
         self._table = table
 
     def knows(self, name: str) -> bool:
@@ -112,7 +113,7 @@ class Models:
 
     @property
     def hidden(self) -> set[str]:
-        """Models that versions stand for: clients are told the name, not what is behind it."""
+        """Models behind versions: /v1/models lists the public name, not these."""
         return {model for entry in self._table.values() for model in entry.targets.values()}
 
     def choose(
@@ -126,7 +127,8 @@ class Models:
         request_id: str,
         session: str | None,
     ) -> Chosen | None:
-        """None: it is no public name, and stands for itself. Raises InvalidRequest for a pin that does not count."""
+        """The model and version for a name; None: it is not a public name, and stands for itself. Raises InvalidRequest
+        for a pin that is not allowed or unknown, and Refused for one without a usable replica."""
         table = self._table
         entry = table.get(name)
         if entry is None:
@@ -157,7 +159,7 @@ class Models:
         return Chosen(name, entry.targets[version], version, reason, config.name, shadow, others)
 
     def _pinned(self, name: str, target: str, entry: Entry, pinned: str, tenant: Tenant, reason: str) -> Chosen:
-        # Refused, not ignored: whoever asks for a version and measures another believes the wrong thing.
+        # Refused, not ignored: a client that asks for a version and measures another would believe the wrong thing.
         if not tenant.trusted:
             raise InvalidRequest(f"{PIN} counts only for trusted keys: tenant {tenant.name!r} is not one", param=PIN)
         model = entry.targets.get(pinned)
@@ -165,14 +167,14 @@ class Models:
             known = ", ".join(entry.targets)
             raise InvalidRequest(f"{target} has no version {pinned[:64]!r}; there is {known}", param=PIN)
         if not self._room(model).limit:
-            # At once, and by no other: whoever names a version wants that one, and can do without the wait.
+            # Refused at once, without a fallback: a client that pins a version wants that one, and no wait.
             wrong = f"no replica of version {pinned} of {target} is usable now: come back, or ask without {PIN}"
             raise Refused(wrong, Outcome.NO_REPLICA, COME_BACK_S)
         because = f"version {pinned}: pinned"
         return Chosen(name, model, pinned, f"{reason}; {because}" if reason else because, "", None)
 
     def room(self, name: str) -> Room:
-        """Of a model, or of all versions that a name stands for."""
+        """Capacity of a model, or of all versions with traffic behind a public name."""
         entry = self._table.get(name)
         if entry is None or entry.split is None:
             return self._room(name)

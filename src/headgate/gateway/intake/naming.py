@@ -1,7 +1,7 @@
-"""Under which name is a model told to a client? Under the one that it asked for.
+"""Replaces the engine's model name in an answer by the name that the client asked for.
 
-An engine says in each event what it calls its model. Where a client asked for a public name, or a replica's engine has
-another name for it than the gateway, a client is not told that: it may change from one answer to the next.
+An engine writes its own name for the model into each event. Where a client asked for a public name, or the engine has
+another name for the model than the gateway, the client must not see it: it may change from one answer to the next.
 """
 
 import re
@@ -11,7 +11,7 @@ import msgspec
 
 _MODEL: Final = b'"model"'
 _SAID: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-"""Not within a text: there the quotes have backslashes."""
+"""Never matches within a text: there the quotes are escaped."""
 
 
 class _Inner(msgspec.Struct):
@@ -19,7 +19,7 @@ class _Inner(msgspec.Struct):
 
 
 class _Outer(msgspec.Struct):
-    """An event or a whole answer; of /v1/responses the model is one level down."""
+    """An event or a whole answer; in events of /v1/responses the model is one level down."""
 
     model: str | None = None
     response: _Inner | None = None
@@ -29,7 +29,8 @@ _read = msgspec.json.Decoder(_Outer).decode
 
 
 class Naming:
-    """Of one exchange. Decodes one event; in all others it looks for the same bytes."""
+    """Renames the model in the answer of one exchange. Decodes one event, and searches the others for the same
+    bytes."""
 
     __slots__ = ("_found", "_said", "name")
 
@@ -37,10 +38,10 @@ class Naming:
         self.name: Final = name
         self._said: Final = b'"model":' + msgspec.json.encode(name)
         self._found = b""
-        """What the engine writes; empty: not known yet."""
+        """The bytes with which the engine writes its name; empty: not known yet."""
 
     def told(self, data: bytes) -> bytes:
-        """An event, or a whole answer, with the name that was asked for."""
+        """An event, or a whole answer, with the name that the client asked for."""
         if not self._found or data.find(self._found) < 0:
             if data.find(_MODEL) < 0:
                 return data
@@ -51,7 +52,7 @@ class Naming:
 
 
 def _written(data: bytes) -> bytes:
-    """How the name is written in it; empty: it has none."""
+    """The bytes that hold the model name in `data`; empty: there is none."""
     try:
         said = _read(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""What does a request ask about, and how long is it? Its texts, one after the other.
+"""Measures the prompt of a request, and hashes it message by message for prefix routing.
 
-Pictures, sounds and files in base64 are not text: their bytes say nothing about their tokens. They count for a few
-tokens each, and tell one conversation from another by their length and their end.
+Pictures, sounds and files in base64 are not text: their bytes say nothing about their tokens. Each counts as
+MEDIA_TOKENS, and only its length and its end go into the hash.
 """
 
 from hashlib import blake2b
@@ -15,50 +15,50 @@ from headgate.gateway.intake.responses import parts
 from headgate.model.errors import InvalidRequest
 
 MOST_MESSAGES_HASHED: Final = 128
-"""Later messages of a longer conversation do not decide where it goes."""
+"""Messages that are hashed; later ones do not influence which replica gets the conversation."""
 LINK_BYTES: Final = 16
 MOST_ID: Final = 2**31 - 1
-"""Of a token id: engines keep them in 32 bits."""
+"""Largest token id: engines keep ids in 32 bits."""
 MEDIA_TOKENS: Final = 85
-"""What a picture, a sound or a file counts for: what OpenAI charges for a small picture."""
+"""Tokens counted for a picture, a sound or a file: what OpenAI charges for a small picture."""
 MEDIA: Final = frozenset((
     "image_url", "image", "input_image", "image_embeds", "input_audio", "audio", "audio_url", "video", "video_url",
     "input_video", "file", "input_file", "computer_screenshot", "image_generation_call",
 ))  # fmt: skip
-"""What parts of a message are called that are not text, in the dialects there are."""
+"""Types of message parts that are not text, over all dialects."""
 DATA: Final = frozenset((
     "url", "data", "file_data", "b64_json", "result", "image_url", "image", "image_embeds", "audio", "audio_url",
     "video", "video_url",
 ))  # fmt: skip
-"""Fields of such a part that hold data. All else in it is counted, so that no text is hidden there."""
+"""Fields of such a part that hold data. Its other fields count as text, so that no text can be hidden there."""
 TAIL: Final = 32
-"""Characters at the end of a picture that tell it from another."""
+"""Characters at the end of the data that tell one picture from another."""
 LONG_TEXT: Final = 256
-"""Of what is not text, a longer value is data."""
+"""Characters above which the value of a DATA field is shortened; up to that length it counts as text."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class PromptFound:
-    """What a body asks about."""
+    """The prompt of a body, measured."""
 
     __slots__ = ("chain", "media", "prompts", "size", "tokens")
 
     def __init__(self, chain: tuple[bytes, ...], size: int, media: int, prompts: int, tokens: int) -> None:
         self.chain = chain
-        """Hash chain over the conversation, message by message."""
+        """Hash chain over the conversation, one link per message."""
         self.size = size
-        """Bytes of its text, as JSON."""
+        """Bytes of the text, as JSON."""
         self.media = media
-        """Pictures, sounds and files."""
+        """Number of pictures, sounds and files."""
         self.prompts = prompts
-        """Texts that are each answered for themselves."""
+        """Number of prompts, each of which gets its own answer."""
         self.tokens = tokens
-        """How many it is, where it came as token ids; 0: as text."""
+        """Number of token ids, if the prompt came as ids; 0: it came as text."""
 
 
 def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
-    """Raises InvalidRequest where nothing is asked."""
+    """Measures the prompt of a body. Raises InvalidRequest if it is empty or malformed."""
     prompts, tokens = 1, 0
     if path.endswith("/chat/completions"):
         if not shape.messages:
@@ -90,7 +90,7 @@ def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
 
 
 def _listed(whole: list[Any], name: str) -> tuple[int, int]:
-    """How many prompts a list holds, and how many token ids; 0: it holds text."""
+    """Number of prompts in a list, and number of token ids (0: the list holds text). Raises InvalidRequest."""
     kinds = set(map(type, whole))
     if kinds == {str}:
         return len(whole), 0
@@ -105,9 +105,9 @@ def _listed(whole: list[Any], name: str) -> tuple[int, int]:
 
 
 def _in_range(least: Any, most: Any, name: str) -> None:
-    """Of token ids. Which of them a model has, its engine knows."""
+    """Raises InvalidRequest if a token id is out of range. Only the engine knows which ids its model has."""
     if least < 0 or most > MOST_ID:
-        wrong = least if least < 0 else most  # of at most 19 digits: no longer ones are read
+        wrong = least if least < 0 else most  # at most 19 digits: longer numbers are not parsed
         raise InvalidRequest(f"{name} must hold token ids from 0 to {MOST_ID}, got {wrong}", param=name)
 
 
@@ -115,7 +115,7 @@ def _in_range(least: Any, most: Any, name: str) -> None:
 
 
 def _without_media(message: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The message with what is not text made short, and how many such parts it has; the very same if it has none."""
+    """The message with its media shortened, and the number of media; the same object if there are none."""
     count = 0
     for name in ("content", "output"):
         inner = message.get(name)
@@ -135,13 +135,13 @@ def _is_media(part: object) -> bool:
     if not isinstance(part, dict):
         return False
     kind = part.get("type")
-    if kind is None:  # some engines tell by what it holds
+    if kind is None:  # some engines go by the fields instead
         return not MEDIA.isdisjoint(part)
     return isinstance(kind, str) and kind in MEDIA
 
 
 def _short(part: dict[str, Any]) -> dict[str, Any]:
-    """Its data told by their length and end; whatever else it says stays."""
+    """The part with its data replaced by length and end; its other fields stay."""
     return {name: _told(name, value) for name, value in part.items()}
 
 

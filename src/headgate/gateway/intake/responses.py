@@ -1,8 +1,8 @@
-"""/v1/responses, as far as it needs no memory: what is asked, and as a chat where the engine knows only chats.
+"""Reads /v1/responses requests that need no stored state, and rewrites them as chats for engines that only have chats.
 
-Nothing is kept here, so whatever refers to an earlier answer or asks for a later one is refused. An engine that has
-/v1/responses itself gets the request as it came. For all others a text request becomes a chat that asks the same, and
-its answer is told in the words of /v1/responses again (gateway/answer/response_voice.py).
+The gateway stores no answers, so a request that refers to an earlier answer or asks for a later one is refused. An
+engine that has /v1/responses gets the request without its null fields and with store: false. For all others a text
+request becomes a chat that asks the same, and the answer is translated back (gateway/answer/response_voice.py).
 """
 
 from collections.abc import Callable
@@ -20,28 +20,28 @@ STATEFUL: Final = {
     "background": "ask for a stream, or wait for the answer",
     "prompt": "send the text itself: no prompts are kept here",
 }
-"""What would need a memory, and what to do instead."""
+"""Fields that would need stored state, and what to do instead."""
 SAME: Final = (
     "model", "temperature", "top_p", "user", "service_tier", "seed", "stop", "top_k", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "priority", "lane", "ttft_target_ms", "tpot_target_ms",
     "longest_neighbour",
 )  # fmt: skip
-"""Fields that a chat has too."""
+"""Fields that a chat has under the same name."""
 WITHOUT_EFFECT: Final = (
     "store", "metadata", "parallel_tool_calls", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier", "stream_options",
 )  # fmt: skip
-"""What a text answer of one chat is the same without."""
+"""Fields that make no difference to the text answer of one chat, and are left out."""
 ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 
 
 class Untold(Exception):
-    """A chat can't say this: `args` are the field and why."""
+    """A chat cannot express this field: `args` are the field and the reason."""
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
-    """The part that has to be understood whoever answers it."""
+    """The fields that the gateway reads, whichever engine answers."""
 
     model: str = ""
     input: str | list[str | dict[str, Any]] | None = None
@@ -52,7 +52,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
 
 
 def read(body: object) -> dict[str, Any]:
-    """Checked, and asked to keep nothing. Raises InvalidRequest."""
+    """The checked body, without null fields and with store: false. Raises InvalidRequest."""
     shape = json.convert(body, ResponsesBody)
     assert isinstance(body, dict)
     for name, instead in STATEFUL.items():
@@ -76,7 +76,7 @@ def parts(body: dict[str, Any]) -> list[Any]:
 
 
 def cap(allowance: Allowance, body: dict[str, Any]) -> None:
-    """Write it into a body that goes to an engine's own /v1/responses. There are no stop sequences."""
+    """Writes the token limit into a body for an engine's own /v1/responses, which has no stop sequences."""
     if allowance.tokens is not None:
         body["max_output_tokens"] = min(allowance.tokens, body.get("max_output_tokens", allowance.tokens))
 
@@ -85,7 +85,7 @@ def cap(allowance: Allowance, body: dict[str, Any]) -> None:
 
 
 def as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """Raises Untold."""
+    """The body of a chat that asks the same. Raises Untold if a chat cannot express it."""
     for name, value in body.items():
         if name in _READ:
             continue
@@ -107,7 +107,7 @@ _READ: Final = frozenset({"input", "instructions", "max_output_tokens", "stream"
 
 
 def _idle(name: str, value: Any) -> bool:
-    """Whether a field is there and asks for nothing."""
+    """Whether a field that a chat lacks has a value without effect."""
     known: dict[str, Callable[[Any], bool]] = {
         "tool_choice": lambda choice: choice in ("none", "auto"),
         "truncation": lambda how: how == "disabled",
@@ -152,7 +152,7 @@ def _text(part: Any, path: str) -> str:
 
 
 def _format(text: Any) -> dict[str, Any] | None:
-    """A chat has what the answer is to look like under another name."""
+    """The response_format of a chat for the `text` field; None: plain text. Raises Untold."""
     if text is None:
         return None
     wanted = text.get("format") if isinstance(text, dict) else None
