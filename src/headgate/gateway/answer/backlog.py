@@ -1,8 +1,8 @@
-"""Does the client read what it is sent?
+"""Notices a client that does not read its stream, and pauses or cancels the stream.
 
-A client is behind when more than `events` or `unsent_bytes` are unsent. While it is, its replica is not read; if it has
-not caught up after a grace time, it is given up. So memory stays flat, and the engine is free again. A spooled client
-is written to all the same, up to a bound.
+A client is behind when more than `events` or `unsent_bytes` are unsent. While it is behind, its replica is not read; if
+it has not caught up after `grace_s`, its request is cancelled. So memory stays flat, and the engine is free again. The
+replica of a spooled client is read all the same, until `spool_bytes` are unsent.
 """
 
 import asyncio
@@ -15,33 +15,36 @@ from headgate.replica.http import Call
 from headgate.wire.exchange import Exchange
 
 _LOOK_EVERY_S = 0.02
-"""The transport says when it has sent most of 32 KiB. Of less it says nothing, so while a client is behind we look."""
+"""Seconds between two looks at a client that is behind: the transport reports only when most of 32 KiB has been
+sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
-    """Judged after each read from the replica, so one read's events may come on top."""
+    """Limits on clients and replicas, checked after each read from the replica: one read's events may exceed them."""
 
     events: int
-    """A client with more events unsent is behind."""
+    """Unsent events above which a client is behind."""
     unsent_bytes: int
-    """A client with more bytes unsent is behind."""
+    """Unsent bytes above which a client is behind."""
     grace_s: float
-    """How long a client that is behind may take to catch up."""
+    """Seconds that a client that is behind has to catch up."""
     spool_bytes: int
-    """Unsent bytes at which a spooled client is given up."""
+    """Unsent bytes above which the request of a spooled client is cancelled."""
     first_token_s: float
-    """A replica whose first token has not come this long after it was asked has stalled, whatever else it sends."""
+    """Seconds after the request was sent until the first token; then the replica has stalled, whatever else it
+    sends."""
     answer_s: float = 600.0
-    """The same for all of an answer in one piece: as long as official clients wait."""
+    """Seconds after the request was sent until an unstreamed answer is complete: as long as official clients wait."""
     body_s: float = 60.0
-    """How long an answer in one piece may take after its head, plus `stall_s`, where its lane has no `generation_s`."""
+    """Seconds, with `stall_s` added, that an unstreamed answer may take after its head, if its lane has no
+    `generation_s`."""
     stall_s: float
-    """A replica that says nothing for this long in the middle of a stream has stalled."""
+    """Seconds without a token in the middle of a stream after which the replica has stalled."""
 
 
 def relay_limits(config: GatewayConfig) -> RelayLimits:
-    """The limits of a gateway with this config; the config holds their defaults."""
+    """The limits from this config, which holds their defaults. `answer_s` and `body_s` are not configurable."""
     relay, timeouts = config.relay, config.timeouts
     return RelayLimits(
         events=relay.events,
@@ -54,7 +57,7 @@ def relay_limits(config: GatewayConfig) -> RelayLimits:
 
 
 class Backlog:
-    """Made when something is left unsent for the first time: most clients need none."""
+    """Watches one client. Made when something is left unsent for the first time: most clients need none."""
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Backlog:
         give_up: Callable[[], None],
         on_broken: Callable[[Exception], None],
     ) -> None:
-        """`on_broken`: is told what was raised where nobody else would hear of it."""
+        """`on_broken` gets the exceptions raised in callbacks that have no caller of ours."""
         self._exchange = exchange
         self._call = call
         self._limits = limits
@@ -77,21 +80,21 @@ class Backlog:
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
         self._events = 0
-        """Since all was last seen to be sent."""
+        """Events written since nothing was last seen unsent."""
         self.behind_since: float | None = None
         self.stalled_s = 0.0
-        """How long the client was behind, up to now."""
+        """Seconds that the client was behind, in all periods that have ended."""
         self.resumed_at = 0.0
-        """When the replica was last read again."""
+        """When reading from the replica last resumed; 0: it never paused."""
         exchange.on_writable = self._on_writable
 
     @property
     def pausing(self) -> bool:
-        """The replica is not read, so it can't be blamed for its silence."""
+        """Whether the replica is not being read, so that its silence is not its fault."""
         return self.behind_since is not None and not self._spool
 
     def judge(self, events: int, now: float) -> None:
-        """So many more have been written."""
+        """Decides, after `events` more were written, whether the client is behind, has caught up or is too slow."""
         unsent = self._exchange.unsent
         limits = self._limits
         if not unsent:
@@ -107,7 +110,7 @@ class Backlog:
                 self._look_again_in(limits.grace_s)
 
     def read_from(self, call: Call) -> None:
-        """Another replica goes on. One that comes while the client is behind is not read until it has caught up."""
+        """Another replica continues the stream. While the client is behind, that replica is not read."""
         self._call = call
         if self.pausing:
             call.pause()

@@ -1,8 +1,9 @@
-"""Which answers have to be read along, because they may have to be ended early?
+"""Selects the answers that the gateway reads along with, because they may have to be ended early.
 
-Streams whose text is watched for repetition; and answers in one piece that may take longer than their lane allows, or
-are watched and not short. Our own engine is told the bounds instead, and keeps them itself. Of a stream with several
-choices it is noted which have ended, so that the others can be.
+These are streams whose text is watched for repetition, and unstreamed answers that may take longer than their lane
+allows, or that are watched and not short. Our own engine gets the bounds instead, and keeps them itself. In a stream
+with several choices, our own engine's included, the reader notes which choices have ended, so that the gateway can end
+the others.
 """
 
 from typing import Any, Final
@@ -29,8 +30,8 @@ TOLD_WHOLE: Final = (
     "modalities", "return_hidden_states",
 )  # fmt: skip
 SHORT: Final = 64
-"""Tokens: an answer in one piece that may have no more is asked for as it is. Repetition could hardly be told in fewer,
-so that ending it would save next to nothing, and reading it along costs more than it does."""
+"""Maximum tokens of an unstreamed answer that is not watched: repetition can hardly be detected in fewer tokens, ending
+it would save next to nothing, and reading along costs more than the answer itself."""
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH: Final = b'"finish_reason":null'
 _NO_FINISH_SPACED: Final = b'"finish_reason": null'
@@ -39,9 +40,9 @@ _NO_FINISH_SPACED: Final = b'"finish_reason": null'
 def bounded(
     accepted: Accepted, allowance: Allowance, lane: Lane, relay: Relay, clock: Clock
 ) -> "Gather | Bounded | Several | ResponseReader | None":
-    """None: the Relay itself does."""
+    """The reader between a replica and its Relay; None: the answer is not read along."""
     request = accepted.request
-    if accepted.path == RESPONSES:  # an answer in one piece is the engine's own, and not read along
+    if accepted.path == RESPONSES:  # an unstreamed answer is the engine's own, and not read along
         detector = Detector(allowance.runaway) if allowance.runaway != "off" else None
         return ResponseReader(relay, detector) if request.stream else None
     watched = allowance.runaway != "off" and request.choices == 1
@@ -58,7 +59,7 @@ def bounded(
 
 
 def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
-    """Who hears the rest of a stream that broke off: what was said before counts too."""
+    """The reader for the rest of a stream that broke off. The detector gets the text before the break first."""
     if allowance.runaway == "off":
         return relay
     detector = Detector(allowance.runaway)
@@ -68,15 +69,16 @@ def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
 
 
 def may_outlast(tokens: int | None, lane: Lane) -> bool:
-    """Whether so much can take longer than the lane allows even if every token comes as soon as promised."""
+    """Whether `tokens` (None: unlimited) can exceed the lane's generation time even if each token comes within the
+    promised gap."""
     if lane.generation_s is None:
         return False
     return tokens is None or tokens * lane.gap_target_s > lane.generation_s
 
 
 def told_whole(body: dict[str, Any]) -> bool:
-    """Whether it asks for something that engines write another way, or not at all, where they stream: then the answer
-    in one piece must be the engine's own."""
+    """Whether a body asks for something that engines write differently, or not at all, in a stream: then the unstreamed
+    answer must be the engine's own."""
     for name in TOLD_WHOLE:
         value = body.get(name)
         if value is not None and value is not False and value != [] and value != {}:
@@ -85,7 +87,7 @@ def told_whole(body: dict[str, Any]) -> bool:
 
 
 class Along:
-    """Between a replica and its Relay: reads along, and passes everything on. A Listener."""
+    """A Listener between a replica and its Relay, which passes everything on."""
 
     __slots__ = ("_relay",)
 
@@ -121,7 +123,7 @@ class Along:
 
 
 class Several(Along):
-    """Of a stream with several choices, notes which have ended."""
+    """Notes which choices of a stream with several choices have ended."""
 
     __slots__ = ()
 
@@ -133,13 +135,13 @@ class Several(Along):
 
 
 def _says_end(event: bytes) -> bool:
-    """Whether it says why some choice ends."""
+    """Whether an event has a finish_reason that is not null."""
     said = event.count(_FINISH)
     return said > 0 and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED)
 
 
 def ended_in(event: bytes) -> frozenset[int]:
-    """The choices that an event says the end of."""
+    """Indexes of the choices that end with this event."""
     try:
         choices = decode_event(event)["choices"]
         ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
@@ -149,7 +151,7 @@ def ended_in(event: bytes) -> frozenset[int]:
 
 
 class Bounded(Along):
-    """Ends what only repeats itself."""
+    """Ends a stream that only repeats itself."""
 
     __slots__ = ("_repeats",)
 

@@ -1,6 +1,6 @@
-"""One stream from two replicas: what the second says is told as if the first had gone on.
+"""Joins one stream from two replicas: the second replica's events are rewritten as if the first had continued.
 
-Only streams that broke off come here; nobody else's events are decoded.
+Only the events of streams that broke off are decoded here.
 """
 
 from typing import Any, Final
@@ -11,16 +11,18 @@ from headgate.replica.dialects import continued
 from headgate.replica.openai import decode_event, encode_told
 
 _HEAD: Final = ("id", "object", "created", "model", "system_fingerprint")
-"""What is the same in all events of a stream."""
+"""Fields that are the same in all events of a stream."""
 
 
 def can_go_on(path: str, body: dict[str, Any]) -> bool:
-    """Whether some replica could go on with its stream. Which ones can, is known when one is chosen."""
+    """Whether some kind of replica could continue a stream of this request. Whether the chosen one can, `rest_of`
+    tells."""
     return continued("headgate", path, body, "", 0) is not None
 
 
 def text_said(said: bytearray) -> str | None:
-    """From its spelling in JSON, as it was passed on, a piece to a line. None: it breaks off within a character."""
+    """The text of a stream from its pieces, which are spelled as in JSON, one per line. None: it breaks off within a
+    character."""
     try:
         text = msgspec.json.decode(b'"%b"' % bytes(said).replace(b"\n", b""), type=str)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -29,21 +31,21 @@ def text_said(said: bytearray) -> str | None:
 
 
 def rest_of(kind: str | None, path: str, body: dict[str, Any], said: bytearray, events: int) -> dict[str, Any] | None:
-    """What to ask a replica for, that has another's stream go on after so much. None: this one can't."""
+    """The body that asks a replica of this kind to continue a stream after `said`. None: it cannot."""
     text = text_said(said)
     if text is None:
         return None
     if not text:
-        return body  # nobody has heard anything yet
+        return body  # the client has got no text yet
     try:
         pieces = [msgspec.json.decode(b'"%b"' % piece, type=str) for piece in bytes(said).split(b"\n") if piece]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pieces = [text]  # some are halves of characters
+        pieces = [text]  # some pieces end within a character
     return continued(kind, path, body, text, events, pieces)
 
 
 def has_ended(last: bytes) -> bool:
-    """Whether a stream's last event says why it ends, or what it took: nothing is missing but the end itself."""
+    """Whether a stream's last event has a finish_reason or usage: then only the end itself is missing."""
     try:
         said = decode_event(last)
         if not said["choices"]:
@@ -57,7 +59,7 @@ class Continuation:
     __slots__ = ("_before", "_head")
 
     def __init__(self, first: bytes, before: int) -> None:
-        """`first` is the stream's first event, `before` how many tokens have been passed on so far."""
+        """`first` is the stream's first event, `before` the number of tokens passed on so far."""
         try:
             began = decode_event(first)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -66,11 +68,11 @@ class Continuation:
         self._before = before
 
     def told(self, event: bytes) -> bytes | None:
-        """As the first replica would have said it. None: nothing the client has not heard."""
+        """The event as the first replica would have written it. None: it has nothing new for the client."""
         try:
             said = decode_event(event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return event  # [DONE], or whatever it is
+            return event  # [DONE], or no JSON
         if not isinstance(said, dict) or "error" in said:
             return event
         usage = said.get("usage")
@@ -89,10 +91,10 @@ class Continuation:
         return encode_told({**said, **self._head}) if speaks else None
 
     def _add_up(self, usage: dict[str, Any], timings: object) -> None:
-        """The second replica took what was said for a part of its prompt."""
+        """Moves the tokens before the break from prompt to completion: the second replica counted them as prompt."""
         before = self._before
         if isinstance(timings, dict) and isinstance(timings.get("continued_tokens"), int):
-            before = timings["continued_tokens"]  # our own engine knows; events may be of several tokens
+            before = timings["continued_tokens"]  # our own engine reports them; one event may hold several tokens
         for name, more in (("prompt_tokens", -before), ("completion_tokens", before)):
             if isinstance(usage.get(name), int):
                 usage[name] = max(0, usage[name] + more)

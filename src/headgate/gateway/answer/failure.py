@@ -1,4 +1,4 @@
-"""What is the dispatcher told of an attempt that failed?"""
+"""Turns the error of a failed attempt into the event that the dispatcher gets."""
 
 from headgate.model.errors import ReplicaAnswered, ReplicaFailed, ReplicaUnreached, ServeError
 from headgate.model.event import AttemptFailed

@@ -1,7 +1,7 @@
-"""How is an answer in one piece ended early? It is asked for as a stream, and put together here.
+"""Asks for an unstreamed answer as a stream and joins the events, so that it can be ended early.
 
-A replica gives nothing of an answer in one piece before all of it is there. So where it may have to be ended with what
-there is, the replica is asked to stream it; the client gets one piece all the same, and its Relay sees one.
+A replica sends nothing of an unstreamed answer before all of it is there. So where the answer may have to be ended with
+the tokens there are, the replica is asked to stream it; the client still gets one piece, and its Relay sees one.
 """
 
 from typing import Any, Final
@@ -18,33 +18,33 @@ from headgate.replica.http import Call
 from headgate.replica.openai import decode_event, encode_told, read_error
 
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""Of events for one answer; no lane's ceiling comes near."""
+"""Maximum bytes of events for one answer; no lane's token limit comes near it."""
 MOST_CHOICES: Final = 4096
-"""An engine that numbers its choices or calls further is not followed."""
+"""Maximum choices or tool calls of one answer; a higher index is a failure of the replica."""
 _AFTER_DONE_S: Final = 1.0
 _GROWING: Final = frozenset({"content", "reasoning_content", "reasoning", "refusal", "text", "arguments"})
-"""Fields of which each event brings a part. Of the rest the last one counts."""
+"""Text fields to which each event adds a part. For other plain values the last event counts."""
 _BACKSLASH: Final = 92
 _STREAMED: Final = {"chat.completion.chunk": "chat.completion"}
 
 
 class GatheredAnswer:
-    """An answer as it grows."""
+    """An answer, joined from the events so far."""
 
     def __init__(self) -> None:
         self.events = 0
-        """That said something."""
+        """Number of choice parts in the events so far: the output tokens, if the replica reports no usage."""
         self._head: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         self._before = b""
         self._behind = b""
-        """What is around the text of an event that brings nothing but text: in most events of a stream it is the same.
-        Empty: not known."""
+        """The bytes before (`_before`) and behind the text of an event that has only text: the same in most events of a
+        stream. Empty: not known."""
         self._pieces: list[bytes] = []
-        """Texts that came so, as JSON spells them, for the choice in which they belong."""
+        """Texts of such events, spelled as in JSON, that are not yet joined to their choice."""
 
     def add(self, event: bytes) -> None:
-        """Raises msgspec.DecodeError, TypeError or LookupError for what is no event of a completion."""
+        """Adds an event. Raises msgspec.DecodeError, TypeError or LookupError if it is not an event of a completion."""
         before, behind = self._before, self._behind
         around = len(before) + len(behind)
         if around and len(event) >= around and event.startswith(before) and event.endswith(behind):
@@ -57,11 +57,11 @@ class GatheredAnswer:
         self._read(event)
 
     def _join(self) -> None:
-        """Add the texts that were set aside to what they are of."""
+        """Adds the pending texts to their choice."""
         if self._pieces:
             text, self._pieces = b"".join(self._pieces), []
             self._read(b"%b%b%b" % (self._before, text, self._behind))
-            self.events -= 1  # they have been counted one by one
+            self.events -= 1  # the pieces have been counted one by one
 
     def _read(self, event: bytes) -> None:
         said = decode_event(event)
@@ -69,7 +69,7 @@ class GatheredAnswer:
         if not isinstance(choices, list) or not isinstance(said.get("object"), str | None):
             raise TypeError("no event of a completion")
         first = {name: value for name, value in said.items() if value is not None}
-        # Who it is does not change; usage and whatever engines add comes last.
+        # The first value of each field stays; usage, which comes last, is the newest.
         self._head = {**first, **self._head, **({"usage": first["usage"]} if "usage" in first else {})}
         for choice in choices:
             if not isinstance(choice.get("delta"), dict | None):
@@ -81,11 +81,12 @@ class GatheredAnswer:
 
     @property
     def has_finished(self) -> bool:
-        """Whether the replica has said why it ended."""
+        """Whether the replica has given a finish_reason for any choice."""
         return any(isinstance(choice.get("finish_reason"), str) for choice in self._choices.values())
 
     def body(self, stop: str, finish: str, prompt_tokens: int) -> bytes:
-        """`stop` and `finish`: for choices that the replica has not ended; empty if it has ended all."""
+        """The whole answer as JSON. `stop` and `finish`: for choices that the replica has not ended; empty if it ended
+        all."""
         self._join()
         head = dict(self._head)
         head["object"] = kind = _STREAMED.get(head.get("object", ""), head.get("object", "chat.completion"))
@@ -106,7 +107,7 @@ class GatheredAnswer:
 
 
 def _only_text(choice: dict[str, Any]) -> bool:
-    """Whether a choice's part brings text and nothing else: the next one like it may be told by its bytes."""
+    """Whether a choice's part has only text: the next such event can be recognised by its bytes."""
     delta = choice.get("delta")
     if delta is None:
         told, text = "text", choice.get("text")
@@ -117,8 +118,8 @@ def _only_text(choice: dict[str, Any]) -> bool:
 
 
 def _around(event: bytes) -> tuple[bytes, bytes]:
-    """What is before and behind its text, empty where that is not told by a look: the field is there twice, or its
-    text has quotes in it."""
+    """The bytes before and behind the text of an event; empty where a search cannot tell: the field occurs twice, or
+    the text has quotes in it."""
     for name in (b'"content":"', b'"text":"'):
         if event.count(name) == 1:
             start = event.index(name) + len(name)
@@ -129,7 +130,7 @@ def _around(event: bytes) -> tuple[bytes, bytes]:
 
 
 def _index(entry: dict[str, Any]) -> int:
-    """Of a choice or a call. Raises LookupError for what is no number of one."""
+    """The index of a choice or a tool call. Raises LookupError if it is not a valid one."""
     index = entry.get("index", 0)
     if type(index) is not int or not 0 <= index < MOST_CHOICES:
         raise LookupError(f"an index that is not 0 to {MOST_CHOICES - 1}")
@@ -168,7 +169,7 @@ def _message(delta: dict[str, Any]) -> dict[str, Any]:
 
 
 class Gather:
-    """Between a replica that streams and a Relay that wants one piece. A Listener."""
+    """A Listener between a replica that streams and a Relay that gets one piece."""
 
     def __init__(
         self, relay: Relay, limit_s: float | None, detector: Detector | None, prompt_tokens: int, clock: Clock
@@ -186,11 +187,11 @@ class Gather:
         self._bytes = 0
         self._asked_at = 0.0
         self._heard_at: float | None = None
-        """When something of the answer last came; None: nothing has."""
+        """When a part of the answer last came; None: no token has come."""
         self._ends_at: float | None = None
 
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the replica is asked instead."""
+        """The body that asks the replica for a stream instead."""
         return {**body, "stream": True, "stream_options": {"include_usage": True}}
 
     def start(self, call: Call) -> None:
@@ -200,7 +201,7 @@ class Gather:
 
     def on_head(self, status: int, headers: dict[str, str], is_stream: bool) -> None:
         self._streams, self._headers = is_stream, headers
-        if not is_stream:  # a refusal, or an engine that does as it likes
+        if not is_stream:  # a refusal, or an engine that ignores `stream`
             self._relay.on_head(status, headers, False)
 
     def on_events(self, events: list[bytes]) -> None:
@@ -224,7 +225,7 @@ class Gather:
                 return
             if self._heard_at is None and speaks(event):
                 self._begin(call, now)
-            self._relay.events = self._whole.events  # so far: should the client leave, this is what was made
+            self._relay.events = self._whole.events  # if the client leaves, these count as output tokens
             if self._bytes > MOST_BYTES:
                 self._give_up(ReplicaFailed(f"the replica's answer is longer than {MOST_BYTES} bytes"))
                 return
@@ -235,7 +236,7 @@ class Gather:
             self._heard_at = self._relay.last_at = now
 
     def _begin(self, call: Call, now: float) -> None:
-        """Its first token is there."""
+        """The first token has come: the generation time starts."""
         self._heard_at = now
         if self._relay.first_at is None:
             self._relay.first_at = now
@@ -288,7 +289,7 @@ class Gather:
     def _answer(self, stop: str, finish: str) -> None:
         try:
             body = self._whole.body(stop, finish, self._prompt_tokens)
-        except Exception as flaw:  # of whatever kind: it is made of what the replica said, and of nothing else
+        except Exception as flaw:  # of any kind: the body is made only of what the replica sent
             self._give_up(ReplicaFailed(f"the replica's stream can't be put together: {flaw!r}"))
             return
         relay, self._call = self._relay, None

@@ -1,7 +1,7 @@
-"""What does a stream say, and how is one ended that the replica would go on with?
+"""Reads the text out of stream events, and writes the events that end a stream in the replica's place.
 
-For those requests only whose text is watched, and for those that reach the end of their time. Nothing here is on the
-path of any other.
+The first events of every stream are read here, and all events of a stream that is watched or could be continued by
+another replica. Only a stream that the gateway itself ends needs the closing events.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from headgate.replica.openai import decode_event, encode_told
 from headgate.wire.errors import Headers
 
 TIMINGS: Final = "x-headgate-timings"
-"""Clients that send it are told about times."""
+"""Clients that send this header get lane and queue time in the answer's headers."""
 REPETITION: Final = "repetition"
 TIME: Final = "time"
 DONE: Final = b"[DONE]"
 GRACE_S: Final = 1.0
-"""What our own engine has beyond its limit to end an answer itself."""
+"""Seconds beyond the generation time that our own engine has to end a stream itself."""
 _CONTENT: Final = b'content":"'
-"""The end of a name, so that it is `reasoning_content` too."""
+"""The end of the field name, so that `reasoning_content` matches too."""
 _TEXT: Final = b'"text":"'
 REASONING: Final = b'"reasoning'
-"""How the name of a field begins that holds what a model thinks."""
+"""Beginning of the names of fields that hold reasoning."""
 _NO_REASONING: Final = b'"reasoning_content":null'
-"""In every event, with some engines."""
+"""Some engines write this into every event."""
 
 
 def answer_headers(allowance: Allowance | None, lane: str, given: dict[str, str], queue_s: float) -> Headers:
-    """Beside an answer: why it may say no more; and for clients that ask for it, in which lane it was, and how long it
-    waited there."""
+    """Headers for an answer: the output cap that applied, and, for clients that send TIMINGS, the lane and the queue
+    time in milliseconds."""
     told: list[tuple[str, str]] = []
     if allowance is not None and allowance.why:
         told.append(("x-headgate-max-tokens", allowance.why))
@@ -44,7 +44,7 @@ def answer_headers(allowance: Allowance | None, lane: str, given: dict[str, str]
 
 
 def text_of(event: bytes) -> bytes:
-    """What an event adds to the text, as it is written in JSON: repeated text is repeated JSON."""
+    """The text that an event adds, spelled as in JSON, without quotes: repeated text is repeated JSON. Empty: none."""
     start = event.find(_CONTENT)
     if start >= 0:
         start += 10
@@ -63,14 +63,14 @@ _READ_TEXT: Final = msgspec.json.Decoder(str)
 
 
 def plain(text: bytes) -> bytes:
-    """The text that is written so in JSON."""
+    """The text itself, from its spelling in JSON."""
     ended = text.replace(b"\\n", b"\n")
     if b"\\" not in ended:
-        return ended  # the ends of lines are by far the most of what is written otherwise
+        return ended  # line ends are by far the most frequent escapes
     try:
         return _READ_TEXT.decode(b'"' + text + b'"').encode()
     except (msgspec.DecodeError, UnicodeError):
-        return text  # half of a character, the other half may come in the next event
+        return text  # half of a character: the other half may come in the next event
 
 
 def _escaped(event: bytes, start: int, at: int) -> bool:
@@ -82,22 +82,22 @@ def _escaped(event: bytes, start: int, at: int) -> bool:
 
 
 def _decoded_text(event: bytes) -> bytes:
-    """For whoever writes JSON with spaces."""
+    """The text of an event in JSON with spaces, spelled as we would write it; empty: none."""
     if b'": "' not in event:
         return b""
     try:
         choices = decode_event(event)["choices"]
         delta = choices[0].get("delta") or choices[0]
         text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
-        # Of anything but a text there may be nothing within its first and last byte.
+        # Only the encoding of a string has a quote at each end to cut off.
         return encode_told(text)[1:-1] if isinstance(text, str) else b""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return b""
 
 
 def speaks(event: bytes) -> bool:
-    """Whether it brings anything of an answer: a token, a call, why it ends. That it is the assistant's turn is said
-    before anything has been computed, by some engines."""
+    """Whether an event has a part of the answer: a token, a call, a finish_reason. The role alone does not count: some
+    engines send it before anything has been computed."""
     if text_of(event):
         return True
     try:
@@ -109,12 +109,12 @@ def speaks(event: bytes) -> bool:
             if any(value for name, value in delta.items() if name != "role"):
                 return True
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
-        return True  # it is something else, which is nobody's to hold back
+        return True  # something else, which must not be held back
     return False
 
 
 def thinks(event: bytes) -> bool:
-    """Whether it brings something that the model thinks, which is no part of its answer."""
+    """Whether an event has reasoning, which is not part of the answer."""
     at = event.find(REASONING)
     if at < 0 or (event.startswith(_NO_REASONING, at) and event.find(REASONING, at + 1) < 0):
         return False
@@ -123,7 +123,7 @@ def thinks(event: bytes) -> bool:
 
 
 def content_of(event: bytes) -> bytes:
-    """What an event adds to the answer, as it is written in JSON, without what is thought."""
+    """The text that an event adds to the answer, spelled as in JSON, without reasoning."""
     if event.find(REASONING) < 0:
         return text_of(event)
     content = _delta(event).get("content")
@@ -147,8 +147,9 @@ def _delta(event: bytes) -> dict[str, Any]:
 
 
 def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still: Sequence[int] = (0,)) -> list[bytes]:
-    """The events that end a stream in the replica's place. `first` is any of its own: who it is, is the same in all.
-    `usage` is what the gateway knows, since the replica is not asked any more. `still`: the choices that go on."""
+    """The events that end a stream in the replica's place. `first` is any event of the stream: id and model are the
+    same in all. `usage`: prompt and output tokens as the gateway estimates them. `still`: the choices that have not
+    ended."""
     try:
         began: dict[str, Any] = decode_event(first)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -168,9 +169,10 @@ def closing(first: bytes, finish: str, stop: str, usage: tuple[int, int], still:
 
 
 def generation_s(lane: Lane, own: bool, stream: bool = True) -> float:
-    """How long a stream may go on before the gateway ends it; or an answer in one piece be under way, of which nobody
-    hears when its first token was made: as long as its lane promises that to nearly all. Our own engine ends both
-    itself, knows its own counts, and so comes first."""
+    """Seconds after its first token until the gateway ends a stream; inf: never. For an unstreamed answer, seconds
+    after it was asked for: its first token is not seen, so the lane's TTFT target, or P99 if longer, is added. Our own
+    engine ends both itself, with its own counts: it has no limit for unstreamed answers, and GRACE_S more for
+    streams."""
     if lane.generation_s is None or (own and not stream):
         return inf
     if not stream:
@@ -179,7 +181,7 @@ def generation_s(lane: Lane, own: bool, stream: bool = True) -> float:
 
 
 def bounds_told(allowance: Allowance, lane: Lane) -> dict[str, Any]:
-    """What our own engine keeps by itself."""
+    """Body fields with the bounds that our own engine keeps itself."""
     told: dict[str, Any] = {"runaway": allowance.runaway}
     if lane.generation_s is not None:
         told["generation_limit_ms"] = lane.generation_s * 1e3

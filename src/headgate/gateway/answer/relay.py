@@ -1,4 +1,4 @@
-"""How does an answer get from a replica to a client? One attempt, joined to one exchange.
+"""Passes an answer from a replica to a client: one attempt, joined to one exchange.
 
     start ─→ waiting ── first event, or the whole body ──→ started ─→ over: on_end
                 │ the replica fails, refuses or stalls                  ▲
@@ -6,8 +6,8 @@
                 └── the client leaves, or is itself at fault ───────────┘ gone, too slow
 
 Nothing goes to the client while waiting, so a failed attempt leaves the exchange as it was: its owner asks another
-replica, or answers. A stream that breaks off after it has begun waits too, if its owner can have it gone on with
-elsewhere. A relay is over exactly once.
+replica, or answers. A stream that breaks off after it has begun waits too, if its owner can ask another replica to
+continue it. A relay is over exactly once.
 """
 
 from math import inf
@@ -55,7 +55,7 @@ DONE: Final = b"[DONE]"
 COMPLETED: Final = Outcome.COMPLETED
 NONE_ENDED: Final[frozenset[int]] = frozenset()
 _NO_ERROR: Final = (b"", b"null")
-"""How the field is written of an event that has none."""
+"""The error or usage field of an event that has none."""
 _CLIENT_FAULTS: dict[int, Outcome] = {
     400: Outcome.INVALID,
     404: Outcome.UNKNOWN_MODEL,
@@ -66,23 +66,24 @@ _CLIENT_FAULTS: dict[int, Outcome] = {
     422: Outcome.INVALID,
     501: Outcome.INVALID,
 }
-"""What any other replica would answer too. The rest of the 4xx is between the gateway and the replica."""
+"""Statuses that any other replica would give too. The other 4xx are between the gateway and the replica."""
 MOST_KEPT: Final = 64 * 1024
-"""Bytes of a stream's text that are kept, should it have to be gone on with elsewhere. A longer one ends with an error
-if its replica does."""
+"""Maximum bytes of a stream's text that are kept, so that another replica can continue it. A longer stream ends with an
+error if its replica fails."""
 MOST_HELD: Final = 16
-"""Events that are held back while nothing is said in them. More are left out: they would say no more."""
+"""Maximum events without a token that are held back before the first token. Further ones are left out: they add
+nothing."""
 GAPS: Final = 3
-"""Of a stream's gaps, those remembered: so many, and one more for each GAP_EACH tokens, so that the longest one percent
-of all gaps are among them."""
+"""Longest gaps remembered per stream, plus one for each GAP_EACH tokens, at most MOST_GAPS: they include the longest
+one percent of all gaps."""
 GAP_EACH: Final = 64
 MOST_GAPS: Final = 64
 _AFTER_DONE_S = 1.0
-"""How long after [DONE] the replica may end its HTTP message; then the connection is given up."""
+"""Seconds after [DONE] until the replica must end its HTTP message; then the connection is closed."""
 
 
 class Summary:
-    """How an exchange ended that was answered by its relay. Times are on the relay's clock."""
+    """How an exchange ended that its relay answered. Times are on the relay's clock."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = (
@@ -121,70 +122,72 @@ class Summary:
         stop: str = "",
     ) -> None:
         self.stop: Final = stop
-        """Why the answer was ended early, with what there was; empty: it was not."""
+        """Why the answer was ended early, with the text so far; empty: it was not."""
         self.outcome: Final = outcome
         self.status: Final = status
-        """What the client got; 499 if it left before it got any."""
+        """The HTTP status that the client got; 499 if it left before it got one."""
         self.error: Final = error
         self.usage: Final = usage
-        """Prompt and output tokens as the replica counted them; None if it did not."""
+        """Prompt and output tokens as the replica counted them; None: it reported none."""
         self.cached_tokens: Final = cached_tokens
-        """Of the prompt, found in the replica's cache."""
+        """Prompt tokens found in the replica's cache."""
         self.timings: Final = timings
-        """What the replica says about where its time went."""
+        """The replica's own account of where its time went; None: it gave none."""
         self.events: Final = events
-        """Passed on to the client. Usually one is a token, so it stands in for usage that nobody reported."""
+        """Events passed on to the client. Usually one is a token, so the number stands in for usage that was not
+        reported."""
         self.sent_at: Final = sent_at
         self.first_byte_at: Final = first_byte_at
         self.first_at: Final = first_at
-        """The first token: when its event came, or, of an answer in one piece, when its engine says that it was there.
-        None: there was none, or nobody knows."""
+        """When the first token came; for an unstreamed answer, when the engine says that it was there. None: there was
+        no token, or the time is unknown."""
         self.last_at: Final = last_at
         self.gaps: Final = gaps
-        """The replica's longest silences between two reads with events, longest first: how long, and since when. While
-        the client was behind does not count."""
+        """The replica's longest silences between two reads with events, longest first: seconds, and since when. Time
+        while the client was behind does not count."""
         self.stalled_s: Final = stalled_s
-        """How long the client was behind."""
+        """Seconds that the client was behind."""
 
 
 class RelayOwner(Protocol):
-    """Whose request it is."""
+    """The owner of the request, which the relay tells what happens."""
 
     def on_first(self) -> None:
-        """The first event has been written to the client."""
+        """The first event of the replica that is asked now has been written to the client."""
 
     def on_attempt_failed(self, error: ServeError, refused: bool) -> None:
-        """The exchange is as it was. `refused`: the replica said that it is busy, which is no fault."""
+        """The attempt failed and the exchange is untouched. `refused`: the replica said that it is busy, which is no
+        fault."""
 
     def closing(self, first: bytes, finish: str, stop: str, events: int) -> list[bytes]:
-        """The events that end its stream in the replica's place. `first` is the stream's first event."""
+        """The events that end the stream in the replica's place. `first` is the stream's first event."""
 
     def may_go_on(self) -> bool:
-        """Whether to ask elsewhere for the rest of a stream that broke off."""
+        """Whether another replica may continue a stream that broke off."""
 
     def on_broken_off(self, error: ServeError) -> None:
-        """The stream has begun, and waits for `go_on` or `fail`."""
+        """A stream that has begun broke off, and waits for `go_on` or `fail`."""
 
     def on_end(self, summary: Summary) -> None:
         """The exchange has been answered, or the client has left."""
 
     def on_broken(self, flaw: Exception) -> None:
-        """Something raised this while its answer was relayed, in whatever state: nobody knows what of the above has
-        been called. `Relay.abandon` lets go of the replica."""
+        """An exception was raised while the answer was relayed, in an unknown state: any of the above may have been
+        called. `Relay.abandon` releases the replica."""
 
 
 class HedgedAttempt(Protocol):
-    """The same request at another replica, while neither has answered."""
+    """A hedge: the same request at another replica, while neither has answered."""
 
     def cancel(self) -> None:
-        """It is not needed. Whoever owns the relay knows."""
+        """The hedge is not needed. The relay's owner already knows."""
 
     def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
-        """The relay's own replica failed: its call is the relay's from now on."""
+        """The relay's own replica failed: the hedge's call is the relay's from now on."""
 
 
 class Relay:
-    """A Listener to the replica."""
+    """The Listener to the replica that answers one exchange."""
 
     __slots__ = (
         "_asked_at",
@@ -242,10 +245,10 @@ class Relay:
         headers: Headers = (),
         wanted: str = "",
     ) -> None:
-        """`stream` and `wants_usage`: what the client asked for. The replica is always asked for usage. `generation_s`:
-        how long a stream may go on after its first event, or an answer in one piece after it was asked for. `headers`:
-        more for the answer's head. `wanted`: the list without which it is no answer (choices, data, output); empty: any
-        object is one."""
+        """`stream` and `wants_usage`: what the client asked for; the replica is always asked for usage. `generation_s`:
+        maximum seconds of a stream after its first token, or of an unstreamed answer after it was asked for. `headers`:
+        further headers of the answer. `wanted`: the list that an answer must have (choices, data, output); empty: any
+        object is an answer."""
         self._exchange = exchange
         self._owner = owner
         self.limits = limits
@@ -257,59 +260,59 @@ class Relay:
         self._headers = headers
         self._wanted = wanted
         self._first = b""
-        """The first event, for as long as this stream may have to be ended in the replica's place."""
+        """The first event passed on: the gateway copies its id and model when it ends or continues the stream."""
         self.stop = ""
-        """Why the answer was ended early, if it was."""
+        """Why the answer was ended early; empty: it was not."""
         self.ended: frozenset[int] = NONE_ENDED
-        """Of several choices, those that the replica has ended; of one nobody looks."""
+        """Choices that the replica has ended, in a stream with several; not tracked for a single choice."""
         self.said: bytearray | None = None
-        """The text that was passed on, as JSON spells it, each piece ended by a line break, which JSON never has; None:
-        it is not kept, and nobody can go on after it."""
+        """The text that was passed on, spelled as in JSON, each piece ended by a line break, which JSON text never has;
+        None: it is not kept, and no replica can continue after it."""
         self._last = b""
         """The last event that was passed on."""
         self._before = b""
-        """The one before it."""
+        """The event before the last one that was passed on."""
         self._continuation: Continuation | None = None
-        """Set when what is heard now goes on with what another replica began."""
+        """Set while the current replica continues a stream that another one began; None: no continuation."""
         self._thought = False
-        """What the model thinks has been passed on: nobody can go on after that."""
+        """Whether reasoning has been passed on: no replica can continue after that."""
         self._held: list[bytes] = []
-        """What came before the first token, such as whose turn it is. It goes with it."""
+        """Events before the first token, such as the role. They are sent together with it."""
         self._unheard = True
-        """Nothing has come from the replica that is asked now."""
+        """Whether nothing has come from the replica that is asked now."""
         self._call: Call | None = None
         self.rival: HedgedAttempt | None = None
         self._status = 0
-        """Of the replica's answer, once its head has come."""
+        """The status of the replica's answer; 0: its head has not come."""
         self._room_in_s: float | None = None
-        """When it said that it would have room, if it did."""
+        """Seconds until the full replica expects to have room; None: it did not say."""
         self._body = b""
         self._said_done = False
         self._usage: Usage | None = None
         self._asked_at = 0.0
         """When the replica that is asked now was asked."""
         self._head_at = 0.0
-        """When the head of an answer in one piece, or of a refusal, had come."""
+        """When the head of an unstreamed answer, or of a refusal, came."""
         self._heard_at = 0.0
-        """When the replica last said something of an answer; of one in one piece, when its last bytes were noticed."""
+        """When a part of the answer last came; for an unstreamed answer, when its last bytes were noticed."""
         self._idle = 0
-        """Events passed on that say nothing of an answer."""
+        """Events passed on that are not part of the answer: usage events."""
         self._received = 0
-        """Bytes of an answer in one piece that had come when it was last looked at."""
+        """Bytes of an unstreamed answer that had come at the last look."""
         self._backlog: Backlog | None = None
         self.events = 0
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.fruitless = 0
-        """Replicas in a row that were to go on with it, and broke off without a word."""
+        """Continuations in a row that failed without an event. Refused and unreached ones do not count."""
         self._gaps: list[tuple[float, float]] = []
         self._gap_floor_s = 0.0
-        """A silence up to this is not among the longest."""
+        """Seconds up to which a silence is not among the longest."""
         self.over = False
 
     @property
     def spoke_at(self) -> float | None:
-        """When the replica that is asked now last gave events; None: it has not given any."""
+        """When the replica that is asked now last sent events; None: it has not sent any."""
         return None if self._unheard else self.last_at
 
     def start(self, call: Call) -> None:
@@ -332,7 +335,7 @@ class Relay:
         self.start(call)
 
     def hand_over(self, generation_s: float) -> None:
-        """Forget the replica that was asked, which has said nothing: another's call is started next."""
+        """Drops the replica that was asked, which has sent no token: the call to another is started next."""
         call, self._call, self.rival = self._call, None, None
         if call is not None:
             call.cancel()
@@ -344,15 +347,15 @@ class Relay:
         self._generation_s = generation_s
 
     def fail(self, error: ServeError) -> None:
-        """End it with this: a status while nothing is sent, an error event afterwards."""
+        """Ends the exchange with this error: a status while nothing is sent, an error event afterwards."""
         self._settle()
         self._exchange.fail(error)
         self._end(error.outcome, error)
 
     def cut(self, stop: str, finish: str) -> None:
-        """End a stream that has begun, here, with what there is: to the client it is a regular end."""
+        """Ends a stream that has begun with the text so far; for the client it is a regular end."""
         self.stop = stop
-        self._continuation = None  # what comes now is no replica's
+        self._continuation = None  # the events from here on are the gateway's
         self.on_events(self._owner.closing(self._first, finish, stop, self.events))
         if not self.over:
             self.on_done()
@@ -396,7 +399,7 @@ class Relay:
         call = self._call
         chunk: Chunk | None
         for data in events:
-            # As cheap as to look for the words `usage` and `error` in it, and nothing that is no JSON gets past it.
+            # As cheap as a search for `usage` and `error`, and nothing that is not JSON gets past it.
             try:
                 if not data.isascii():
                     data.decode()
@@ -416,7 +419,7 @@ class Relay:
         if self.over or self._call is not call:
             return
         if self.events - self._idle == spoken:
-            self._heard_at = heard_at  # nothing of an answer: it does not put off any limit
+            self._heard_at = heard_at  # no part of the answer: it does not extend any timeout
         if first and exchange.started:
             self._unheard = False
             self._owner.on_first()
@@ -425,7 +428,7 @@ class Relay:
 
     @property
     def _answering(self) -> bool:
-        """Some of the answer has been passed on."""
+        """Whether text of the answer has been passed on and is kept."""
         return self.said is not None and bool(self.said.strip(b"\n"))
 
     def on_body(self, body: bytes) -> None:
@@ -451,7 +454,7 @@ class Relay:
             self._end(COMPLETED)
 
     def _told_first(self, now: float) -> float | None:
-        """When the first token of an answer in one piece was there, if its engine says."""
+        """When the first token of an unstreamed answer was there, by the engine's timings; None: it reports none."""
         usage, call, asked_at = self._usage, self._call, self._asked_at
         if usage is None or usage.timings is None:
             return None
@@ -464,7 +467,7 @@ class Relay:
         self._end_stream(error)
 
     def on_late(self) -> None:
-        """Events do not put it off: it comes at least every `stall_s`, and looks how long the replica still has."""
+        """Checks the timeouts, at least every `stall_s`: events do not postpone this call."""
         call, now = self._call, self._clock()
         patience_s = self._patience_s(now)
         since = self.first_at if self._stream else self._asked_at
@@ -487,18 +490,19 @@ class Relay:
         self.fail(OutOfTime(f"{took}; stream it, to get what there is by then, or ask for less (max_tokens)"))
 
     def _patience_s(self, now: float) -> float:
-        """How much longer the replica may go on as it does. Only tokens put it off, and no limit from when it was asked
-        is put off by anything."""
+        """Seconds until the replica counts as stalled. Tokens, or bytes of an unstreamed answer, extend the stall
+        timeout; nothing extends a timeout that is measured from the request. Time while the client is behind does not
+        count."""
         limits, call = self.limits, self._call
         if self._status >= 300:
             return self._head_at + limits.stall_s - now
         if self._stream:
-            if self._unheard:  # whoever goes on with a stream has to read all of it first, as with any other prompt
+            if self._unheard:  # a continuation has to prefill the whole text first, like any prompt
                 return limits.first_token_s - self._silence_s(now, self._asked_at)
             return limits.stall_s - self._silence_s(now, self._heard_at)
         due_at = self._asked_at + limits.answer_s
         if call is not None and call.received:
-            # An engine that has begun to write an answer in one piece has all of it.
+            # An engine that has begun to write an unstreamed answer has all of it.
             if call.received > self._received:
                 self._received, self._heard_at = call.received, now
             if self._status:
@@ -545,7 +549,7 @@ class Relay:
                 self._keep(tokens)
 
     def _silent(self, tokens: list[bytes]) -> int:
-        """How many come before the first that says something."""
+        """Number of events before the first with a part of the answer."""
         silent = 0
         for data in tokens:
             if speaks(data):
@@ -569,7 +573,7 @@ class Relay:
     # -- what the replica said -----------------------------------------------------------------------------
 
     def _take(self, data: bytes, chunk: Chunk | None) -> bool:
-        """Look at an event that may not be a token. Whether it is to be passed on."""
+        """Handles an event that may not be a token. Returns whether it is to be passed on."""
         if data == DONE:
             if not self._has_finished():
                 self._break_off(ReplicaFailed("the replica broke off: its stream ended without a finish_reason"))
@@ -583,7 +587,7 @@ class Relay:
             return False
         if chunk is None:
             if not data or is_event(data):
-                return bool(data)  # nothing in it, as some say to keep a connection alive
+                return bool(data)  # some engines send empty events to keep a connection alive
             self._break_off(ReplicaFailed("the replica sent an event that is no JSON object"))
             return False
         if bytes(chunk.error) not in _NO_ERROR:
@@ -600,40 +604,43 @@ class Relay:
         return self._wants_usage
 
     def _has_finished(self) -> bool:
-        """Whether the replica has said why its stream ends. Behind that, engines say what it took, and hardly more."""
+        """Whether one of the last two events has a finish_reason: behind it engines send usage, and hardly more."""
         if self._wanted != "choices" or self.stop:
             return True
         held = self._held
         return any(has_finish(event) for event in (held[-2:] or (self._last, self._before)))
 
     def note_usage(self, data: bytes) -> bool:
-        """Whether `data` is there for its usage only."""
+        """Keeps the usage in `data`. Returns whether the event has nothing else."""
         usage, alone = read_usage(data)
         if usage is not None:
             self._usage = usage
         return alone
 
     def _note_gap(self, silence_s: float, now: float) -> None:
-        """Seldom: of n equal chances about 3 · ln n are among the longest three so far, and one in 64 beyond."""
+        """Keeps a gap that is among the longest. Called seldom: about 3 · ln n of n random gaps are among the longest
+        three so far, plus one in 64."""
         gaps, most = self._gaps, min(MOST_GAPS, GAPS + self.events // GAP_EACH)
         gaps.append((silence_s, now - silence_s))
         gaps.sort(reverse=True)
         if len(gaps) > most:
             gaps.pop()
         if len(gaps) >= most:
-            # Not lowered when there is room for one more: what is shorter than all that were kept is not among the
-            # longest one percent.
+            # Not lowered when there is room for one more: a gap shorter than all kept ones is not among the longest one
+            # percent.
             self._gap_floor_s = gaps[-1][0]
 
     def _silence_s(self, now: float, since: float) -> float:
-        """The replica's own: while it is not read, it has no chance to speak."""
+        """Seconds of silence since `since` that are the replica's own; 0 while it is not read because the client is
+        behind."""
         backlog = self._backlog
         if backlog is None:
             return now - since
         return 0.0 if backlog.pausing else now - max(since, backlog.resumed_at)
 
     def _judge_refusal(self, status: int, body: bytes) -> None:
-        """Nothing has been sent to the client yet."""
+        """Handles an error answer. If nothing has been sent to the client and the fault is the client's, the client
+        gets the error; otherwise the attempt breaks off."""
         error = read_error(body)
         outcome = _CLIENT_FAULTS.get(status)
         if outcome is None or self._exchange.started:
@@ -646,7 +653,7 @@ class Relay:
             self._end(outcome, InvalidRequest(error.message, param=error.param), status)
 
     def _end_stream(self, error: ReplicaFailed) -> None:
-        """The replica says no more; with `error`, unless it had said all."""
+        """The replica has ended: completes the exchange if [DONE] has come, otherwise breaks off with `error`."""
         if self._said_done:
             self._settle()
             self._end(COMPLETED)
@@ -682,9 +689,9 @@ class Relay:
         return self._owner.may_go_on()
 
     def _complete(self) -> None:
-        """Only the end itself is missing: write it in the replica's place."""
+        """Writes the end of a stream in the replica's place, where only the end itself is missing."""
         self._continuation = None
-        self._wanted = ""  # it has said why it ends, or what it took
+        self._wanted = ""  # finish_reason or usage has come
         usage, done = self._owner.closing(self._first, "", "", self.events)[-2:]
         self.on_events([usage, done] if self._usage is None else [done])
         if not self.over:
@@ -719,7 +726,7 @@ class Relay:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """The one way to be over; what is told to whom comes after it."""
+        """Ends the relay, exactly once, and releases the replica. Client and owner are told afterwards."""
         if self.over:
             raise RuntimeError("a relay is over only once")
         self.over = True
@@ -732,7 +739,7 @@ class Relay:
             self.rival.cancel()
 
     def abandon(self) -> None:
-        """Be over without a word to anybody, in whatever state it is."""
+        """Ends the relay in any state and releases the replica, without telling the client or the owner."""
         self.over = True
         backlog, call, rival = self._backlog, self._call, self.rival
         self._backlog = self._call = self.rival = None
@@ -748,7 +755,7 @@ class Relay:
         stop = self.stop or (usage.timings.stop if usage is not None and usage.timings is not None else "")
         if stop == "time" and outcome is COMPLETED:
             outcome = Outcome.TIME_CAP
-        self._call = self._backlog = self.rival = None  # they refer to us
+        self._call = self._backlog = self.rival = None  # they refer to the relay
         self._owner.on_end(
             Summary(
                 outcome=outcome,
@@ -770,8 +777,8 @@ class Relay:
 
 
 def _mended(data: bytes, wanted: str) -> tuple[bytes, Chunk | None]:
-    """An event that is no JSON, or more than is read of it: [DONE], nothing, half a character, or, with null for what
-    can't be passed on, an event after all."""
+    """Handles an event that `decode_chunk` refuses. [DONE], empty events and events that `is_event` accepts, such as
+    those with half a character, are returned as they are, with None. Others are repaired if possible, and decoded."""
     if data == DONE or not data or is_event(data):
         return data, None
     told = mended_event(data, wanted if wanted == "choices" else "")

@@ -1,7 +1,7 @@
-"""Do the events of an answer only repeat themselves? Asked as seldom as the answer allows.
+"""Feeds the events of an answer to the repetition detector, as seldom as possible.
 
-Nearly all answers are ordinary, and most are short. So events are only collected until they can matter: as many as it
-takes, by what an event of this answer usually brings, until the detector could come to another verdict. Then they are
+Nearly all answers are ordinary, and most are short. So events are only collected until they can matter: until the
+detector could reach another verdict, at the number of bytes that an event of this answer usually has. Then they are
 read together.
 """
 
@@ -11,11 +11,11 @@ from headgate.gateway.answer.output import plain, text_of
 from headgate.policy.answers.runaway import Detector
 
 FIRST: Final = 2
-"""Events before the first look: it is not known yet how much one brings."""
+"""Events before the first look: the bytes per event are not known yet."""
 MOST: Final = 32
-"""Events between two looks."""
+"""Maximum events between two looks."""
 MOST_IN_DOUBT: Final = 4
-"""The same while something has been said twice: what it is that repeats may change any moment."""
+"""The same while there is a candidate repetition: the repeating unit may change at any time."""
 
 
 class Repeats:
@@ -24,14 +24,14 @@ class Repeats:
     def __init__(self, detector: Detector) -> None:
         self._detector = detector
         self._waiting: list[bytes] = []
-        """Events that have come and were not looked at."""
+        """Events that have come and were not read yet."""
         self._due = 1 if detector.period else FIRST
-        """With so many of them they are."""
+        """Number of waiting events at which they are read."""
         self.heard = 0
-        """Of the events that came last, how many it took to tell that it has run away."""
+        """Number of events of the last `hear` that were read until the runaway was detected."""
 
     def hear(self, events: list[bytes]) -> bool:
-        """Take what comes next. True: it has run away."""
+        """Takes the next events. True: the answer has run away."""
         waiting = self._waiting
         before = len(waiting)
         waiting += events
@@ -42,7 +42,7 @@ class Repeats:
             end = looked_at + self._due
             if self._look(waiting[looked_at:end]):
                 self.heard = end - before
-                waiting.clear()  # whoever hears this may let it go on: the replica has ended it itself
+                waiting.clear()  # the caller may let it continue, if the replica has ended the answer itself
                 return True
             looked_at = end
         del waiting[:looked_at]
@@ -56,7 +56,7 @@ class Repeats:
             size += len(piece)
             if detector.hear(piece if 92 not in piece else plain(piece)):  # a backslash
                 return True
-        each = size // len(events)  # an event of several tokens brings more
+        each = size // len(events)  # an event of several tokens has more bytes
         most = MOST_IN_DOUBT if detector.period else MOST
         self._due = max(1, min(most, detector.patience // each)) if each else FIRST
         return False

@@ -1,7 +1,7 @@
-"""What of an engine's own /v1/responses stream is a token, and what its end? Between a replica and its Relay.
+"""Finds the first token, the end and errors in an engine's own /v1/responses stream, for its Relay.
 
-Engines announce a response before they have computed anything. What comes before the first token is held back, so that
-a replica that fails until then can still be replaced, and the first token's time is that of a token.
+Engines announce a response before they have computed anything. Events before the first token are held back, so that a
+replica that fails until then can still be replaced, and the TTFT is that of a token.
 """
 
 from typing import Any, Final
@@ -31,11 +31,11 @@ ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 FAILS: Final = frozenset({"response.failed", "response.error", "error"})
 INCOMPLETE: Final = ResponseEvent(type="error", message="the replica's stream ended before its response was complete")
 MOST_HELD: Final = 64
-"""Events before the first token that are kept for it. More are left out: no client needs so many."""
+"""Maximum events held back before the first token. Further ones are left out: no client needs them."""
 
 
 class ResponseReader:
-    """A Listener."""
+    """A Listener between a replica and its Relay."""
 
     __slots__ = ("_detector", "_ended", "_held", "_relay")
 
@@ -43,7 +43,7 @@ class ResponseReader:
         self._relay = relay
         self._detector = detector
         self._held: list[bytes] | None = []
-        """None: it has begun."""
+        """Events held back; None: the stream has begun."""
         self._ended = False
 
     def body(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class ResponseReader:
         ready: list[bytes] = []
         for data in events:
             if self._ended:
-                break  # some say [DONE] after all
+                break  # some engines still send [DONE]
             said = INCOMPLETE if data == DONE else _read(data)
             if said is None:
                 self._pass_on(ready)
                 self._ended = True
                 if not self._relay.over:
-                    self._relay.on_events([data])  # which is no JSON, and its end
+                    self._relay.on_events([data])  # not JSON: the Relay ends the attempt
                 return
             if said.type in FAILS or data.startswith(b'{"error"'):
                 self._pass_on(ready)
@@ -80,7 +80,7 @@ class ResponseReader:
                     self._held.append(data)
                 continue
             if said.type in ENDS:
-                self._relay.note_usage(data)  # which stands in its response, where the Relay does not look
+                self._relay.note_usage(data)  # usage is inside `response`, where the Relay does not look
                 ready.append(DONE)
                 self._ended = True
             elif self._detector is not None and said.type.endswith(".delta") and self._repeats(said):
@@ -118,7 +118,7 @@ class ResponseReader:
 
 
 def _read(data: bytes) -> ResponseEvent | None:
-    """None: it is no JSON object."""
+    """The event; None: it is not a JSON object."""
     try:
         if not data.isascii():
             data.decode()
@@ -128,7 +128,7 @@ def _read(data: bytes) -> ResponseEvent | None:
 
 
 def _error(said: ResponseEvent, data: bytes) -> bytes:
-    """As the Relay knows errors."""
+    """The error event in the form that the Relay reads."""
     if data.startswith(b'{"error"'):
         return data
     message, code = said.message, said.code

@@ -1,10 +1,11 @@
-"""How is an answer told in the words of /v1/responses?
+"""Writes an answer in the format of /v1/responses.
 
-    Native      an engine's own events: each gets its name back. What the gateway adds comes as a chat's, since that is
-                all it knows: an end before the replica's own.
+    Native      an engine's own events: each gets its event name back. An end that the gateway writes in the replica's
+                place comes as chat events, and is translated.
     Translated  a chat's events, or its whole answer.
 
-Both are Voices of an Exchange, so that everything before it (relay, bounds, going on elsewhere) is the same as ever.
+Both are Voices of an Exchange, so that everything before the exchange (relay, bounds, failover) is the same as for
+chats.
 """
 
 from contextlib import suppress
@@ -17,13 +18,14 @@ from headgate.replica.openai import decode_event, encode_told
 
 DONE: Final = b"[DONE]"
 MOST_KEPT: Final = 1024 * 1024
-"""Characters of an answer that are kept, to be told once more at its end. Beyond, the end tells none."""
+"""Characters of text (Native: bytes of it in JSON) that are kept for the last event. A longer text is left
+out of it."""
 NO_CHAT: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError)
-"""What reading something else as a chat may raise."""
+"""Exceptions of reading something as a chat that is not one."""
 
 
 class ResponseEvent(msgspec.Struct):
-    """What an engine's event is, as far as it has to be known."""
+    """The fields of an engine's event that the gateway reads."""
 
     type: str = ""
     delta: msgspec.Raw = msgspec.Raw()
@@ -36,11 +38,11 @@ _decode_said = msgspec.json.Decoder(ResponseEvent).decode
 
 
 def read_said(data: bytes) -> ResponseEvent:
-    """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError."""
+    """Decodes an engine's event. Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError."""
     try:
         return _decode_said(data)
     except (msgspec.DecodeError, RecursionError):
-        return _decode_said(mended(data))  # as with half a character, which is passed on as it is
+        return _decode_said(mended(data))  # e.g. half a character, which is passed on as it is
 
 
 def sse(name: str, data: bytes) -> bytes:
@@ -48,7 +50,7 @@ def sse(name: str, data: bytes) -> bytes:
 
 
 def skeleton(body: dict[str, Any], name: str, model: str, created: float) -> dict[str, Any]:
-    """A response that has just begun, to this request."""
+    """The response object of a response to this request that has just begun."""
     return {
         "id": name,
         "object": "response",
@@ -78,12 +80,12 @@ def skeleton(body: dict[str, Any], name: str, model: str, created: float) -> dic
 
 
 class Ending:
-    """How a chat ended, and what it cost."""
+    """How a chat ended, and its usage."""
 
     def __init__(self) -> None:
         self.finish = "stop"
         self.extra: dict[str, Any] = {}
-        """What the gateway says beside it: why it ended the answer."""
+        """Fields that the gateway adds: why it ended the answer, and that usage is estimated."""
         self.usage: dict[str, Any] | None = None
 
     def take(self, said: dict[str, Any]) -> None:
@@ -99,7 +101,7 @@ class Ending:
 
     @property
     def reason(self) -> str | None:
-        """Why it is incomplete; None: it is complete."""
+        """Why the answer is incomplete; None: it is complete."""
         return {"length": "max_output_tokens", "content_filter": "content_filter"}.get(self.finish)
 
     def finished(self, response: dict[str, Any], output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Ending:
 
 
 class Native:
-    """Of one exchange."""
+    """The voice of one exchange that an engine's own /v1/responses answers."""
 
     def __init__(self) -> None:
         self._began: bytes = b"{}"
@@ -147,11 +149,11 @@ class Native:
         elif said.type == "response.output_text.delta" and self._kept < MOST_KEPT:
             self._said.append(bytes(said.delta))
             self._kept += len(self._said[-1])
-        # Written in several lines it is still one event.
+        # Data with several lines is still one event.
         return sse(said.type, data if data.find(b"\n") < 0 else data.replace(b"\n", b"\ndata: "))
 
     def _end(self, ending: Ending) -> bytes:
-        """The gateway ends it in the replica's place, with what there is."""
+        """The last event of a stream that the gateway ends in the replica's place, with the text so far."""
         try:
             text = "".join(decode_event(piece) for piece in self._said) if self._kept < MOST_KEPT else ""
             began = decode_event(self._began)
@@ -164,10 +166,10 @@ class Native:
 
 
 class Translated:
-    """Of one exchange."""
+    """The voice of one exchange that a chat answers."""
 
     def __init__(self, body: dict[str, Any], request_id: str) -> None:
-        """`body`: the request as it came."""
+        """`body`: the /v1/responses request, without its input."""
         self._body = body
         self._id = f"resp_{request_id}"
         self._item = f"msg_{request_id}"
@@ -255,7 +257,7 @@ def message(name: str, text: str | None, status: str) -> dict[str, Any]:
 
 
 def failure(data: bytes, number: int) -> bytes:
-    """An error after the stream has begun: in the words of /v1/responses, and of everybody else."""
+    """The error event of a stream that has begun, in the format of /v1/responses with a chat's `error` object added."""
     error: dict[str, Any] = decode_event(data)["error"]
     fields = {name: error.get(name) for name in ("code", "message", "param")}
     return sse("error", encode_told({"type": "error", "sequence_number": number, **fields, "error": error}))
