@@ -1,38 +1,38 @@
-"""Has a repetition grown out of what was said, or was it asked for?
+"""Decides whether repeated prose has grown out of the text before it, or was probably asked for.
 
 People ask for equal lines: forms, checklists, logs, test data, rounds, prayers, lines to write. Those are set off from
-what stands before: they begin with a line of their own, after a heading or a gap, and many do not look like prose.
-A model that runs away was saying something else, in the same manner: it gets stuck in the middle of a line, or goes on
-with one more paragraph, verse or item of a list, and never leaves it.
+the text before them: they begin on a line of their own, after a heading or a gap, and many do not look like prose. A
+model that runs away was writing something else in the same manner: it gets stuck in the middle of a line, or adds one
+more paragraph, verse or list item, and never leaves it.
 """
 
 import re
 from typing import Final
 
 LEAD: Final = 48
-"""Characters at the end of another line that are those of a line which repeats: it got stuck there."""
+"""Characters that the end of an earlier line must share with a repeating line: the text got stuck there."""
 PARAGRAPH: Final = 80
-"""Characters that a line of running text has, at least."""
+"""Minimum characters of a line of running text."""
 LONG: Final = 240
-"""Characters of a paragraph that nobody asks for again and again."""
+"""Mean characters per line from which a repetition is never one that was asked for."""
 ITEMS: Final = 5
-"""Other ones of a list, before one that repeats: the first may tell how to begin."""
+"""Other list items needed before one that repeats: the first ones may tell how to begin."""
 
 _MARKUP: Final = re.compile(r"[<>{}\[\]|=_\\•☐]|lorem ipsum", re.IGNORECASE)
-"""What is not in prose; or a text whose purpose is to fill."""
+"""Characters that prose does not have, or a filler text."""
 _PROSE: Final = re.compile(r"[*\"'“‘«¿¡(]*[^\W\d_].*[.,;!?…。，！？؟।॥—][\"'”’»)*]*\Z")
 _LABEL: Final = re.compile(r"[^\s:.,]+(?: [^\s:.,]+){0,2}: ")
-"""Of a field, or of who speaks."""
+"""The label of a field, or of a speaker."""
 _NUMBER: Final = re.compile(r"[#*\s]*\d+[.)]\s+")
-"""Of a list's item."""
+"""The number of a list item."""
 _ASKED: Final = re.compile(r"(?:[:：]|[\s(][\"“‘«]|[“«「])[\s\"'“‘*]*\Z")
-"""What follows was announced, or is quoted."""
+"""The end of a text that announces or quotes what follows."""
 _GAP: Final = re.compile(r"\n\s*\n")
 _LONG_WORD: Final = re.compile(r"\w{5,}")
 
 
 def is_prose(unit: str) -> bool:
-    """Whether what repeats, from anywhere to there again, could be running text, a verse or an item of a list."""
+    """Whether the repeating unit, which may begin anywhere, could be running text, a verse or a list item."""
     if _MARKUP.search(unit):
         return False
     lines = _lines(unit)
@@ -41,7 +41,7 @@ def is_prose(unit: str) -> bool:
 
 
 def has_grown(before: str, unit: str) -> bool:
-    """Whether `unit`, prose that repeats, has grown out of what was said before its first time."""
+    """Whether `unit`, prose that repeats, has grown out of the text before its first occurrence."""
     lines = _lines(unit)
     if not lines:
         return _ASKED.search(before) is None
@@ -74,7 +74,7 @@ def has_grown(before: str, unit: str) -> bool:
 
 
 def _lines(unit: str) -> list[str]:
-    """Whole ones, each at least once; none if it has no line's end."""
+    """The whole lines of a unit, each at least once; empty if the unit has no line break."""
     return [line for line in map(str.strip, (unit + unit).split("\n")[1:-1]) if line]
 
 
@@ -83,7 +83,7 @@ def _are_items(lines: list[str]) -> bool:
 
 
 def _text(line: str) -> str:
-    """Without its number."""
+    """A line without its item number."""
     return _NUMBER.sub("", line, count=1)
 
 
@@ -94,7 +94,7 @@ def _says(line: str, item: bool) -> bool:
 
 
 def _like(others: list[str], items: bool, size: float) -> int:
-    """How many of the last lines look like those that repeat, which are about so long."""
+    """Number of lines at the end of `others` that look like the repeating ones, whose mean length is `size`."""
     count = 0
     for other in reversed(others):
         if other:
@@ -105,13 +105,13 @@ def _like(others: list[str], items: bool, size: float) -> int:
 
 
 def _of_the_same(other: str, unit: str) -> bool:
-    """Whether it has half of the words."""
+    """Whether `other` has at least half of the long words of `unit`."""
     words = set(_LONG_WORD.findall(unit))
     return len(words & set(_LONG_WORD.findall(other))) * 2 >= len(words) > 0
 
 
 def _ends_like(other: str, line: str) -> bool:
-    """Whether it began otherwise, and got stuck."""
+    """Whether `other` began differently and then got stuck in `line`: their ends agree, but not the whole line."""
     same = 0
     while same < min(len(other), len(line)) and other[-same - 1] == line[-same - 1]:
         same += 1
@@ -119,7 +119,7 @@ def _ends_like(other: str, line: str) -> bool:
 
 
 def _was_said(others: list[str], line: str) -> bool:
-    """Whether running text had it, as a sentence among others. After `Write this:` it was asked for."""
+    """Whether running text had the line as a sentence among others. After `Write this:` it was asked for."""
     if len(line) < PARAGRAPH:
         return False
     for other in others:

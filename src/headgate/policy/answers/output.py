@@ -1,9 +1,9 @@
-"""How much may an answer say?
+"""Limits the output tokens of an answer, by its task, lane and tenant.
 
-A task has a cap: it counts where the client gives no value, or names the task itself (by header, or by a model's
-alias). A task that only the operator named, as a tenant's default, leaves an explicit value alone. A chat that names
-none is a chat; a text completion that names none is `other`. Every value ends at the lane's ceiling and the tenant's
-own. Nothing here ever raises what a client asked for.
+A task has a cap, which applies where the client gives no value, or names the task itself (by header, or by a model's
+alias). A task that only the operator named, as a tenant's default, leaves an explicit value alone. A chat without a
+task is a `chat`; a text completion without one is `other`. Each value is capped by the lane's limit, where caps are on,
+and by the tenant's. Nothing here ever raises the value that a client asked for.
 """
 
 from collections.abc import Mapping
@@ -12,35 +12,36 @@ from typing import Any, Final
 from headgate.config.output import CHAT, OTHER, TASKS, AliasConfig, OutputConfig, Runaway, TaskConfig
 
 MOST_STOPS: Final = 4
-"""OpenAI's limit, which other engines keep too."""
+"""Maximum stop sequences: OpenAI's limit, which other engines keep too."""
 FIELDS: Final = ("max_tokens", "max_completion_tokens")
 FORMS: Final = (
     "tools", "functions", "tool_choice", "function_call", "response_format", "structured_outputs", "grammar",
     "json_schema", "regex", "ebnf", "structural_tag", "format",
 )  # fmt: skip
-"""Fields that say which form the answer must have, and all that begin with GUIDED: half of it is worth nothing."""
+"""Fields, besides those that begin with GUIDED, that give the answer a form: half of such an answer is worth
+nothing."""
 GUIDED: Final = "guided_"
 
 
 class Allowance:
-    """What one request may say."""
+    """The output limits of one request."""
 
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
     __slots__ = ("runaway", "stop", "task", "tokens", "why")
 
     def __init__(self, task: str, tokens: int | None, why: str, stop: tuple[str, ...], runaway: Runaway) -> None:
         self.task = task
-        """Empty: caps are off for it."""
+        """The task whose cap applies; empty: caps are off for the request."""
         self.tokens = tokens
-        """None: nobody says, so it is the engine's own limit."""
+        """Maximum output tokens per choice; None: only the engine's own limit applies."""
         self.why = why
-        """The cap that applied, in words for a header; empty: the client's own value, or none."""
+        """The cap that applied, as the text of a header; empty: the client's own value, or no limit."""
         self.stop = stop
         self.runaway: Runaway = runaway
 
 
 class UnknownTask:
-    """A refusal: it names a task that is not there."""
+    """A refusal: the request names a task that does not exist."""
 
     __slots__ = ("known", "task")
 
@@ -51,7 +52,7 @@ class UnknownTask:
 
 class Output:
     def __init__(self, config: OutputConfig, plain_tokens: int | None = None) -> None:
-        """`plain_tokens`: the operator's cap for what names neither a limit nor a task, if there is one."""
+        """`plain_tokens`: the operator's cap for requests that name neither a limit nor a task; None: there is none."""
         self.tasks: dict[str, TaskConfig] = config.tasks
         self._plain_chat: TaskConfig | None = plain_chat(config.tasks, plain_tokens)
         self._caps = config.caps
@@ -60,7 +61,7 @@ class Output:
         self._aliases: dict[str, AliasConfig] = {alias.name: alias for alias in config.aliases}
 
     def alias(self, model: str) -> AliasConfig | None:
-        """What else a model's name says."""
+        """The alias with this name, which may set model and task; None: the name is no alias."""
         return self._aliases.get(model)
 
     def allow(
@@ -74,8 +75,9 @@ class Output:
         caps: bool,
         chat: bool = False,
     ) -> Allowance | UnknownTask:
-        """`named`: the task by the client's own word; `default`: the tenant's. `ceiling` is the lane's, `most` the
-        tenant's; `caps`: whether the tenant has any; `chat`: whether a request that names no task is a chat."""
+        """The limits of one request. `named`: the task that the client names; `default`: the tenant's task. `asked`:
+        tokens that the client asks for; None: it does not say. `ceiling` is the lane's limit, `most` the tenant's
+        (None: none). `caps`: whether caps are on for the tenant. `chat`: whether a request without a task is a chat."""
         task = named or default
         config = self.tasks.get(task) if task else None
         if not task:
@@ -98,8 +100,8 @@ class Output:
 
 
 def plain_chat(tasks: Mapping[str, TaskConfig], plain_tokens: int | None) -> TaskConfig | None:
-    """What counts for a chat that names no task: what is set for chats; where that is left as it comes, what the
-    operator has set for all that name none. None: there are no chats."""
+    """The task of a chat that names none: the operator's values for chats; where those are defaults, the operator's
+    values for requests without a task. None: there is no task `chat`."""
     chat, other = tasks.get(CHAT), tasks.get(OTHER)
     if chat is None or other is None:
         return chat
@@ -124,7 +126,7 @@ def _least(tokens: int | None, why: str, cap: int | None, name: str) -> tuple[in
 
 
 def apply(allowance: Allowance, body: dict[str, Any], choices: int = 1) -> bool:
-    """Write it into the body that goes to the engine. Whether that changes anything."""
+    """Writes the limits into the body for the engine. Returns whether that changed the body."""
     tokens, changed = allowance.tokens, False
     if tokens is not None:
         given = False
@@ -144,14 +146,14 @@ def apply(allowance: Allowance, body: dict[str, Any], choices: int = 1) -> bool:
 
 
 def has_form(body: dict[str, Any]) -> bool:
-    """Whether the answer must have some form, or may be a call: a stop sequence could cut it in two."""
+    """Whether the answer must have a form, or may be a tool call: a stop sequence could cut it in two."""
     return any(value and (name in FORMS or name.startswith(GUIDED)) for name, value in body.items())
 
 
 def _add_stops(more: tuple[str, ...], body: dict[str, Any]) -> bool:
     given = body.get("stop")
     if given is not None and not isinstance(given, str | list):
-        return False  # whatever it is, the engine is the one to refuse it
+        return False  # not a valid type: the engine refuses it
     stops = [given] if isinstance(given, str) else given or []
     new = [stop for stop in more if stop not in stops][: max(0, MOST_STOPS - len(stops))]
     if new:

@@ -1,32 +1,33 @@
-"""How many tokens is a prompt of so many bytes? Learned per model, from what replicas count.
+"""Estimates the tokens of a prompt from its bytes, learned per model from the replicas' counts.
 
-A line and not a ratio: a chat template adds the same few tokens to every prompt, which is most of a short one. And two
-lines for each model: many templates write a system message of their own where the chat has none. docs/decisions/0015
-says why nobody counts exactly.
+The estimate is a line and not a ratio: a chat template adds the same few tokens to every prompt, which is most of a
+short one. Each model has two lines: many templates write a system message of their own where the chat has none.
+docs/decisions/0015 says why the gateway does not count tokens exactly.
 """
 
 from typing import Final
 
 START: Final = 0.25
-"""Tokens per byte before anything is known."""
+"""Tokens per byte before any prompt is known."""
 PACE: Final = 0.02
-"""What the newest prompt counts for, once there have been enough."""
+"""Weight of the newest prompt, once there have been 1 / PACE prompts; before that all weigh the same."""
 ENOUGH: Final = 8
-"""Prompts that a line is made of; before that it is a ratio."""
+"""Minimum prompts for a line; before that the estimate is a ratio."""
 SPREAD: Final = 0.01
-"""How much sizes have to differ before a line is made of them: among equals any slope fits."""
+"""Minimum relative spread of the sizes for a line: with equal sizes any slope fits."""
 FLATTEST: Final = 0.05
 STEEPEST: Final = 1.0
-"""Tokens per byte that text can have."""
+"""FLATTEST and STEEPEST bound the slope, in tokens per byte of text."""
 FEWEST: Final = 0.02
 MOST: Final = 4.0
-"""Of a whole prompt. A picture in base64 has fewer, and says nothing about text."""
+"""FEWEST and MOST bound the tokens per byte of a whole prompt; others are not learned from. A picture in base64 has
+fewer, and says nothing about text."""
 MOST_NAMES: Final = 1024
-"""Names come from clients: there is an end to them."""
+"""Maximum lines: model names come from clients, so their number must be bounded."""
 
 
 class TokenFit:
-    """Least squares over what came last, relative errors counting the same for short prompts and long ones."""
+    """A weighted least-squares line over recent prompts; relative errors of short and long prompts count the same."""
 
     __slots__ = ("_count", "_intercept", "_slope", "_w", "_wxx", "_wxy", "_wy")
 
@@ -34,7 +35,7 @@ class TokenFit:
         self._count = 0
         self._intercept = 0.0
         self._slope = START
-        # Means, weighted by 1 / bytes: of one (that of bytes is always 1), of tokens, and of their products.
+        # Means, weighted by 1 / bytes: of 1, of tokens, of bytes², and of bytes · tokens. That of bytes is always 1.
         self._w = 0.0
         self._wy = 0.0
         self._wxx = 0.0
@@ -63,7 +64,7 @@ class PromptSizes:
         self._overall = (TokenFit(), TokenFit())
 
     def of(self, model: str, opened: bool, size: int) -> int:
-        """`opened`: the prompt has a system message of its own."""
+        """Estimated tokens of a prompt of `size` bytes. `opened`: the prompt has its own system message."""
         line = self._known.get((model, opened))
         return (self._overall[opened] if line is None else line).of(size)
 

@@ -1,17 +1,17 @@
-"""Does this answer only repeat itself?
+"""Detects an answer that only repeats itself.
 
-A model that has run away says the same again and again until something stops it. The text is looked at as it passes,
-so it does not matter who generates it. One candidate is followed at a time: the last few bytes have been said before,
-some `period` ago. As long as every new byte is what was said a period earlier, the evidence grows; the first that is
-not ends the candidate. A new one is looked for every few bytes, among the last few thousand. So the cost of a token is
-constant: a comparison of its bytes, and now and then a search in a bounded window.
+A model that has run away repeats the same text until something stops it. The detector reads the text as it passes, so
+it works with any engine. It follows one candidate at a time: the last few bytes occurred before, `period` bytes ago. As
+long as every new byte equals the byte a period earlier, the evidence grows; the first that differs ends the candidate.
+Every few bytes it looks for a new candidate, among the last few thousand bytes. So the cost of a token is constant: a
+comparison of its bytes, and now and then a search in a bounded window.
 
-Numbers are looked past: `17. The sea is blue. 18. The sea is blue.` goes nowhere either. But only numbers of a list may
-differ; logs, tables and songs count as well, and are none of our business.
+Digits are ignored: `17. The sea is blue. 18. The sea is blue.` goes nowhere either. But only the numbers of list items
+may differ; logs, tables and songs count upwards too, and are no runaways.
 
-How much evidence is enough depends on what repeats. A sentence that is being said for the fourth time is no accident;
-but tables, pictures, zeros and refrains repeat what is short and simple on purpose, and need far more. So do lines that
-were asked for: forms, checklists, logs, rounds, prayers (`policy/answers/grown.py`).
+How much evidence is enough depends on the unit that repeats. A sentence that comes for the fourth time is no accident;
+but tables, pictures, zeros and refrains repeat short and simple units on purpose, and need far more evidence. So do
+lines that were asked for: forms, checklists, logs, rounds, prayers (`policy/answers/grown.py`).
 """
 
 import re
@@ -22,38 +22,38 @@ from headgate.config.output import Runaway
 from headgate.policy.answers.grown import has_grown, is_prose
 
 KEY: Final = 16
-"""Bytes that must have been said before for a candidate."""
+"""Bytes at the end of the text that must have occurred before, for a candidate."""
 LOOK_EVERY: Final = 32
 """Bytes between two searches for a candidate."""
 WINDOW: Final = 4096
-"""Bytes that are remembered at least; longer periods are not noticed."""
+"""Minimum bytes that are remembered; longer periods are not noticed."""
 
 _MARKS: Final = "".join(chr(at) for at in range(0x300, 0x1B00) if category(chr(at)) in ("Mn", "Mc")) + "\u200c\u200d"
-"""Vowels and tones that are written on a letter: parts of a word, and no letters by themselves."""
+"""Vowels and tones that are written on a letter: parts of a word, but not letters by themselves."""
 _MARK: Final = re.compile(f"[{_MARKS}]")
 _WORD: Final = re.compile(rf"[\u2e80-\u9fff\uac00-\ud7ff]|(?:[^\W\d_]|[{_MARKS}]){{2,}}")
-"""A word, or one character of a script in which a character says as much."""
+"""A word, or one character of a script in which a character is as much as a word."""
 _ASCII_WORD: Final = re.compile("[A-Za-z]{2,}")
 _UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-"""A letter of Thai, Lao, Burmese or Khmer: they have words of letters, and no spaces between them."""
+"""A letter of Thai, Lao, Burmese or Khmer, which have words of letters and no spaces between them."""
 _LETTERS_EACH: Final = 5
-"""Of such a word."""
+"""Letters assumed per word of such a script."""
 _SPACE: Final = re.compile(r"\s|\\n")
 _NAME: Final = re.compile(r'(?:^|,)\s*"[^"\n]{2,}"\s*:', re.MULTILINE)
-"""Of a member of a JSON object."""
+"""The name of a member of a JSON object."""
 _BRACKET: Final = re.compile(r"[][{}]")
 _ITEM: Final = re.compile(rb"((?:\n|\\n)[ *#-]*)(\d+)(?=[.)])")
-"""The number of an item, and what stands before it; in JSON a line's end may be two characters."""
+"""The number of a list item, and the text before it; in JSON a line break may be two characters."""
 _FENCE: Final = b"```"
 _BEFORE: Final = 2048
-"""Bytes before what repeats that may tell whether it was asked for."""
+"""Bytes before the repetition that are read to tell whether it was asked for."""
 _MASK: Final = bytes.maketrans(b"123456789", b"000000000")
 LEAST: Final = 96
-"""No unit is so telling that fewer bytes would do."""
+"""Minimum bytes of evidence for any unit."""
 
 
 class RepeatKind:
-    """How much is enough, for units of one kind: so many times the unit, and at least so many bytes."""
+    """The evidence that is enough for units of one kind: `times` the length of the unit, and at least `least` bytes."""
 
     __slots__ = ("least", "times")
 
@@ -63,15 +63,15 @@ class RepeatKind:
 
 
 SENTENCES: Final = RepeatKind(2.75, LEAST)
-"""Some different words, and hardly anything else. Near the end of its fourth time."""
+"""Several different words, and hardly anything else. Enough near the end of the fourth occurrence."""
 MEMBERS: Final = RepeatKind(2.75, LEAST)
-"""Members of one JSON object: none has the same names again and again."""
+"""Members of one JSON object: no object has the same names again and again."""
 LINES: Final = RepeatKind(12.0, 800)
 """Equal lines that may have been asked for: a sentence ten times, a form, test data."""
 PHRASES: Final = RepeatKind(8.0, 700)
 """A few words: choruses fade out, programs try again."""
 STAMMER: Final = RepeatKind(8.0, 320)
-"""Parts of a word: `_list_list_list`. Laughter, and a long no, are shorter."""
+"""Parts of a word: `_list_list_list`. Laughter and a long no are shorter."""
 PATTERNS: Final = RepeatKind(16.0, 3000)
 """Anything else: rows of a table, zeros, bricks of a wall."""
 
@@ -81,22 +81,23 @@ class Detector:
 
     def __init__(self, setting: Runaway = "safe") -> None:
         self.share = 0.5 if setting == "quick" else 1.0
-        """Of the evidence that would be enough, what is: less for whoever knows more than the text."""
+        """Share of the usual evidence that is enough: 0.5 with `quick`, for operators who know more than the text
+        tells; else 1."""
         self._said = bytearray()
         self._text = bytearray()
-        """The same with all its digits alike."""
+        """`_said` with all digits replaced by 0."""
         self._fences = 0
-        """Of code, in what is forgotten."""
+        """Code fences in the text that is no longer remembered."""
         self._unlooked = 0
         self._needed = 0.0
-        """Bytes at which to look at the unit, or, once that is done, which are enough."""
+        """Matched bytes at which the unit is examined; once it has been, the bytes that are enough."""
         self.period = 0
-        """Of the candidate, in bytes; 0: there is none."""
+        """The candidate's period in bytes; 0: there is no candidate."""
         self.matched = 0
-        """Bytes up to the end that are what was said a period earlier, but for digits."""
+        """Bytes at the end of the text that equal those a period earlier, apart from digits."""
 
     def hear(self, piece: bytes) -> bool:
-        """Take what comes next. True: it has run away."""
+        """Takes the next piece of text. True: the answer has run away."""
         text, size, key = self._text, len(piece), KEY
         if not size:
             return False
@@ -107,7 +108,7 @@ class Detector:
                 self.matched += size
                 return self.matched >= self._needed * self.share and self._enough()
             self.period = 0
-            # Look again at once: now that the end differs, it may point to where the larger unit began.
+            # Look again at once: the end that differs may point to where a larger unit began.
             if self.matched >= LEAST:
                 key = LEAST + size
         else:
@@ -123,13 +124,13 @@ class Detector:
 
     @property
     def patience(self) -> int:
-        """Bytes that have to come before another verdict is possible, about."""
+        """Approximate bytes that must come before another verdict is possible."""
         if self.period:
             return max(1, int(self._needed * self.share) - self.matched)
         return max(LOOK_EVERY - self._unlooked, LEAST - len(self._text))
 
     def _look(self, key: int) -> bool:
-        """Whether there is a candidate: so many bytes at the end were said before, or else the usual few."""
+        """Whether there is a candidate: the last `key` bytes occurred before, or else the last KEY bytes."""
         text = self._text
         size = len(text)
         at = text.rfind(text[-key:], max(0, size - WINDOW), size - 1)
@@ -150,8 +151,8 @@ class Detector:
         self._needed = max(kind.times * period, kind.least)
         compared = min(self.matched, len(said) - period)
         if said[-compared:] != said[-compared - period : -period]:
-            # Numbers count on somewhere in there. What has been said since they stopped is evidence, the rest is none;
-            # but the numbers of a list's items may.
+            # Numbers change somewhere in there. Only the text since they stopped changing is evidence; but the numbers
+            # of list items may change.
             whole = bytearray(_ITEM.sub(_zeros, said[-compared - period :])) if kind is SENTENCES else said
             exact = whole[-KEY:] == whole[-KEY - period : -period]
             self.matched = min(compared, _agreement(whole, period)) if exact else 0
@@ -162,7 +163,7 @@ class Detector:
         return self.matched >= self._needed * self.share
 
     def _has_grown(self) -> bool:
-        """Whether the prose that repeats has grown out of what was said before it."""
+        """Whether the prose that repeats has grown out of the text before it."""
         said = self._said
         start = max(0, len(said) - self.matched - self.period)
         before, unit = said[max(0, start - _BEFORE) : start], said[start : start + self.period]
@@ -172,8 +173,8 @@ class Detector:
 
 
 def kind_of(unit: str) -> RepeatKind:
-    """`unit` begins and ends anywhere: only said again and again it has all its words, and the first and last are
-    parts."""
+    """The kind of a repeating unit. It may begin and end within a word, so its words are counted in several copies of
+    it, without the first and last word."""
     if '":' in unit and not _BRACKET.search(unit) and _NAME.search(unit + unit):
         return MEMBERS
     simple, size, gaps = unit.isascii(), max(1, len(unit)), unit.count(" ")
@@ -200,7 +201,7 @@ def _zeros(found: re.Match[bytes]) -> bytes:
 
 
 def _agreement(text: bytearray, period: int) -> int:
-    """How many bytes at the end are what was said a period earlier: in leaps that grow, then shrink."""
+    """Number of bytes at the end that equal those a period earlier, found in leaps that grow, then shrink."""
     end = len(text)
     most, length, leap = end - period, KEY, KEY
     while leap and length < most:
