@@ -33,7 +33,7 @@ _JOINED: Final = 16 * 1024
 
 
 class Home(Protocol):
-    """What a connection needs from the pool that it belongs to."""
+    """The pool that a connection belongs to, as the connection uses it."""
 
     url: str
     clock: Clock

@@ -52,9 +52,9 @@ class Dialect:
     name: str
     """Name for messages."""
     owned_by: str | None = None
-    """The owner in its list of models, by which it is recognised; None: it has no such name."""
+    """The owner in the engine's list of models, by which the engine is recognised; None: it has no such name."""
     health: tuple[str, ...] = ("/health", "/v1/models")
-    """Paths that say whether it can be used; the first that exists is asked."""
+    """Paths that say whether the engine can be used; the first that exists is asked."""
     live: str | None = None
     """Path that is cheaper to ask every second than its health; None: the health path is cheap."""
     deep: str | None = None
@@ -62,7 +62,7 @@ class Dialect:
     metrics: str | None = "/metrics"
     """Path of metrics in Prometheus's text form; None: there are none to look for."""
     prefix: str | None = None
-    """Prefix of its metrics' names."""
+    """Prefix of the engine's metric names; None: unknown."""
     head: bytes = b""
     """Header lines for every request."""
     session: bytes | None = None
@@ -71,24 +71,24 @@ class Dialect:
     """Converts our priority, where 0 goes first, to its own. Only for replicas configured to heed it: others refuse
     it."""
     strict: bool = False
-    """Refuses a request with a field it does not know."""
+    """Whether the engine refuses a request with a field that it does not know."""
     abort: str | None = None
-    """Path for telling that a request is cancelled, beside closing its connection."""
+    """Path for telling that a request is cancelled; None: closing its connection is enough."""
     chat_continued: Continue | None = None
-    """None: it can't continue a chat. A text completion always can: its prompt is the original one plus what was
-    said."""
+    """How the engine continues a chat; None: it cannot. A text completion can always be continued: its prompt is the
+    original one plus the text so far."""
     load_adapter: str | None = None
     """Path that takes lora_name and lora_path; None: adapters are given at its start, or with each request."""
     warms_itself: bool = False
-    """Its health is good only after its own warm-up."""
+    """Whether the engine's health is good only after its own warm-up."""
     embeddings: bool = True
-    """It has /v1/embeddings, or that is not known. Whether its model can embed, it says itself."""
+    """Whether the engine has /v1/embeddings, or that is unknown. The engine refuses if its model cannot embed."""
     ranges: Ranges = OPENAI_RANGES
-    """The highest values that it accepts, where they go beyond OpenAI's."""
+    """The highest values that the engine accepts, where they go beyond OpenAI's."""
     any_model: bool = False
-    """It serves models that its list does not name, such as adapters."""
+    """Whether the engine serves models that its list does not name, such as adapters."""
     responses: bool = True
-    """It is known to have /v1/responses. Others get a chat instead, where that means the same."""
+    """Whether the engine is known to have /v1/responses. Others get a chat instead, where that means the same."""
 
 
 DIALECTS: Final[dict[str, Dialect]] = {

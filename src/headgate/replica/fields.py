@@ -48,8 +48,8 @@ GUARDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "llama.cpp's server": ("id_slot", "slot_id", "lora", "n_keep", "n_discard", "response_fields"),
     "any server": ("options", "generation_config", "generation_kwargs", "extra_args", "engine_params"),
 }  # fmt: skip
-"""By engine: where its KV goes to and comes from, which files and code it loads, which of its slots is used, and
-objects in which it would again find what the gateway bounds."""
+"""Fields by engine that only trusted keys may send: where its KV goes to and comes from, which files and code it loads,
+which of its slots is used, and objects in which the engine would again find values that the gateway bounds."""
 LENGTHS: Final = ("n_predict", "max_new_tokens", "num_predict", "max_length", "max_gen_len", "max_tokens_to_sample")
 LEASTS: Final = ("min_tokens", "min_new_tokens", "min_length")
 COUNTS: Final = ("best_of", "n_cmpl", "num_return_sequences", "beam_width", "num_beams")

@@ -106,7 +106,8 @@ class Connections:
         return await self.ask("GET", path, b"", timeout_s)
 
     async def ask(self, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
-        """The same for any method: for the gateway's own questions, not for clients' requests."""
+        """Status and body of a small request by any method: for the gateway's own questions, not for clients' requests.
+        Raises as `get` does."""
         probe = Once(self._loop.create_future())
         call = self.send(request_head(path, self.host, method=method), body, probe)
         call.most_bytes = OWN_BYTES

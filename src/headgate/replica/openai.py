@@ -29,7 +29,7 @@ from headgate.replica.shape import (
 MOST_MESSAGE = 4096
 """Maximum characters of an engine's error message that are passed on."""
 MOST_QUOTED: Final = 400
-"""The same where the message is quoted in one of our own."""
+"""Maximum characters of an engine's error message that are quoted in a message of the gateway."""
 MOST_S: Final = 86_400.0
 """Maximum of a time that a replica names, in seconds; a longer one is nonsense."""
 MOST_TOKENS: Final = 100_000_000
@@ -55,28 +55,29 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
 
 
 def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
-    """What is wrong with a whole answer, as `flaw_in` says it, and the usage that it reports, from one decoding."""
+    """The flaw of a whole answer, as `flaw_in` describes it, and the usage that the answer reports, from one
+    decoding."""
     try:
         if not body.isascii():
             body.decode()
         whole = decode_whole(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return flaw_in(body, wanted), None  # its usage may be all that is wrong with it
+        return flaw_in(body, wanted), None  # the usage may be its only flaw
     flaw = _flaw(whole, body, wanted)
     return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings, whole.metrics)
 
 
 def read_mended(body: bytes, wanted: str) -> tuple[bytes, str, Usage | None]:
-    """The same of a body with a flaw, with what is no JSON beside the answer taken out; and that body."""
+    """A flawed body after `mended`, its remaining flaw, and the usage that it reports."""
     told = mended(body)
     flaw, usage = read_answer(told, wanted)
     if told is not body and not flaw and wanted and not _has_objects(told, wanted):
-        flaw = f"answered without {wanted}"  # it was the answer that was no JSON
+        flaw = f"answered without {wanted}"  # the answer itself was not JSON
     return told, flaw, usage
 
 
 def mended_event(data: bytes, wanted: str) -> bytes:
-    """The same of an event; as it is where that makes no event of it either. `wanted`: empty if it need have none."""
+    """An event after `mended`; unchanged if it still is no event. `wanted`: the list that it must have; empty: none."""
     told = mended(data)
     if told is data:
         return data
@@ -89,13 +90,13 @@ def mended_event(data: bytes, wanted: str) -> bytes:
 
 
 def _has_objects(body: bytes, wanted: str) -> bool:
-    """Whether the answer in it is one."""
+    """Whether the list `wanted` in the body consists of objects."""
     found = decode_event(body).get(wanted)
     return isinstance(found, list) and all(isinstance(one, dict) for one in found)
 
 
 def flaw_in(body: bytes, wanted: str) -> str:
-    """What is wrong with a whole answer, as the end of a sentence that begins with the replica; empty: nothing is.
+    """The flaw of a whole answer, as the end of a sentence that begins with the replica; empty: it has none.
     `wanted`: the list that it must have (choices, data, output); empty: any object is an answer."""
     try:
         if not body.isascii():
@@ -157,7 +158,7 @@ def decode_event(data: bytes) -> Any:
 
 
 def encode_told(value: Any) -> bytes:
-    """What `decode_event` gave, as JSON again. Halves of a character that came apart are one again."""
+    """Encodes a value from `decode_event` as JSON. Adjacent halves of a character become one character again."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

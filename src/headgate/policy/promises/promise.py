@@ -145,7 +145,7 @@ class FleetReading:
     down: tuple[str, ...] = ()
     """Replicas that were in use before, or should be by now, and are neither usable nor parked."""
     why: str = ""
-    """What is known of the first replica in `down`."""
+    """Why the first replica in `down` is down, as far as known; empty: unknown."""
     starting: int = 0
     parked: int = 0
     """Replicas that intentionally get no requests: parked or draining."""
