@@ -247,7 +247,7 @@ def test_tools_calls_and_open_ends_are_in_a_chats_tokens() -> None:
 def test_the_model_library_is_not_loaded() -> None:
     code = (
         "import sys; import headgate.engine.emulation as e; from headgate.engine.server import EngineServer;"
-        "from headgate.engine import llama; e.EmulatedTokenizer().encode('x');"
+        "from headgate.engine.runner import llama; e.EmulatedTokenizer().encode('x');"
         "assert llama.library.cache_info().currsize == 0; assert 'xllamacpp' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": TESTED})

@@ -33,7 +33,7 @@ def test_files_that_are_no_weights_are_refused_in_one_line(model_path: Path, tmp
 def test_the_library_is_loaded_on_first_use_with_spinning_tamed() -> None:
     code = """if True:
         import os
-        from headgate.engine import llama, llama_runner
+        from headgate.engine.runner import llama, llama_runner
         assert "xllamacpp" not in open("/proc/self/maps").read()
         llama.library()
         assert "xllamacpp" in open("/proc/self/maps").read()
