@@ -13,8 +13,7 @@ from headgate.config.gateway import GatewayConfig
 from headgate.export.keda import keda, scaled_object
 from headgate.export.kubernetes import ManifestValues, checked, cluster_text, kubernetes, manifests
 from headgate.model.errors import StartupError
-from headgate.publish import metrics
-from headgate.publish.exposition import Family
+from headgate.publish.metrics_page import families
 
 EXAMPLE = (Path(__file__).parents[2] / "headgate.example.yaml").read_text()
 KEYS = {"tenants": {"t": {"key_sha256": [hash_key("k")]}}}
@@ -217,8 +216,7 @@ def test_it_scales_on_figures_that_the_gateway_has() -> None:
     config = parse(json.dumps({"fleet": {"kind": "kubernetes", "scale": {"queue_per_replica": 2.5, "max": 5}}}), "x")
     spec = scaled_object(config, ManifestValues(name="p"), "http://prom")["spec"]
     queue, use = spec["triggers"]
-    figures = (*vars(metrics).values(), *metrics.REPORTED.values())
-    names = {figure.name for figure in figures if isinstance(figure, Family)}
+    names = {family.name for family in families()}
     for trigger in (queue, use):
         asked = set(re.findall(r"headgate_\w+", trigger["metadata"]["query"]))
         assert asked

@@ -3,9 +3,9 @@
 python -m headgate.publish.metrics_page > docs/metrics.md
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from headgate.publish import metrics
+from headgate.publish import fleet_metrics, metrics, promise_metrics, request_metrics
 from headgate.publish.exposition import Family
 
 SUFFIX_UNITS = {
@@ -55,7 +55,8 @@ UNITS = {
 """Unit by name, where the name does not end with it."""
 ABOUT = """# Metrics
 
-Generated from the families in `publish/metrics.py`:
+Generated from the families in `publish/request_metrics.py`, `publish/promise_metrics.py`,
+`publish/fleet_metrics.py` and `publish/metrics.py`:
 
     python -m headgate.publish.metrics_page > docs/metrics.md
 
@@ -68,13 +69,14 @@ own (`engine/status.py`).
 """
 
 
-def families(module: Mapping[str, object] = vars(metrics)) -> Iterator[Family]:
-    """Every family of the module, in the order of the file; of two with one name the first."""
+def families() -> Iterator[Family]:
+    """Every family of the modules, in the order of the files; of two with one name the first."""
     found: dict[str, Family] = {}
-    for value in module.values():
-        for one in value.values() if isinstance(value, dict) else (value,):
-            if isinstance(one, Family):
-                found.setdefault(one.name, one)
+    for module in (request_metrics, promise_metrics, fleet_metrics, metrics):
+        for value in vars(module).values():
+            for one in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(one, Family):
+                    found.setdefault(one.name, one)
     yield from found.values()
 
 

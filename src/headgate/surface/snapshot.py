@@ -22,7 +22,8 @@ from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.shared_limits import SharedLimits
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.slo import promises
-from headgate.publish.metrics import cost_per_1000_tokens, hit_rate
+from headgate.publish.fleet_metrics import cost_per_1000_tokens
+from headgate.publish.request_metrics import hit_rate
 from headgate.surface.view import view
 from headgate.upkeep.prober import Prober
 from headgate.upkeep.replica_set import FleetView

@@ -1,0 +1,163 @@
+"""Writes the part of /metrics that is about replicas: their conditions, queues, load, utilisation and cost."""
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from headgate.config.gateway import ObserveConfig
+from headgate.measure.conditions import Conditions
+from headgate.measure.figures import Figures
+from headgate.model.replica import Replica
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.hedge import RESULTS as HEDGE_RESULTS
+from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.publish.exposition import Exposition, Family
+
+REPLICAS: Final = Family("headgate_replicas", "gauge", "Replicas by what is to be thought of them", "condition")
+DOWN: Final = Family(
+    "headgate_replica_down",
+    "gauge",
+    "1: neither usable nor parked nor on its way; 0: all is as it should be",
+    "replica",
+)
+OUTAGE: Final = Family("headgate_outage", "gauge", "1: no replica is usable, and nobody wanted that")
+UNSERVED: Final = Family("headgate_unserved", "gauge", "Lanes and models whose replicas are all down")
+WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
+RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")
+WAITING_EACH: Final = Family("headgate_waiting_per_replica", "gauge", "Requests waiting here for each usable replica")
+HEDGES: Final = Family(
+    "headgate_hedges_total", "counter", "Requests sent to a second replica, by what came of it", "lane", "result"
+)
+UTILISATION: Final = Family(
+    "headgate_utilisation", "gauge", "Share of the usable replicas' scarcest resource that is taken, 0 to 1"
+)
+UTILISATION_BY: Final = Family(
+    "headgate_utilisation_by", "gauge", "Share of each of their resources that is taken, 0 to 1", "resource"
+)
+COST: Final = Family(
+    "headgate_cost_per_1000_tokens", "gauge", "Replica-hours held, by their price, over the tokens of the last hour"
+)
+HELD: Final = Family(
+    "headgate_replica_seconds_total", "counter", "Replicas over time, from asked for to gone, whatever they did"
+)
+USABLE: Final = Family("headgate_replica_usable", "gauge", "Share of its room it may use", "replica")
+BUSY: Final = Family("headgate_replica_requests", "gauge", "Requests it has", "replica")
+LIMIT: Final = Family("headgate_replica_limit", "gauge", "Requests it may have from this gateway", "replica")
+SLOTS: Final = Family(
+    "headgate_replica_slots", "gauge", "Requests it can have from all gateways, where that is known", "replica"
+)
+OUTSTANDING: Final = Family("headgate_replica_tokens", "gauge", "Tokens outstanding", "replica")
+TOKEN_LIMIT: Final = Family(
+    "headgate_replica_token_limit", "gauge", "Tokens that all gateways may have outstanding there", "replica"
+)
+PREFILL_BUSY: Final = Family(
+    "headgate_replica_prefill_busy", "gauge", "Share of its time that prompts from this gateway take, 0 to 1", "replica"
+)
+REPORTED: Final = {
+    "batch_size": Family("headgate_replica_batch_size", "gauge", "Sequences in its batch", "replica"),
+    "batch_limit": Family("headgate_replica_batch_limit", "gauge", "Sequences its batch can have", "replica"),
+    "kv_ratio": Family("headgate_replica_kv_ratio", "gauge", "Share of its KV memory in use", "replica"),
+    "waiting": Family("headgate_replica_waiting", "gauge", "Requests in its own queue", "replica"),
+    "warm": Family("headgate_replica_warm", "gauge", "0: its warm-up failed, and it gets no requests", "replica"),
+    "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),
+    "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
+}
+"""By key of ProbedReplica.load, and only for replicas that report the key."""
+COLD_START: Final = Family("headgate_cold_start_seconds", "gauge", "What its last start took", "replica", "phase")
+GATEWAYS: Final = Family("headgate_gateways", "gauge", "Gateways that share limits, this one included, as last seen")
+CONNECTED: Final = Family(
+    "headgate_shared_connected", "gauge", "0: what gateways share can't be reached, and each keeps to its part"
+)
+PART: Final = Family("headgate_replica_room_part", "gauge", "This gateway's part of each replica's room, 0 to 1")
+
+
+class ProbedReplica(Protocol):
+    """The part of upkeep/prober.py that is used here."""
+
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def load(self) -> dict[str, float]: ...
+
+
+def write_conditions(page: Exposition, dispatcher: Dispatcher, conditions: Conditions, now: float) -> None:
+    fleet = conditions.read(now)
+    by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
+    for condition, number in by_condition.items():
+        page.sample(REPLICAS, (condition,), number)
+    down = frozenset(fleet.down)
+    for replica_id in dispatcher.fleet.loads:
+        page.sample(DOWN, (replica_id,), int(replica_id in down))
+    page.sample(OUTAGE, (), int(fleet.outage))
+    page.sample(UNSERVED, (), len(fleet.unserved))
+
+
+def write_queues(page: Exposition, dispatcher: Dispatcher) -> None:
+    waiting = 0
+    for name in dispatcher.lanes:
+        waiting += dispatcher.waiting(name)
+        page.sample(WAITING, (name,), dispatcher.waiting(name))
+        page.sample(RUNNING, (name,), dispatcher.running(name))
+    usable = sum(load.usable > 0 for load in dispatcher.fleet.loads.values())
+    page.sample(WAITING_EACH, (), waiting / max(1, usable))
+    if dispatcher.hedger is not None:
+        for name in dispatcher.hedger.lanes:
+            for result in HEDGE_RESULTS:
+                page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
+
+
+def write_loads(page: Exposition, dispatcher: Dispatcher, now: float) -> None:
+    loads, use = dispatcher.fleet.loads, dispatcher.use
+    use.look(now)
+    for replica_id, load in loads.items():
+        replica = (replica_id,)
+        page.sample(USABLE, replica, load.usable)
+        page.sample(BUSY, replica, load.requests)
+        page.sample(LIMIT, replica, load.limit)
+        if load.replica.slots is not None:
+            page.sample(SLOTS, replica, load.replica.slots)
+        page.sample(OUTSTANDING, replica, load.tokens)
+        if load.replica.token_limit is not None:
+            page.sample(TOKEN_LIMIT, replica, load.replica.token_limit)
+        busy = use.busy(replica_id)
+        if busy is not None:
+            page.sample(PREFILL_BUSY, replica, busy)
+    taken = use.read()
+    if taken.largest is not None:
+        page.sample(UTILISATION, (), taken.largest)
+    for resource, share in taken.known.items():
+        page.sample(UTILISATION_BY, (resource,), share)
+
+
+def write_shared(page: Exposition, dispatcher: Dispatcher) -> None:
+    """Writes what gateways share; nothing where no limits are shared."""
+    if isinstance(dispatcher.limits, SharedLimits):
+        low, high = dispatcher.members.part
+        page.sample(GATEWAYS, (), dispatcher.limits.gateways)
+        page.sample(CONNECTED, (), int(dispatcher.limits.connected))
+        page.sample(PART, (), high - low)
+
+
+def write_reported(page: Exposition, watches: Iterable[ProbedReplica]) -> None:
+    """Writes what engines report of themselves."""
+    for watch in watches:
+        for key, value in watch.load.items():
+            family = REPORTED.get(key)
+            if family is not None:
+                page.sample(family, (watch.replica.id,), value)
+            elif key.startswith("cold_start_"):
+                phase = key.removeprefix("cold_start_").removesuffix("_s")
+                page.sample(COLD_START, (watch.replica.id, phase), value)
+
+
+def write_cost(page: Exposition, figures: Figures, observe: ObserveConfig) -> None:
+    page.sample(HELD, (), figures.held.total_s)
+    cost = cost_per_1000_tokens(observe, figures)
+    if cost is not None:
+        page.sample(COST, (), cost)
+
+
+def cost_per_1000_tokens(observe: ObserveConfig, figures: Figures) -> float | None:
+    """Cost per 1000 tokens of the last hour; None: no price is configured, instruments are off, or there were no
+    tokens."""
+    price = observe.price_per_replica_hour
+    return None if price is None or not observe.instruments else figures.held.last_hour().per_1000_tokens(price)
