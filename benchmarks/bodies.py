@@ -1,4 +1,4 @@
-"""100 bodies of 1 MB, valid and hostile, beside 50 streams: how long does a stream stand still, and who hears of us?
+"""How long a stream stands still beside 100 bodies of 1 MB, valid and hostile, and whether health checks are answered.
 
 The gateway alone on one core; streams, bodies and a mock replica on the other. README.md beside this file says what
 each figure means.

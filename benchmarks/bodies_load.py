@@ -95,9 +95,9 @@ KINDS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "not UTF-8 at the end": (CHAT, lambda: _chat(b"a") + b"\xff"),
     "deep schemas": (CHAT, lambda: _schema(25)),
 }
-"""By name: where it is sent, and what it is. The first nine are valid. The mock answers a request for embeddings with a
-chat, which is a failed answer (502): so that one asks for a model that nobody has, and gets its 404 once all of it has
-been read and counted."""
+"""By name: where it is sent, and what it is. The first nine are valid. The mock answers a request for embeddings
+with a chat, which is a failed answer (502): so that one asks for a model that no replica has, and gets its 404 once
+all of it has been read and counted."""
 
 
 # -- who sends it ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Does a burst of long answers outgrow the KV memory that admitted it? An emulated H100 in virtual time.
+"""Whether a burst of long answers outgrows the KV memory that admitted it. An emulated H100 in virtual time.
 
 Requests of the fast lane come at once, to an engine that knows nothing of what they will say, or that has heard only
 short answers for a while.

@@ -1,4 +1,5 @@
-"""Does a client notice when engines are killed? Streams under random `kill -9`, compared with what is said in peace.
+"""Whether a client notices that engines are killed. Streams under random `kill -9`, compared with what is said in
+peace.
 
 A gateway runs three engines of the bundled model, each in a process of its own with one thread. First each prompt is
 answered by one engine with nothing else to do: that text is the reference. Then clients ask one after the other, as
@@ -38,7 +39,7 @@ ENGINES, SLOTS, CLIENTS = 3, 4, 6
 ANSWER_WITHIN_S, BACK_WITHIN_S = 300.0, 120.0
 SERVE = ("serving", "ramping")
 WHOLE = 0.1
-"""Of the requests, those that want their answer in one piece."""
+"""The share of requests that want their answer in one piece."""
 CHATS = (
     "Count from one to thirty in words.|Write a short story about a lost dog.|Name ten animals, each on its own line.|"
     "Explain photosynthesis to a child.|Write a poem about the sea.|Write Python code that sorts a list of numbers.|"

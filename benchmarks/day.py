@@ -1,8 +1,9 @@
-"""Is capacity up before the peak, and what does that cost? A day of ServeGen's traffic on a pool that scales itself.
+"""Whether capacity is up before the peak, and what that costs. A day of ServeGen's traffic on a pool that scales
+itself.
 
 Four variants of the same Scaler as production's (with and without forecast and warm pool) and an oracle, which knows
 every request beforehand and holds the fewest replicas that keep the promise. Replicas take 90 s to start. The forecast
-has seen the eight days before, each with other arrivals; the day itself is the ninth, and nobody has seen it.
+has seen the eight days before, each with other arrivals; the day itself is the ninth, and unseen.
 
 Rates are those of ServeGen's m-small, all clients together, on nine days in a row (benchmarks/data; Alibaba,
 Apache-2.0, arXiv 2505.09999), shared among its clients as on its second day. Each client keeps its own burstiness while

@@ -1,4 +1,4 @@
-"""Is Headgate's engine as fast as llama.cpp's own server, and are its gaps smaller?
+"""Headgate's engine beside llama.cpp's own server: speed, and gaps between tokens.
 
 Both run on the same weights, slots and threads, one at a time and alternately, and are asked over
 HTTP by the same client. README.md beside this file says what each figure means.
@@ -33,7 +33,7 @@ PREFIX, PREFIXED = 900, 1000
 GAP_TARGET_MS = 200.0
 """What the fast lane is promised."""
 LEAST_GAPS = 20
-"""Fewer that nobody stole from tell nothing of the last twentieth."""
+"""Fewer gaps that lost no CPU to others tell nothing of the last twentieth."""
 TITLE = "Headgate's engine and llama.cpp's server"
 RESULTS = ROOT / "benchmarks" / "results" / "engine.json"
 
@@ -59,8 +59,8 @@ TOKEN_AT = "token_at_s"
 
 
 class Prompts:
-    """Exact numbers of token ids of made-up prose. The same seed gives the same prompts, in order; no two
-    begin alike, so nobody's prefix cache helps by accident."""
+    """Exact numbers of token ids of made-up prose. The same seed gives the same prompts, in order; no two begin
+    alike, so no prefix cache helps by accident."""
 
     def __init__(self, client: Client, seed: int) -> None:
         self._client = client
@@ -123,7 +123,7 @@ async def measure_gap(bench: Bench) -> None:
 
 
 def add_gaps(bench: Bench, stamps: tuple[float, ...], arrived: Stream, watch: Watch) -> None:
-    """Of the gaps while the prompt was prefilled, those that nobody stole from."""
+    """The gaps while the prompt was prefilled that lost no CPU to others."""
     beside = [
         (earlier, later)
         for earlier, later in pairwise(stamps)

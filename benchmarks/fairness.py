@@ -1,4 +1,4 @@
-"""Does a loud tenant move a quiet one? In virtual time, with the very policies that serve.
+"""Whether a loud tenant moves a quiet one. In virtual time, with the very policies that serve.
 
 A loud tenant offers four times what a pool can run, in generations of some ten seconds; a quiet one sends a 10-token
 request each second. Measured is the quiet one's share of refusals and its p99 TTFT against the same tenant beside a

@@ -1,4 +1,4 @@
-"""Does a loud tenant move a quiet one? As fairness.py, but live: a gateway and an emulated engine over sockets.
+"""Whether a loud tenant moves a quiet one. As fairness.py, but live: a gateway and an emulated engine over sockets.
 
 A loud tenant keeps as many streams of some ten seconds coming as are nearly four times the slots; a quiet one sends a
 10-token request each second. Figures and bounds are those of fairness.py; the engine is an emulated H100 at a quarter

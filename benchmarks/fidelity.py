@@ -1,4 +1,4 @@
-"""Does the simulator say what really happens? The same arrivals live and simulated, at several loads.
+"""Whether the simulator says what really happens. The same arrivals live and simulated, at several loads.
 
 Live twice at each load, so that it is known how much two live runs differ; a simulated percentile should be within 10 %
 of their mean, or within their difference where that is more. Loads are shares of what the fleet does at most, which is
@@ -6,9 +6,9 @@ found by simulating a crowd; 95 % is shown and not judged. How long steps of the
 the step logs of all other loads, and of three more before, between and after the live runs: never from the load itself,
 and from the same hour, since a shared machine is not equally fast all the time.
 
-What is there already (in .bench/fidelity) is not measured again, and with --budget-s it stops after so many seconds and
-says what is missing: call it again. It needs a quiet machine: live is in real time, on cores kept from halting
-(awake.py).
+What is there already (in .bench/fidelity) is not measured again, and with --budget-s it stops after that number of
+seconds and says what is missing: call it again. It needs a quiet machine: live is in real time, on cores kept from
+halting (awake.py).
 """
 
 import argparse

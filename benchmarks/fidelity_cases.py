@@ -1,4 +1,4 @@
-"""What is run live and simulated beside it? A fleet of emulated replicas, and our own engine with a real model.
+"""What is run live and simulated beside it. A fleet of emulated replicas, and our own engine with a real model.
 
 Both sides get the same config file, the same arrivals, and `completions` with exactly the tokens that an arrival says:
 a chat template would add some that the workload does not know of.

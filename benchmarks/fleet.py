@@ -1,4 +1,5 @@
-"""Is the fleet ever cold? Step load with and without a warm pool, a killed replica, a start from zero, cold starts.
+"""Whether the fleet is ever cold. Step load with and without a warm pool, a killed replica, a start from zero, cold
+starts.
 
 Each piece is a gateway of its own with replicas as processes on this machine. Where engines are emulated they take an
 H100's time, stretched, and a modelled cold start: what is measured is the gateway, the controller and the processes.
@@ -73,8 +74,8 @@ def step() -> Figures:
 
 
 def middle(runs: list[Figures]) -> Figures:
-    """Of several steps the one whose p99 rose by the median, and what all of them came to: one run has too few requests
-    for a steady p99."""
+    """The one of several steps whose p99 rose by the median, and what all of them came to: one run has too few
+    requests for a steady p99."""
     ordered = sorted(runs, key=lambda run: float(run["step_over_steady"]))
     return {**ordered[len(ordered) // 2], "runs": [run["step_over_steady"] for run in ordered]}
 

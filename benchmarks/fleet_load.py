@@ -42,7 +42,7 @@ class Gateway:
         return {replica["id"]: replica["state"] for replica in self.ask("/admin/fleet")["replicas"]}
 
     def until(self, wanted: dict[str, int], within_s: float = READY_WITHIN_S) -> float:
-        """Wait for so many replicas in each of these states. Gives how long that took."""
+        """Wait for a number of replicas in each of these states. Gives how long that took."""
         began = time.monotonic()
         while True:
             states = list(self.states().values())

@@ -1,4 +1,4 @@
-"""9 500 requests at once where there is room for 256: is everybody answered, and soon, and who hears that we live?
+"""9 500 requests at once where there is room for 256: every one is to be answered soon, and health checks too.
 
 The gateway alone on one core; the load generator, a mock replica and the probe on the other. README.md beside this
 file says what each figure means.

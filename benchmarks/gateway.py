@@ -1,4 +1,4 @@
-"""Is Headgate's data path faster than the Rust routers', and how far from nginx?
+"""Headgate's data path beside the Rust routers' and nginx.
 
 Each gateway is alone on one core, with the same two mock replicas and the same load generator on another; they take
 turns. README.md beside this file says what each figure means.
@@ -110,7 +110,7 @@ ROWS = (
     Row("routing decision at 1 000 replicas, over 10", "headgate.routing_ratio", None, "≤", 2, 1.3),
 )
 ROUTERS = ("sglang", "vllm", "smg")
-"""Of these the best is to be beaten. nginx decides nothing, and LiteLLM is never the best."""
+"""The best of these is to be beaten. nginx decides nothing, and LiteLLM is never the best."""
 
 
 def above_nginx(samples: Samples) -> Samples:

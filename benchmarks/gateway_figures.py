@@ -1,4 +1,4 @@
-"""What is measured on one gateway, and how?"""
+"""What is measured on one gateway, and how."""
 
 import re
 import tempfile
@@ -221,7 +221,7 @@ LOADS: dict[str, Measurement] = {
     "ttft": measure_ttft,
 }
 MEMORY: dict[str, Measurement] = {"memory": measure_memory}
-"""Of a gateway with room for all those streams."""
+"""Measured on a gateway with room for all those streams."""
 
 
 def measure_gateway(bench: Bench, name: str, figure: str) -> None:
@@ -237,6 +237,6 @@ def measure_gateway(bench: Bench, name: str, figure: str) -> None:
 
 
 def news(samples: Samples, known: dict[str, int]) -> str:
-    """What has come since there were so many values of each."""
+    """The figures that have come since there were this many values of each."""
     new = {key.split(".")[1]: values[-1] for key, values in samples.items() if len(values) > known.get(key, 0)}
     return ", ".join(f"{figure} {number(value)}" for figure, value in new.items())

@@ -1,4 +1,4 @@
-"""How is each gateway installed and started?
+"""How each gateway is installed and started.
 
 `python benchmarks/gateway_peers.py install [NAME …]` puts the peers that come from PyPI into environments of their own
 under .bench/. nginx is the system's.
@@ -164,7 +164,7 @@ GATEWAYS["again"] = Gateway("Headgate before, again", headgate_command)
 
 
 def version(key: str) -> str:
-    """Of the peer that is installed; Unusable says why there is none."""
+    """The version of the peer that is installed; Unusable says why there is none."""
     requirement = GATEWAYS[key].requirement
     if requirement is None:
         if not shutil.which("nginx"):

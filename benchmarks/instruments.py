@@ -1,4 +1,4 @@
-"""Do Headgate's own figures tell the truth, and what do they cost?
+"""Whether Headgate's own figures tell the truth, and what they cost.
 
 Truth: an independent client measures each request from the moment it was due to be sent, while the gateway measures it
 from the arrival of its first byte; over the same run their percentiles must agree, lane by lane. Cost: the same load
@@ -39,7 +39,7 @@ LANES: dict[str, dict[str, object]] = {
 """What makes each lane's requests: what is not streamed is slow. Times are about what the lanes promise: with a tenth
 of them, p99 would tell of the machine's hiccups only."""
 ROOM = 128
-"""Told, not found out: nobody is to be refused."""
+"""Told, not found out: no request is to be refused."""
 COST = (
     Row("requests/s with instruments, over without in the same round", "over.requests_s", None, "≥", 0.9),
     Row("tokens/s with instruments, over without in the same round", "over.tokens_s", None, "≥", 0.9),
@@ -72,7 +72,7 @@ def compare(target: Target, seconds: float) -> dict[str, Pair]:
 
 
 def typical(runs: list[dict[str, Pair]]) -> dict[str, Pair]:
-    """Of several runs, for each figure the one whose difference is the median."""
+    """For each figure the one of several runs whose difference is the median."""
     middle = len(runs) // 2
     return {
         figure: sorted((run[figure] for run in runs), key=lambda pair: abs(pair[1] - pair[0]))[middle]

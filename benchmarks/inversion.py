@@ -1,4 +1,4 @@
-"""Do prompts of 100 000 tokens keep more urgent ones waiting? An emulated H100 in virtual time.
+"""Whether prompts of 100 000 tokens keep more urgent ones waiting. An emulated H100 in virtual time.
 
 Long prompts come at once; chats and prompts of 513 to 16 000 tokens come while they are prefilled. Each case is run
 three times: all of them, the long ones alone, and the others alone.
@@ -44,7 +44,7 @@ class Case:
     """How many come at once."""
     prompt: int = 100_000
     output: int = 100
-    """Of the long ones."""
+    """Tokens of a long prompt's answer."""
     lane: str = "long"
     fast_s: float = 4.0
     """Chats each second."""
@@ -92,7 +92,7 @@ def idle_ttft(prompt: int, known: dict[int, float]) -> float:
 
 
 def longer(both: Served, alone: Served) -> list[float]:
-    """Of each long prompt, its first token with the others over without."""
+    """Each long prompt's first token with the others over without."""
     return [a / b for a, b in zip(both.ttfts("long"), alone.ttfts("long"), strict=True)]
 
 

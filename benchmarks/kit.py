@@ -1,4 +1,4 @@
-"""How is anything started on a core of its own, loaded, watched and stopped?
+"""How a program is started on a core of its own, loaded, watched and stopped.
 
 The kit is two C programs that live beside the repository: `mockd`, a mock replica, and `lg`, a load generator. Both are
 fast enough that the gateway between them is what is measured.

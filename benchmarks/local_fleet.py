@@ -1,4 +1,4 @@
-"""How are a gateway and its engines started on this machine, and stopped? For benchmarks that need real ones.
+"""How a gateway and its engines are started on this machine, and stopped. For benchmarks that need real ones.
 
 The compiled modules are used where `make compiled` has built some: that is what `make serve` runs.
 """
@@ -34,7 +34,7 @@ STRETCHED = (
 
 
 def stretched_lanes(times: float) -> dict[str, dict[str, float]]:
-    """The default lanes for the config of a gateway whose replicas are so many times as slow as those they are made
+    """The default lanes for the config of a gateway whose replicas are slower, by a factor, than those they are made
     for."""
     from headgate.model.lane import LANES
 

@@ -1,4 +1,4 @@
-"""How are the two servers started, reached and stopped?
+"""How the two servers are started, reached and stopped.
 
 Run as a script it is one of the child processes: `peers.py llama …` is llama.cpp's own server, as
 the xllamacpp wheel carries it; `peers.py swap …` times the runner's Save and Restore without a server.
@@ -224,7 +224,7 @@ class Exchange(asyncio.Protocol):
             self._done.exception()  # seen: nobody waits for an exchange that was cut
 
     async def more(self, events: int) -> None:
-        """Returns once so many more events have arrived, or none will."""
+        """Returns once this number of further events has arrived, or none will."""
         self._awaited = self._events + events
         self._reached.clear()
         if not self._done.done():

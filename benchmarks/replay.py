@@ -1,4 +1,4 @@
-"""Does a recorded live run replay to the same decisions? Ten minutes of everything, then `headgate replay`.
+"""Whether a recorded live run replays to the same decisions. Ten minutes of everything, then `headgate replay`.
 
 Four emulated replicas behind a gateway with `--event-log`; three tenants, one of them with tight limits; short
 interactive, long and batch requests in their lanes; clients that hang up in the middle; a replica that is killed and

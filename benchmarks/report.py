@@ -1,4 +1,4 @@
-"""Is what was measured enough, and how is it shown and kept?
+"""Whether what was measured is enough, and how it is shown and kept.
 
 Both benchmarks gather raw values by `server.figure`, judge the medians row by row, print a table, and keep JSON and
 Markdown.

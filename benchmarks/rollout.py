@@ -1,4 +1,4 @@
-"""How often is a new version judged rightly? Many rollouts, each of up to 20 000 requests, in virtual time.
+"""How often a new version is judged rightly. Many rollouts, each of up to 20 000 requests, in virtual time.
 
     python benchmarks/rollout.py [--seeds 400] [--jobs 2] [--write]
 
@@ -51,7 +51,7 @@ class Scenario:
     title: str
     weather: str
     how: str = "all"
-    """Of what: all, ttft, tail, error, short, mixed."""
+    """Which figure the factor changes: all, ttft, tail, error, short, mixed."""
     factor: float = 1.0
     goal: str = ""
     """What must come out in 95 % of cases."""
@@ -94,7 +94,7 @@ def waves(rng: np.random.Generator, n: int, keep: float) -> Floats:
 
 
 def slowness(rng: np.random.Generator, n: int, weather: str) -> Floats:
-    """Of one version's own replicas, as a logarithm."""
+    """Slowness of one version's own replicas, as a logarithm."""
     own = np.zeros(n)
     for begins in rng.integers(0, n, rng.poisson(n * SPELLS[weather])):
         own[begins : begins + rng.integers(5, 40)] += rng.exponential(0.5)

@@ -1,4 +1,4 @@
-"""Does choosing a replica cost the same in a large fleet as in a small one?
+"""Whether choosing a replica costs the same in a large fleet as in a small one.
 
 Every decision is followed by what a real one brings: the chosen replica takes the request, some running ones get their
 first token, some end, and now and then a measured speed changes. Conversations come back with a longer prefix.

@@ -1,4 +1,4 @@
-"""Does the runaway detector end what has run away, and nothing else? And what does it cost?
+"""Whether the runaway detector ends what has run away, and nothing else, and what it costs.
 
 Ordinary texts (`tests/ordinary/`, made from a seed and shipped with Python) must pass. What has run away is said by the
 bundled model itself: greedy, and not allowed to end, a small model soon repeats itself. An answer counts as a loop if
@@ -49,14 +49,14 @@ from headgate.policy.answers.runaway import (  # noqa: E402
 TITLE = "The runaway detector: what it ends, what it leaves alone, what it costs"
 RESULTS = ROOT / "benchmarks" / "results" / "runaway.json"
 SEEDS = 3
-"""Of ordinary texts: the shipped ones are the same in all."""
+"""Number of seeds for ordinary texts: the shipped ones are the same in all."""
 MOST_TOKENS, SLOTS, CONTEXT = 480, 8, 1024
 AT_A_TIME = 32
 """Prompts between two lines of progress."""
 IN_TIME = 3
 """Repetitions."""
 OR_BYTES = 512
-"""Of repetition: some 130 tokens of prose, more of anything else."""
+"""Bytes of repetition: some 130 tokens of prose, more of anything else."""
 TOPICS = (
     "the sea|tea|volcanoes|the history of bread|sorting algorithms|a lighthouse|the Roman Empire|photosynthesis|chess|"
     "a lost dog|bicycles|the moon landing|prime numbers|a storm|honey bees|databases|the violin|glaciers|"
@@ -222,8 +222,8 @@ def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
 
 
 def judge_alike(least: int) -> float:
-    """The share of ordinary texts that would be ended if everything that repeats were judged like a sentence, with at
-    least so many bytes of repetition."""
+    """The share of ordinary texts that would be ended if everything that repeats were judged like a sentence, with
+    at least this number of bytes of repetition."""
     before = {kind: (kind.times, kind.least) for kind in KINDS.values()}
     alike = Samples()
     try:

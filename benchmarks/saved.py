@@ -1,4 +1,4 @@
-"""What do caps, stops and runaway detection save of the decode, on real text?
+"""What caps, stops and runaway detection save of the decode, on real text.
 
 Two kinds of it. Answers of the bundled model itself, which may end by itself and say 1 000 tokens at most: what a plain
 chat would get without any protection, once greedy and once sampled as clients do (temperature 0.7). Each is looked at

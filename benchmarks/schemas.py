@@ -1,4 +1,4 @@
-"""Can one client's JSON schema hold up another client's stream?
+"""Whether one client's JSON schema can hold up another client's stream.
 
 Four streams run on the embedded engine while requests with schemas come: small ones, large ones, ones that can't be
 compiled, and ones made to be as costly as 64 KB can be. Each phase has a control just before it: the same requests
@@ -87,7 +87,8 @@ SCHEMAS: dict[str, Callable[[int], Schema]] = {
 
 
 async def longest_gap_ms(client: Client, prompts: Prompts, name: str | None, first: int) -> tuple[float, list[int]]:
-    """Of the streams, while requests with such schemas come, AT_ONCE at a time; and how those were answered."""
+    """The streams' longest gap while requests with such schemas come, AT_ONCE at a time; and how those were
+    answered."""
     streams = [await client.start(await prompts.of(SHORT), 3000) for _ in range(STREAMS)]
     await asyncio.gather(*(stream.more(12) for stream in streams))
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""How fast is the simulator? Requests a minute at the gateway's level, times real time step by step; one core each.
+"""The speed of the simulator. Requests a minute at the gateway's level, times real time step by step; one core each.
 
 Both levels play Azure's conversations on eight emulated H100. Every measurement is a process of its own, interpreted
 and, where `make compiled` has built some, with compiled modules; they take turns for some rounds, the median counts.
@@ -22,7 +22,8 @@ REPLICAS, SLOTS = 8, 64
 PROFILE = "h100-llama3-8b"
 WORKLOAD = "azure-conv"
 CAPACITY_PER_S = 105.0
-"""Of this mix, queues full; `headgate plan` finds it. Loads are shares of it."""
+"""Requests of this mix that the fleet serves each second with full queues; `headgate plan` finds it. Loads are
+shares of it."""
 LOADS = (0.4, 0.65, 0.8)
 STEP_S, GATEWAY_S = 60.0, 600.0
 

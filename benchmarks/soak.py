@@ -1,4 +1,4 @@
-"""Twenty minutes of everything at once: does the gateway keep its memory, and does every request have one outcome?
+"""Twenty minutes of everything at once: the gateway is to keep its memory, and every request to have one outcome.
 
     python benchmarks/soak.py [--minutes 20] [--quick]
 

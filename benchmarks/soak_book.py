@@ -46,9 +46,9 @@ class Book:
         self._open: dict[int, str] = {}
         """Kinds of those that were sent and have no record yet."""
         self._ends: dict[int, End] = {}
-        """Of those that ended for the client and have no record yet."""
+        """How requests ended that have no record yet, as the client saw it."""
         self._records: dict[int, dict[str, Any]] = {}
-        """Of those that the client has not seen end."""
+        """Records of requests that the client has not seen end."""
 
     @property
     def counted(self) -> int:

@@ -1,7 +1,7 @@
 """The soak's clients: those who behave, those who leave, those who do not read, and those who send nonsense.
 
-Requests arrive at random, so many a second on average, and in bursts; each is sent on a kept connection or on a new
-one, by one of several tenants. Every one is entered into the book twice: when it is sent, and when it has ended.
+Requests arrive at random, at a mean rate, and in bursts; each is sent on a kept connection or on a new one, by one
+of several tenants. Every one is entered into the book twice: when it is sent, and when it has ended.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ HOST = "127.0.0.1"
 ANSWER_WITHIN_S = 45.0
 """Longer than anything in the gateway may take: past this it has forgotten the request."""
 MOST_OPEN = 1500
-"""Requests under way; no more are sent meanwhile, so that a gateway which answers nobody does not fill this machine."""
+"""Requests under way; no more are sent meanwhile, so that a gateway which answers no request does not fill this
+machine."""
 KEPT_S = 30.0
 """A connection unused for longer is given up: the gateway gives it up at 75 s."""
 MOST_IDLE = 100

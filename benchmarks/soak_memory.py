@@ -32,7 +32,8 @@ class Seen:
         return (self.full_s + self.at_s[-1]) / 2
 
     def growth_mb(self, values: list[float]) -> tuple[float, float]:
-        """Of the second half: by the least-squares line, and from the median of its first fifth to that of its last."""
+        """Growth in the second half: by the least-squares line, and from the median of its first fifth to that of
+        its last."""
         from_s = self.half_s()
         points = [(at, mb) for at, mb in zip(self.at_s, values, strict=True) if at >= from_s]
         fifth = max(1, len(points) // 5)

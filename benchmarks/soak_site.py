@@ -134,14 +134,14 @@ class Stage:
         return Path(f"/proc/{self.gateway.first.pid}/smaps_rollup").read_text()
 
     def connections(self) -> int:
-        """Of clients, that the gateway has open."""
+        """Clients' connections that the gateway has open."""
         mine = f":{self.port:04X}"
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         return sum(row[1].endswith(mine) and row[3] in ("01", "08") for row in rows)
 
     def ledger(self) -> dict[str, float]:
-        """All that must be zero when nobody is there: as /metrics says it, as the kernel does, and as the gateway's own
-        ledger does, each where it is kept."""
+        """All that must be zero when no request is under way: as /metrics says it, as the kernel does, and as the
+        gateway's own ledger does, each where it is kept."""
         seen = self.metrics()
         names = ("waiting", "running", "replica_requests", "replica_tokens")
         left = {name: seen.get(f"headgate_{name}", 0.0) for name in names}

@@ -1,4 +1,4 @@
-"""Which moments of a run did others take from it? CPU time that the host kept, or other processes used.
+"""The moments of a run that others took from it. CPU time that the host kept, or other processes used.
 
 Sampled every 10 ms beside the measurement, from /proc/stat and the CPU time of the processes that are measured. The
 kernel counts in hundredths of a second, so a moment is stolen from when at least STOLEN_S of it went elsewhere.
@@ -14,7 +14,8 @@ from pathlib import Path
 
 EVERY_S = 0.01
 STOLEN_S = 0.025
-"""Of one gap between two tokens. The kernel's own work and the sampling itself come to some 10 ms of 400."""
+"""CPU time taken by others from which on one gap between two tokens is not counted. The kernel's own work and the
+sampling itself come to some 10 ms of 400."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -1,4 +1,4 @@
-"""Does the interactive tail stay flat while the load grows past what the fleet can do?
+"""Whether the interactive tail stays flat while the load grows past what the fleet can do.
 
 Four emulated engines, a mix of short interactive requests, bursty code completions, long documents and batch, offered
 at 0.5 to 3 times what the engines can do, through Headgate, nginx, sglang-router and vllm-router in turn. README.md

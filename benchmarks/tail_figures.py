@@ -1,4 +1,4 @@
-"""What do the points say? Percentiles per lane, what was in time, and whether that is enough."""
+"""What the points say. Percentiles per lane, what was in time, and whether that is enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class LaneFigures:
     arrivals_s: tuple[float, ...]
     """The same over all arrivals, of which a refused or failed one is never in time; inf: it is one of those."""
     interval_s: tuple[float, float]
-    """Of the last of the served: 95 %."""
+    """The interval of the last of the served: 95 %."""
     at_least: bool
-    """Whether the last would have been higher, had nobody been cut off."""
+    """Whether the last would have been higher, had no request been cut off."""
     good: int
     """Ended well, with first token and pace in time; unstreamed, in the time of both together."""
     good_tokens: int
@@ -172,7 +172,7 @@ def verdicts(setup: Setup, points: Sequence[Point], share: float) -> tuple[list[
 
 
 def _most_served(point: Point, tokens_per_s: float) -> int:
-    """Requests of this point that anybody could serve who computes so much: the smallest first. Of those that were
+    """The most requests of this point that could be served at this pace, the smallest first. Of those that were
     refused only the prompt is known, so it is rather too many."""
     left, count = tokens_per_s * point.seconds, 0
     for tokens in sorted(prompt + output for prompt, output in zip(point.prompt, point.output, strict=True)):

@@ -24,10 +24,10 @@ from headgate.workload.arrival import Arrival
 
 WARM_S, WARM_LOAD = 8.0, 0.4
 DRAIN_S = 20.0
-"""How long answers may still come after the last arrival. Then whoever waits is cut off, and counts with what it has
-waited so far: less than the truth."""
+"""How long answers may still come after the last arrival. Then a request that waits is cut off, and counts with what
+it has waited so far: less than the truth."""
 SETTLED = 1 / 6
-"""Of a run, what is passed over before tokens are counted: queues are still filling."""
+"""What is passed over of a run before tokens are counted: queues are still filling."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Point:
     output_per_s: float = 0.0
     """Tokens that the engines computed, after the first sixth."""
     idle: float = 0.0
-    """Share of the machine that nobody used."""
+    """Share of the machine that was idle."""
     cores: dict[str, float] = field(default_factory=dict)
     """Cores in use, by engines, gateway and client."""
     spare: float = 0.0

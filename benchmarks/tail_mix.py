@@ -1,4 +1,4 @@
-"""What is offered, and to which fleet? Four kinds of traffic at multiples of what the fleet can do."""
+"""What is offered, and to which fleet. Four kinds of traffic at multiples of what the fleet can do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Setup:
     """… and where there is little room."""
     replicas: int
     slots: int
-    """Sequences that an engine runs at once. Only Headgate is told: nobody else has a limit to be set."""
+    """Sequences that an engine runs at once. Only Headgate is told: no other gateway has a limit to be set."""
     mix: str
     capacity_per_s: float
     """Requests a second of this mix that it just keeps up with."""
@@ -35,12 +35,12 @@ class Setup:
     target_s: float
     """… and at p95."""
     spare_least: float | None = 0.25
-    """Of the machine's CPU: where engines only wait for their modelled time, with less of it the machine may be what is
-    measured. None where they compute: it is what they have."""
+    """The least spare share of the machine's CPU: where engines only wait for their modelled time, with less of it
+    the machine may be what is measured. None where they compute: it is what they have."""
     seconds: float = 120.0
-    """Of arrivals, for each point."""
+    """Seconds of arrivals, for each point."""
     stretched: float = 1.0
-    """Engines are so many times as slow as those that lanes are made for, and so is what Headgate's lanes promise."""
+    """How many times as slow engines are as those that lanes are made for; Headgate's lanes promise that much less."""
 
     def workload(self, load: float, seconds: float) -> Workload:
         return Workload(self.mix, rate=load * self.capacity_per_s, duration_s=seconds)
@@ -97,7 +97,7 @@ SETUPS = {setup.name: setup for setup in (EMULATED, REAL)}
 
 
 def shares(arrivals: Iterable[Arrival]) -> dict[str, float]:
-    """Of all tokens, prompts and answers, each lane's part."""
+    """Each lane's part of all tokens, prompts and answers."""
     tokens: dict[str, int] = dict.fromkeys(LANES, 0)
     for arrival in arrivals:
         tokens[arrival.label] += arrival.tokens

@@ -1,6 +1,7 @@
-"""How are the engines and a gateway started on a machine that they share, and what do the engines say they did?
+"""How the engines and a gateway are started on a machine that they share, and what the engines say they did.
 
-Nobody is pinned to a core, unlike in gateway.py: the cores are there for all, and must not be what anybody waits for.
+No process is pinned to a core, unlike in gateway.py: the cores are there for all, and must not be what anybody waits
+for.
 """
 
 import http.client

@@ -1,6 +1,6 @@
-"""Does anything go wrong because answers are not streamed? A healthy fleet, with any share of unstreamed requests.
+"""Whether anything goes wrong because answers are not streamed. A healthy fleet, with any share of unstreamed requests.
 
-Of an answer in one piece nobody hears the first token, and most engines do not say when it was there. Nothing that is
+The first token of an answer in one piece is not heard, and most engines do not say when it was there. Nothing that is
 made of first tokens (health, found limits, promises) may take that for slowness: with any share of such requests no
 replica is put out, no alert is raised, and the found limits are those of the same requests streamed.
 
@@ -189,7 +189,7 @@ def median_limits(found: Sequence[Found]) -> tuple[float, float]:
 
 
 def flaws(found: Sequence[Found], streamed: Sequence[Found]) -> list[str]:
-    """Of the same requests with each seed: what is wrong, or not as if all had been streamed."""
+    """What is wrong with the same requests under each seed, or not as if all had been streamed."""
     said = []
     ejections, alerts = sum(one.ejections for one in found), [alert for one in found for alert in one.alerts]
     if ejections:

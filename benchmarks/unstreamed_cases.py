@@ -39,7 +39,7 @@ class Case:
     seeds: tuple[int, ...] = (1,)
     """Limits are compared by their median over these."""
     idle: tuple[float, float] | None = None
-    """From and to which second nobody comes."""
+    """From and to which second no request comes."""
     for_s: float = HOUR_S
     shares: tuple[float, ...] = SHARES
 

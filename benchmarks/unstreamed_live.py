@@ -1,4 +1,4 @@
-"""Four healthy emulated H100s behind a gateway, three requests in five unstreamed: is all as it should be?
+"""Four healthy emulated H100s behind a gateway, three requests in five unstreamed: all is to be as it should.
 
     python -m benchmarks.unstreamed_live               five minutes; writes results/unstreamed_live.json and .md
     python -m benchmarks.unstreamed_live --seconds 30  and keeps nothing

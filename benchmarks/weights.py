@@ -1,4 +1,4 @@
-"""Which form of the bundled weights is computed fastest, and what does it cost in quality?
+"""Which form of the bundled weights is computed fastest, and what it costs in quality.
 
     python -m benchmarks.weights [--rounds 5] [--windows 12]
 
@@ -59,7 +59,7 @@ def windows(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 def judged(model: Model, texts: Sequence[list[int]]) -> tuple[NDArray[np.float64], list[NDArray[np.float32]]]:
-    """Of each window, nats for a token; and the logarithm of each token's chance at each place."""
+    """For each window, nats for a token; and the logarithm of each token's chance at each place."""
     context = Context(model, slots=1, n_ctx=WINDOW, batch_tokens=WINDOW, threads=1)
     told, chances = [], []
     for tokens in texts:

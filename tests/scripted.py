@@ -27,7 +27,7 @@ def next_token(tokens: Items[int]) -> int:
 
 
 def reply(prompt: Items[int], length: int) -> list[int]:
-    """What the model says when nobody else is there."""
+    """What the model says when it is asked alone."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(next_token(tokens))

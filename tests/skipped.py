@@ -33,7 +33,7 @@ class Skipped:
 
 
 def found(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[Skipped]:
-    """Of a run's skips, those that are proofs; each once. A file that could not be read is one, with all its tests."""
+    """The skips of a run that are proofs; each once. A file that could not be read is one, with all its tests."""
     made = {}
     for report in reports:
         if isinstance(report.longrepr, tuple):

@@ -1,4 +1,4 @@
-"""The soak's own bookkeeping: would it notice? benchmarks/soak.py is the run itself."""
+"""The soak's own bookkeeping notices what is wrong. benchmarks/soak.py is the run itself."""
 
 import json
 from pathlib import Path

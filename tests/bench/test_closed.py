@@ -1,4 +1,4 @@
-"""A closed loop: so many at once, no more and no fewer."""
+"""A closed loop: a fixed number of requests at once."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ FIXED_S, TOKEN_S, SLOTS, CONTEXT = 0.010, 1e-4, 4, 3000
 
 
 class Server:
-    """One at a time in each slot; whoever comes to a full house waits in line."""
+    """One at a time in each slot; a request that finds every slot taken waits in line."""
 
     def __init__(self) -> None:
         self.busy = 0

@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser: what somebody sees, hears and can do."""
+"""The page at `/` in a real browser: what a person sees, hears and can do."""
 
 import signal
 from collections.abc import Iterator

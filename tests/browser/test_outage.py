@@ -24,7 +24,7 @@ from tests.gateway.test_gateway import chat, double, gateway
 
 pytestmark = pytest.mark.timeout(120)  # a browser on a busy machine takes its time
 AT_ONCE_S = 15.0
-"""Of which most is a busy machine's: three probes of one second and a look."""
+"""Three probes of one second and a look; the rest is allowed for a busy machine."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A reply that another engine began is gone on with, token by token as it was said."""
+"""A reply that another engine began is continued, token by token as it was said."""
 
 import itertools
 import random

@@ -72,7 +72,7 @@ def test_on_a_full_engine_nobody_is_swapped_out_for_a_check_and_a_streams_token_
 
 
 def test_a_check_that_has_to_generate_waits_behind_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no token is fresh enough, its own generation is asked for: even then nobody makes way for it."""
+    """Where no token is fresh enough, its own generation is asked for: even then no sequence makes way for it."""
     monkeypatch.setattr(engine_server, "FRESH_S", -1.0)
 
     async def check(engine: Engine, url: str) -> None:
@@ -104,7 +104,7 @@ def test_checks_at_once_share_one_generation() -> None:
 
 
 def test_a_full_engine_that_only_reads_prompts_is_well_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody decodes for longer than a check waits: that prompts are computed is the proof."""
+    """No sequence decodes for longer than a check waits: that prompts are computed is the proof."""
     monkeypatch.setattr(engine_server, "DEEP_CHECK_S", 0.5)
     slow = replace(SMALL, cost=StepCost(fixed=0.05, per_prefill=0.02))
 

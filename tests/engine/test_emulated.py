@@ -41,7 +41,7 @@ WORDS = EmulatedTokenizer().words
 
 
 class Hand:
-    """A clock that moves when somebody waits, and a little when anybody looks."""
+    """A clock that moves by each wait, and a little by each reading."""
 
     def __init__(self, look_s: float = 0.0, oversleep_s: float = 0.0) -> None:
         self.now = 1000.0

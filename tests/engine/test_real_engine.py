@@ -61,7 +61,7 @@ class Real:
         return one
 
     def wait(self, number: int, words: int | None = None) -> None:
-        """Until a sequence has said something so many times; None: until it has ended."""
+        """Wait until a sequence has said something `words` times; None: until it has ended."""
 
         def true() -> bool:
             said = self._said.get(number, [])
@@ -71,7 +71,8 @@ class Real:
             assert self._changed.wait_for(true, timeout=120)
 
     def wait_for_room(self, most: int) -> None:
-        """Until at most so many sequences are left. Cancels end in silence, so this looks again now and then."""
+        """Wait until at most this number of sequences is left. Cancels end in silence, so this looks again now and
+        then."""
         with self._changed:
             for _ in range(12_000):
                 if len(self.batcher.running) + len(self.batcher.waiting) <= most and self.engine.mail == 0:

@@ -45,7 +45,7 @@ class Story:
     tests: list[dict[str, Any]] = field(default_factory=list)
 
     def took(self, figure: str, seconds: float, steps: int, each: int = 60, lane: str = "fast") -> None:
-        """So many requests in each of so many steps, all of which took this long."""
+        """`each` requests in each step, all of which took this long."""
         name, bounds = HISTOGRAMS[figure], edges(self.config.lanes)[FIGURES.index(figure)].values
         for edge in (*bounds, float("inf")):
             le = "+Inf" if edge == float("inf") else f"{edge:g}"

@@ -59,7 +59,7 @@ def gateways(
 
 @contextmanager
 def held(url: str, number: int) -> Iterator[None]:
-    """So many requests, each past its first token at a replica, until the end."""
+    """This number of requests, each past its first token at a replica, until the end."""
     with ExitStack() as stack:
         for _ in range(number):
             body = json.dumps(chat(LONG, stream=True, service_tier="flex")).encode()
@@ -71,7 +71,7 @@ def held(url: str, number: int) -> Iterator[None]:
 
 @contextmanager
 def waiting(url: str, number: int) -> Iterator[None]:
-    """So many requests that have to wait, without a thread for each: only sent, and never read."""
+    """This number of requests that have to wait, without a thread for each: only sent, and never read."""
     host, port = url.removeprefix("http://").split(":")
     body = json.dumps(chat(LONG, stream=True, service_tier="flex")).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"

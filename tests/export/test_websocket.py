@@ -1,4 +1,4 @@
-"""Do the settings we ship let WebSockets through, and everything that is said on them?"""
+"""The settings that we ship let WebSockets through, and everything that is said on them."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`headgate fleet` in front of replicas that somebody else started."""
+"""`headgate fleet` in front of replicas that the gateway did not start."""
 
 import io
 import json

@@ -206,7 +206,7 @@ def test_no_engine_outlives_whoever_started_it_however_that_ends(tmp_path: Path)
 
 
 def is_zombie(pid: int) -> bool:
-    """It has ended, and nobody has asked how yet: where tests run as process 1's children nobody may."""
+    """It has ended, and its exit status was not read: where tests run as children of process 1 it may never be."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -45,7 +45,7 @@ class Run:
     statuses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
-    """Of those who asked properly."""
+    """Seconds of the slowest well-formed request."""
 
     def rng(self, kind: str, index: int) -> random.Random:
         return random.Random(f"{self.seed}/{kind}/{index}")
@@ -150,7 +150,7 @@ async def round_of(run: Run, cases: Callable[[], tuple[str, int] | None], until:
 
 
 async def settled(run: Run, where: str) -> None:
-    """Both processes live, have printed nothing that nobody caught, and hold nothing."""
+    """Both processes live, have printed no uncaught exception, and hold nothing."""
     for process in run.stage.processes:
         if wrong := process.wrong():
             run.fail(f"{process.name}, in {where}", f"it printed:\n{wrong}")

@@ -21,7 +21,7 @@ READY_WITHIN_S = 120.0
 WRONG = re.compile(
     r"Traceback|Exception (?:in|ignored)|never retrieved|Segmentation|Aborted|GGML_ASSERT|terminate called"
 )
-"""In what a process prints: something that nobody caught."""
+"""In what a process prints: an uncaught exception."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def wrong(self) -> str:
-        """The first thing that it has printed since the last time, which nobody caught; empty: nothing."""
+        """The first uncaught exception that it has printed since the last time; empty: none."""
         printed = self.printed()
         fresh, self.read = printed[self.read :], len(printed)
         found = WRONG.search(fresh)

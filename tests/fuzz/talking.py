@@ -27,8 +27,8 @@ class Answered:
 async def talked(
     port: int, pieces: Iterable[bytes], leaves: bool = False, says_all: bool = False, pause_s: float = 0.0
 ) -> bytes:
-    """All that came back until the other side closed. `leaves`: nobody listens to the end. `says_all`: the other side
-    is told that no more will come, which it may take for a client that left."""
+    """All that came back until the other side closed. `leaves`: the client does not listen to the end. `says_all`:
+    the other side is told that no more will come, which it may take for a client that left."""
     try:
         return await asyncio.wait_for(_talked(port, pieces, leaves, says_all, pause_s), WITHIN_S)
     except TimeoutError:
@@ -99,7 +99,7 @@ def answers_in(heard: bytes) -> list[Answered]:
 
 
 def heads_in(heard: bytes) -> list[Answered]:
-    """Of answers whose requests nobody can tell apart: which of them were for HEAD, and have no body, is not known."""
+    """Answers whose requests can't be told apart: which of them were for HEAD, and have no body, is not known."""
     if heard and not heard.startswith(b"HTTP/1."):
         raise ValueError(f"no head of an answer: {heard[:200]!r}")
     return [Answered(int(status), b"", b"", whole=False) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", heard)]

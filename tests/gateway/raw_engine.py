@@ -1,7 +1,7 @@
 """An engine that answers with whatever bytes the test gives it, on a thread of its own.
 
 A prompt that says `say=NAME` is answered with the bytes of that name; everything else as an engine would. An answer
-that is a list of bytes is written for as long as somebody reads: its last piece again and again.
+that is a list of bytes is written for as long as the gateway reads: its last piece again and again.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class RawEngine:
     def __init__(self, answers: dict[str, Answer], pages: dict[str, Answer]) -> None:
         self.answers = answers
         self.pages = pages
-        """Of GETs, by path; others are as an engine's."""
+        """Answers to GETs, by path; others are as an engine's."""
         self.url = ""
         self.heads: list[bytes] = []
-        """Of all that was asked."""
+        """Heads of all requests so far."""
         self.port = 0
         self.key = b""
         """Without it everything below /v1 is answered 401, as vLLM does."""

@@ -53,7 +53,7 @@ for number, (named, value) in enumerate(VALUES.items()):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of an engine that has no /v1/responses of its own."""
+    """A gateway in front of an engine that has no /v1/responses of its own."""
     pages: dict[str, Answer] = {"/v1/models": whole(b'{"data":[{"id":"m","owned_by":"me"}]}')}
     with (
         raw_engine(ANSWERS, pages) as engine,

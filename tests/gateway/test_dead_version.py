@@ -22,7 +22,7 @@ TRUSTED: dict[str, Any] = {"anonymous": Tenant(name="anonymous", trusted=True)}
 
 
 async def die(it: Scene, model: str) -> None:
-    """As if killed: what is asked breaks off, and nobody listens any more."""
+    """As if killed: what is asked breaks off, and its port no longer listens."""
     await it.servers[model].drain(0)
 
 

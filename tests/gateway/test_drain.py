@@ -1,4 +1,5 @@
-"""SIGTERM while clients that keep their connections go on asking: every request is answered, and nobody is reset."""
+"""SIGTERM while clients that keep their connections go on asking: every request is answered, and no connection is
+reset."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Does an engine that sends a little now and then hold a request for longer than its time limits?"""
+"""An engine that sends a little now and then can't hold a request for longer than its time limits."""
 
 import asyncio
 from collections.abc import Callable

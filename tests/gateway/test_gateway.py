@@ -409,7 +409,7 @@ def test_a_tenant_that_floods_does_not_move_the_others_p99(tmp_path: Path, engin
     with gateway(tmp_path, {"tenants": keys(names), "lanes": lanes}, engine, slots=4) as url:
 
         async def load(senders: list[str]) -> dict[str, list[float]]:
-            """The same total, sent over half a second: so much from each."""
+            """The same total, sent over half a second, in equal parts by these tenants."""
             took: dict[str, list[float]] = {name: [] for name in names}
 
             async def one(name: str, delay: float) -> None:

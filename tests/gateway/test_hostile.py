@@ -257,7 +257,7 @@ def test_a_stream_that_breaks_off_wherever_it_is_ends_after_three(tmp_path: Path
 
 @pytest.mark.parametrize("seed", range(2))
 def test_engines_that_do_as_they_like(tmp_path: Path, seed: int) -> None:
-    """Each client gets exactly one answer, in time; nobody is asked too often; half the fleet stays in use."""
+    """Each client gets exactly one answer, in time; no replica is asked too often; half the fleet stays in use."""
     rng = random.Random(seed)
     moods = ["ok"] * 30 + ["429 0.3", "429", "503 0", "503", "500", "reset", "slow", "error", "cut"]
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
-"""Engines that want a key, further headers or another authority's certificate: they are used like any other, nobody is
-shown the key, and one that is not let in is not ready, and says why."""
+"""Engines that want a key, further headers or another authority's certificate: they are used like any other, no
+client is shown the key, and one that is not let in is not ready, and says why."""
 
 import json
 import os

@@ -26,7 +26,7 @@ def tenant() -> Tenant:
 
 
 def spent(it: Scene) -> int:
-    """Of the tenant's tokens."""
+    """Tokens that the tenant has used."""
     dispatcher = it.gateway.dispatcher
     rate = dispatcher.limits.view("t", dispatcher.tenants["t"], it.gateway._clock()).tokens
     assert rate is not None

@@ -44,7 +44,7 @@ def bearer(name: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def sent(url: str, body: dict[str, Any], path: str = PATH, name: str = "none", times: int = 1) -> Iterator[list[Any]]:
-    """Requests whose answers nobody reads yet."""
+    """Requests whose answers are not read yet."""
     where = urlsplit(url)
     text = json.dumps(body, ensure_ascii=False).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -237,7 +237,7 @@ def test_past_the_bound_the_tenant_with_most_is_refused_its_last() -> None:
 
 @awaited
 async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_from_the_moment_it_is_there() -> None:
-    """It waited in a turn that all WebSockets shared, and its bytes were nobody's until it was opened."""
+    """It waited in a turn that all WebSockets shared, and its bytes were not counted until it was opened."""
     names = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("one", "two")}
     tenants = tuple(Tenant(name=name, key_sha256=(digest,)) for name, digest in names.items())
     async with scene(tenants=tenants, anonymous=Tenant(name="anonymous", allowed=False)) as it:

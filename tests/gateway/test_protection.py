@@ -1,4 +1,4 @@
-"""A chat that says nothing about it is protected: whoever asks, however the answer is asked for."""
+"""A chat that says nothing about it is protected, for every client and every form of answer."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""How does an answer get from a replica to a client?"""
+"""The way of an answer from a replica to a client."""
 
 import asyncio
 import gc

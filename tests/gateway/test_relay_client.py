@@ -1,4 +1,4 @@
-"""What becomes of a generation whose client leaves, or does not read?"""
+"""What becomes of a generation whose client leaves, or does not read."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What does a client get from a replica that fails, refuses, breaks off or falls silent?"""
+"""What a client gets from a replica that fails, refuses, breaks off or falls silent."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Names that stand for versions or rules, on live sockets: who gets what, and nobody notices a change."""
+"""Names that stand for versions or rules, on live sockets: which version answers, and that no client notices a
+change."""
 
 import asyncio
 import json
@@ -234,7 +235,7 @@ async def test_a_shadow_that_hangs_holds_nobody_up_and_has_so_many_at_once() -> 
 
 
 class Stuck(list[Any]):
-    """Jobs that nobody works on."""
+    """Jobs without a worker."""
 
     def __iter__(self) -> Any:
         return iter(())

@@ -350,7 +350,7 @@ def test_two_gateway_processes_keep_one_limit(redis: RedisServer, tmp_path: Path
 
 
 class Moved:
-    """Redis as it is, with a clock that can be set: by so many seconds more than it is."""
+    """Redis as it is, with a clock that can be set forward by a number of seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, redis: RedisServer) -> None:
         from redis import Redis

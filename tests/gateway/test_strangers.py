@@ -1,4 +1,4 @@
-"""What strangers can do: whoever has no key, and web pages in the browser of somebody who may."""
+"""What strangers can do: clients without a key, and web pages in the browser of a person who has one."""
 
 import contextlib
 import hashlib

@@ -1,5 +1,5 @@
-"""When was the first token of an answer in one piece there? As its engine says, as it was heard, or nobody knows: never
-when the whole answer was."""
+"""The first token of an answer in one piece was there when its engine says, or when it was heard, or at an unknown
+time: never when the whole answer was."""
 
 import http.client
 import json
@@ -32,7 +32,7 @@ NOT_GATHERED: dict[str, Any] = {
 }
 """What engines write another way where they stream: the gateway asks for the answer in one piece."""
 GATHERED: dict[str, Any] = {"max_tokens": 4000}
-"""So many tokens may outlast their lane: the gateway asks for a stream, and puts it together."""
+"""An answer of 4 000 tokens may outlast its lane: the gateway asks for a stream, and puts it together."""
 
 
 @dataclass

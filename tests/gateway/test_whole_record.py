@@ -1,6 +1,6 @@
-"""Every field of a request's record is what really happened: each is compared with what the client, the engine or the
-clock says, over real sockets. A field that were always empty, or somebody else's, would pass for a fact in each figure
-that is made of it."""
+"""Every field of a request's record is what really happened: each is compared with what the client, the engine or
+the clock says, over real sockets. A field that were always empty, or another request's, would pass for a fact in
+each figure that is made of it."""
 
 import http.client
 import json
@@ -150,7 +150,7 @@ def between(record: dict[str, Any], **bounds: tuple[float, float]) -> None:
 
 
 def test_replicas_that_nobody_warmed_are_cold_to_their_first_request_only(stage: Stage) -> None:
-    """First in this file: nobody has asked the doubles for anything yet."""
+    """First in this file: the doubles have not been asked for anything yet."""
     met: set[str] = set()
     for number in range(6):
         assert stage.ask(f"early-{number}", chat("n=2", model="double")).status == 200
@@ -286,7 +286,7 @@ def test_what_was_refused_and_what_was_cut_short_say_so(stage: Stage) -> None:
 
 
 def test_a_client_that_reads_late_is_known_to_have_been_behind(stage: Stage) -> None:
-    """Of a stream of 16 MB nothing is read for 0.8 s; kernels hold a few of them."""
+    """Nothing of a stream of 16 MB is read for 0.8 s; kernels hold a few of them."""
     for engine in stage.engines.values():
         ask(f"{engine}/word", b"w" * 65_536)
     try:

@@ -1,4 +1,4 @@
-"""Somebody who keeps replicas, and what a Prober tells him."""
+"""A keeper of replicas for tests, which notes what a Prober tells it."""
 
 import asyncio
 import contextlib

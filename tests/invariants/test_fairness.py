@@ -14,7 +14,7 @@ LARGEST = 1_000
 
 @dataclass
 class Sender:
-    """A tenant that always keeps so many requests waiting. With only one it would be away whenever it is served."""
+    """A tenant that always keeps a number of requests waiting. With only one it would be away whenever it is served."""
 
     name: str
     weight: float

@@ -2,9 +2,9 @@
 
     python -m tests.observe.shared_engine PORT COLD_S
 
-One prefill (`work=MS`) at a time, and meanwhile nobody speaks. Before its first answer is complete it is cold: each
-request takes COLD_S longer. `ttft=MS itl=MS n=TOKENS size=BYTES` are each request's own. `GET /seen` says how many are
-running, how many of them have spoken, and how many there were.
+One prefill (`work=MS`) at a time, and meanwhile no stream gets a token. Before its first answer is complete it is
+cold: each request takes COLD_S longer. `ttft=MS itl=MS n=TOKENS size=BYTES` are each request's own. `GET /seen` says
+how many are running, how many of them have spoken, and how many there were.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The gateway's inside over HTTP: who may look, what is found, and that nobody's stream waits for it."""
+"""The gateway's inside over HTTP: who may look, what is found, and that no stream waits for it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Does `why` name what was really done to a request? Five causes at once, each known, over real sockets."""
+"""`why` names what was really done to a request. Five causes at once, each known, over real sockets."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ SLOW_S = 0.25
 """More than this beyond what it would take alone, and a request is slow."""
 NAMED = 0.95
 TOLD_WHOLE = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
-"""Asked so, the gateway does not stream it from the replica either: nobody knows when its first token was there."""
+"""Asked so, the gateway does not stream it from the replica either: when its first token was there is not known."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who is down, and who only gets nothing?"""
+"""Which replicas are down, and which only get no requests."""
 
 from typing import Any
 

@@ -88,7 +88,7 @@ def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def value(url: str, name: str) -> float:
-    """Of all series together."""
+    """The sum of all series of this name."""
     return sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", ask(f"{url}/metrics")[1].decode(), re.M)))
 
 

@@ -67,7 +67,7 @@ def python() -> str:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """It tells nobody that it runs."""
+    """MLflow without its telemetry."""
     return {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "GIT_PYTHON_REFRESH": "quiet"}
 
 

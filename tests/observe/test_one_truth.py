@@ -1,4 +1,4 @@
-"""Whoever asks who is there gets the same answer everywhere, as of the moment of asking."""
+"""Every surface gives the same answer about which replicas are there, as of the moment of asking."""
 
 import json
 import time

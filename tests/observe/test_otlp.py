@@ -1,4 +1,4 @@
-"""Do traces and figures reach a receiver, and does the gateway keep calm when they don't?"""
+"""Traces and figures reach a receiver, and the gateway keeps calm when they don't."""
 
 import asyncio
 import contextlib
@@ -410,7 +410,7 @@ def test_without_the_package_it_says_which(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_is_imported_before_it_is_needed() -> None:
-    """Whoever has no endpoint pays nothing, and need not even have it installed."""
+    """A gateway without an endpoint pays nothing, and need not even have it installed."""
     code = (
         "import sys, headgate.publish.otlp, headgate.publish.otlp_metrics, headgate.publish.traces; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry', 'google.'))])"

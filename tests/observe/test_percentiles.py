@@ -19,7 +19,7 @@ from tests.replica.engine import engine
 from tests.wire.serving import live
 
 STEPS = ((600, 0.1), (320, 0.2), (40, 0.4), (35, 0.8), (5, 1.6))
-"""How many of a thousand take so many seconds."""
+"""How many of a thousand requests take how many seconds."""
 TRUE_S = {"50": 0.1, "90": 0.2, "95": 0.4, "99": 0.8, "99.9": 1.6}
 SCALE = {"ttft": 1.0, "tpot": 0.1, "e2e": 10.0, "queue": 0.5}
 """How the figures differ from each other."""

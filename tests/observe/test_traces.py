@@ -1,4 +1,4 @@
-"""Which requests leave a trace, and is it a true one?"""
+"""Which requests leave a trace, and that it is a true one."""
 
 import random
 from collections.abc import Iterator

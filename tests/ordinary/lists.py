@@ -118,7 +118,7 @@ def pros_and_cons(rng: Random) -> str:
 
 
 def placeholder(rng: Random) -> str:
-    """Cards of a web page that nobody has written yet: the same text under different headings, and twice in a row."""
+    """Cards of a web page with placeholder text: the same text under different headings, and twice in a row."""
     text = paragraph(rng, rng.randint(2, 4))
     cards = "\n\n".join(f"### {phrase(rng).title()}\n{text}" for _ in range(rng.randint(2, 6)))
     return f"{text}\n\n{text}\n\n{cards}"

@@ -80,7 +80,7 @@ def mantra(rng: Random) -> str:
 
 
 def punishment(rng: Random) -> str:
-    """Somebody asked for the same sentence a few times."""
+    """The same sentence a few times, as asked for."""
     return f"{sentence(rng)}\n" * 3 + sentence(rng)
 
 

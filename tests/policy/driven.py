@@ -10,7 +10,7 @@ from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 
 Behave = Callable[[Request, str, float], list[tuple[float, Event]]]
-"""What a replica makes of a request that it gets now: events, each so many seconds later."""
+"""What a replica makes of a request that it gets now: events, each with the seconds until then."""
 
 
 class Driven:

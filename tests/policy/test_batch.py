@@ -263,7 +263,7 @@ def test_with_no_host_memory_a_victim_is_recomputed() -> None:
 
 
 def full_of(lane: str, priority: int, config: BatchConfig) -> tuple[Batcher, ScriptedRunner, float]:
-    """Every slot decodes for somebody of this lane."""
+    """Every slot decodes a sequence of this lane."""
     batch, runner, now = batcher(config, slots=2), ScriptedRunner(slots=2), 0.0
     for number in (1, 2):
         one = sequence(number, [number] * 20, max_output=60, lane=lane, priority=priority, ttft_s=300.0)

@@ -1,4 +1,5 @@
-"""What several choices of one request cost: a slot each, n × max_tokens, and the wait until a replica has so many."""
+"""What several choices of one request cost: a slot each, n × max_tokens, and the wait until a replica has that
+number free."""
 
 import random
 from dataclasses import replace

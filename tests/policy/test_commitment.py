@@ -22,7 +22,7 @@ def of_a_thousand(most: int = 1000, trusted: int = 1000) -> tuple[OutputLength, 
 
 
 def together(book: OutputLength, count: int, said: int = 0) -> float:
-    """Tokens that so many need."""
+    """Tokens that this number of sequences needs."""
     made = Commitment(book, 1, 4096)
     one = sequence(-1, [1] * 10, max_output=1000)
     one.tokens += [2] * said

@@ -1,4 +1,4 @@
-"""A replica that says it is full is left alone for a while, and whoever waits for it gets an answer in time."""
+"""A replica that says it is full is left alone for a while, and a request that waits for it gets an answer in time."""
 
 import random
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def refusing(after_s: float | None) -> Callable[[Request, str, float], list[tupl
 
 
 class Slots:
-    """Replicas that take so many at once and refuse the rest."""
+    """Replicas that take a number of requests at once and refuse the rest."""
 
     def __init__(self, slots: int, takes_s: float, after_s: float | None = None) -> None:
         self.slots, self.takes_s, self.after_s = slots, takes_s, after_s
@@ -89,7 +89,7 @@ def test_the_only_replica_refuses_and_its_client_is_told_when_it_will_have_room(
 
 
 def test_everybody_is_told_the_replicas_word_where_nothing_of_ours_is_there() -> None:
-    """Not one after the other at a pace that nobody has seen."""
+    """Not one after the other at a pace that was never measured."""
     on = Driven(dispatcher(8), refusing(2.0))
     ones = [request(at=0.05 * number, tokens=256) for number in range(10)]
     on.arrive(*ones)

@@ -34,7 +34,7 @@ def two_cores(rng: random.Random, cost: StepCost = COST) -> Profile:
 
 
 def gaps_beside(seed: int, cost: StepCost = COST, step_time: StepTime | None = None) -> list[float]:
-    """Of a stream, while a prompt of 1 500 tokens is prefilled, on an engine that has been at work before."""
+    """The gaps of a stream while a prompt of 1 500 tokens is prefilled, on an engine that has been at work before."""
     profile = two_cores(random.Random(seed), cost)
     before = [Come(0.0, "slow", 600, 8), *(Come(12.0 + 0.01 * number, "fast", 40, 16) for number in range(8))]
     stream, long = Come(20.0, "fast", 40, 600, name="stream"), Come(24.0, "slow", 1500, 4)

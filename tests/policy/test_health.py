@@ -244,7 +244,7 @@ CLOCK = count()
 def serve(
     health: Health, name: str, requests: int, *, ttft_s: float = 0.2, tpot_s: float | None = 0.02
 ) -> HealthVerdict:
-    """So many requests, one a second."""
+    """This number of requests, one a second."""
     for _ in range(requests):
         now = float(next(CLOCK))
         health.served(name, ttft_s, 100, tpot_s, now)
@@ -270,7 +270,7 @@ def test_a_replica_three_times_slower_than_its_peers_is_an_outlier(ttft_s: float
 
 
 def test_a_few_requests_that_are_far_off_make_no_outlier() -> None:
-    """Somebody's long prompt came before: a hundred times as slow, one in ten."""
+    """Another request's long prompt came before: a hundred times as slow, one in ten."""
     health = watching("a", "b", "c")
     for name in ("a", "b", "c"):
         serve(health, name, 30)

@@ -80,7 +80,7 @@ class Scene:
         return request.id
 
     def serve(self, requests: int, took_s: float = USUAL_S, **fields: object) -> None:
-        """So many, one after the other, all as usual."""
+        """This number of requests, one after the other, all as usual."""
         for _ in range(requests):
             name = self.arrive(**fields)  # type: ignore[arg-type]
             self.now += took_s

@@ -8,7 +8,7 @@ COOLDOWN_S = 300.0
 
 
 def given_up_and_missed(levels: Levels, count: int, now: float, after_s: float) -> float:
-    """Down by one, and up again so much later."""
+    """Down by one, and up again after this time."""
     levels.changed(count, count - 1, now, COOLDOWN_S)
     levels.changed(count - 1, count, now + after_s, COOLDOWN_S)
     levels.need(count, now + after_s)

@@ -1,4 +1,4 @@
-"""How much may an answer say?"""
+"""The length that an answer may have."""
 
 from typing import Any
 

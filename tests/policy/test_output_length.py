@@ -50,7 +50,7 @@ def test_those_of_a_burst_that_end_first_do_not_stand_for_all() -> None:
 
 
 def test_while_many_run_it_is_told_from_those_that_started_with_them() -> None:
-    """Of each ten one is at work: their shortness so far says nothing."""
+    """One of each ten is at work: their shortness so far says nothing."""
     book, rng = OutputLength(None, 64), random.Random(2)
     for number in range(2000):
         one = started(book, number)

@@ -1,4 +1,5 @@
-"""One request that no replica can serve is judged itself: it takes nobody down, and nobody else waits for it."""
+"""One request that no replica can serve is judged itself: it takes no replica down, and no other request waits for
+it."""
 
 import random
 from collections.abc import Callable

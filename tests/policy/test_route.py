@@ -32,7 +32,7 @@ def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 1
 
 
 def busy(fleet: RouteIndex, **tokens: int) -> None:
-    """So many prompt tokens to prefill on each."""
+    """Prompt tokens to prefill on each."""
     for name, count in tokens.items():
         fleet.loads[name].prefill_tokens = count
         fleet.loads[name].requests = max(1, fleet.loads[name].requests)

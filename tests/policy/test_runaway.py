@@ -1,4 +1,4 @@
-"""Does an answer only repeat itself? Not one of thousands of ordinary texts may be taken for one that does."""
+"""Answers that only repeat themselves are told, and not one of thousands of ordinary texts is taken for one."""
 
 import random
 
@@ -57,7 +57,7 @@ def test_equal_lines_that_were_asked_for_are_left_alone(name: str, size: int) ->
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_same_where_the_model_is_sure_of_itself(name: str) -> None:
-    """Our engine needs less then: whoever copies a line is sure of the next word."""
+    """Our engine needs less then: a model that copies a line is sure of the next word."""
     detector, data = Detector(), ANSWERS[name].encode()
     detector.share = COLLAPSED
     assert not any(detector.hear(data[at : at + 4]) for at in range(0, len(data), 4))

@@ -51,7 +51,7 @@ class Bench:
     def look(
         self, present: float, *, velocity: float = 0.0, p95: float | None = None, passed_s: float = 5.0
     ) -> Decision:
-        """So many requests are here; whoever does not fit waits. What is left is carried out."""
+        """This number of requests is here; those that do not fit wait. What is left is carried out."""
         self.now += passed_s
         self.wall += passed_s
         for name, member in tuple(self.members.items()):

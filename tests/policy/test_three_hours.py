@@ -1,4 +1,4 @@
-"""Three hours of mixed load in virtual time: nobody starves, and the fast lane stays fast."""
+"""Three hours of mixed load in virtual time: no lane starves, and the fast one stays fast."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""What do policies make of answers in one piece, whose first token nobody saw, or only the engine?"""
+"""What policies make of answers in one piece, whose first token was seen by the engine at most."""
 
 import random
 from itertools import count

@@ -1,4 +1,4 @@
-"""Is a new version judged rightly, and not before there is proof? benchmarks/rollout.py does it many times more."""
+"""A new version is judged rightly, and not before there is proof. benchmarks/rollout.py does it many times more."""
 
 import random
 from collections import Counter

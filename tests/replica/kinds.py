@@ -136,13 +136,13 @@ FIELDS = {"model", "messages", "prompt", "max_tokens", "temperature", "stream", 
 class Double:
     kind: str
     signs: bool = True
-    """False: somebody in between has renamed the owner of its models."""
+    """False: a proxy in between has renamed the owner of its models."""
     adapters: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     status: int = 200
-    """Of a generation."""
+    """Status of an answer to a generation."""
     longest: int = 1 << 30
     """Characters of a prompt; more is refused as too long."""
     url: str = ""

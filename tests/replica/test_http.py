@@ -1,4 +1,4 @@
-"""How is a model server reached, and when is a connection used again?"""
+"""How a model server is reached, and when a connection is used again."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What if a replica is not there, does not speak HTTP, stops halfway, or is not wanted any more?"""
+"""Replicas that are not there, do not speak HTTP, stop halfway, or are not wanted any more."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ def _none_open(pool: Connections) -> bool:
 
 @live
 async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() -> None:
-    """As when thousands come at once: the loop has so much to do that connections are made and time is up together."""
+    """As when thousands come at once: the loop is so busy that connections are made and time is up together."""
     server = HttpServer(echo, clock=monotonic)
     port = await server.listen("127.0.0.1", 0)
     for late_ms in range(2, 12):

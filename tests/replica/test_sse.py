@@ -1,4 +1,4 @@
-"""Which events are in these bytes?"""
+"""The events that are in the bytes of a stream."""
 
 import re
 

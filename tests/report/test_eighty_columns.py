@@ -43,7 +43,7 @@ def printed(*parts: RenderableType, width: int = WIDTH) -> str:
 
 
 def slow(scale: float, lanes: tuple[str, ...] = ("fast", LONG)) -> Results:
-    """Of a server on which everything takes so many times too long."""
+    """Results of a server on which everything takes `scale` times too long."""
     rng, rows = np.random.default_rng(1), Rows()
     for number in range(4000):
         ttft, tpot = scale * rng.lognormal(0, 1.5), scale * 0.1 * rng.lognormal(0, 0.5)

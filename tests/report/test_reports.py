@@ -1,4 +1,4 @@
-"""Tables, files and pages: do they say what the rows say?"""
+"""Tables, files and pages say what the rows say."""
 
 import io
 import json

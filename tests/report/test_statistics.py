@@ -1,4 +1,4 @@
-"""Intervals: how often do they hold what is true, of distributions whose truth is known?"""
+"""How often intervals hold what is true, for distributions whose truth is known."""
 
 from statistics import NormalDist
 

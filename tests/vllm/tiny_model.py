@@ -1,4 +1,4 @@
-"""A model that nobody has to download: random weights, a vocabulary of words, a chat template, and an adapter.
+"""A model that need not be downloaded: random weights, a vocabulary of words, a chat template, and an adapter.
 
 python tests/vllm/tiny_model.py FOLDER, with the Python that has vLLM (and so torch, transformers and safetensors).
 """

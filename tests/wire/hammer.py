@@ -21,17 +21,17 @@ class Tally:
     cut: list[str] = field(default_factory=list)
     """Requests that were sent and got no answer, or not all of one."""
     refused: int = 0
-    """Connections that nobody accepted: how a client learns that the server is gone."""
+    """Connections that were not accepted: how a client learns that the server is gone."""
 
 
 def whole(answer: Answer) -> bool:
-    """Of a stream: whether its end came."""
+    """Whether a stream's end came."""
     stream = answer.headers.get("content-type", "").startswith("text/event-stream")
     return not stream or answer.body.endswith(b"data: [DONE]\n\n")
 
 
 async def hammer(connect: Connect, request: bytes, tally: Tally, pause_s: float = 0.0, seed: int = 0) -> None:
-    """One client, until nobody accepts it any more. It keeps its connection for as long as it may."""
+    """One client, until it is no longer accepted. It keeps its connection for as long as it may."""
     rng = random.Random(seed)
     client: Client | None = None
     while True:

@@ -1,4 +1,4 @@
-"""How does a client get its answer, and who hears of one that leaves?"""
+"""How a client gets its answer, and who hears of one that leaves."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Does every failure have one status, and a body that OpenAI's clients understand?"""
+"""Every failure has one status, and a body that OpenAI's clients understand."""
 
 from http import HTTPStatus
 

@@ -1,4 +1,4 @@
-"""Which bytes go out, and in how many writes?"""
+"""Which bytes go out, and in how many writes."""
 
 import msgspec
 import pytest

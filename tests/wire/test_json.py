@@ -1,4 +1,4 @@
-"""Is only JSON that every parser reads alike let in, and is the flaw's place named?"""
+"""Only JSON that every parser reads alike is let in, and the flaw's place is named."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""When does a connection end, and how does a server?"""
+"""When a connection ends, and how a server does."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Are long bodies read as short ones are, counted first, and written again as they were?"""
+"""Long bodies are read as short ones are, counted first, and written again as they were."""
 
 import json
 from typing import Any

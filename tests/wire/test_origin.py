@@ -1,4 +1,4 @@
-"""Which web pages get past the door, and what are they told?"""
+"""Which web pages are let in, and what the others are told."""
 
 import json
 

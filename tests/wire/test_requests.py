@@ -1,4 +1,4 @@
-"""What is a request, and what is refused before any handler sees it?"""
+"""What is a request, and what is refused before any handler sees it."""
 
 import asyncio
 import itertools

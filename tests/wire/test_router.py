@@ -1,4 +1,4 @@
-"""Which handler answers, and what is said where none does?"""
+"""Which handler answers, and what is said where none does."""
 
 import msgspec
 import pytest

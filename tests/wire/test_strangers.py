@@ -1,4 +1,4 @@
-"""How much can a client take that nobody knows: memory, places, time?"""
+"""What an unknown client can take: memory, places, time."""
 
 import asyncio
 import os
@@ -58,7 +58,7 @@ async def test_a_body_in_tiny_chunks_takes_about_its_own_size() -> None:
 
 @live
 async def test_unfinished_bodies_have_one_bound_together_and_the_oldest_goes_first() -> None:
-    """100 bodies of 8 MB that nobody ends took 813 MB before, now 285 MB with the default of 256 MiB."""
+    """100 bodies of 8 MB that never ended took 813 MB before, now 285 MB with the default of 256 MiB."""
     limits = WireLimits(body_bytes=4 * MB, bodies_bytes=16 * MB, linger_s=0.05)
     part = post(b"x" * 2 * MB)[:-1]
     async with serving(echo, limits) as served:

@@ -19,7 +19,7 @@ DOWN: Final = Family(
     "1: neither usable nor parked nor on its way; 0: all is as it should be",
     "replica",
 )
-OUTAGE: Final = Family("headgate_outage", "gauge", "1: no replica is usable, and nobody wanted that")
+OUTAGE: Final = Family("headgate_outage", "gauge", "1: no replica is usable, and that was not asked for")
 UNSERVED: Final = Family("headgate_unserved", "gauge", "Lanes and models whose replicas are all down")
 WAITING: Final = Family("headgate_waiting", "gauge", "Requests waiting here", "lane")
 RUNNING: Final = Family("headgate_running", "gauge", "Requests at the replicas", "lane")

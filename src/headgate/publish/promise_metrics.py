@@ -16,7 +16,7 @@ STATE: Final = Family(
 )  # fmt: skip
 AVAILABILITY: Final = Family(
     "headgate_availability", "gauge",
-    "Answered of those that asked, without clients' errors and tenants over their limits; absent where nobody asked",
+    "Answered of those that asked, without clients' errors and tenants over their limits; absent without requests",
     "lane", "window",
 )  # fmt: skip
 BURN: Final = Family(

@@ -17,7 +17,7 @@ HISTOGRAMS: Final = {
     GAP: Family("headgate_inter_token_gap_seconds", "histogram", "From one token of a stream to its next", *ALL),
     ANSWER: Family(
         "headgate_answer_per_token_seconds", "histogram",
-        "Time per output token of answers in one piece whose first token nobody saw", *ALL,
+        "Time per output token of answers in one piece whose first token was not seen", *ALL,
     ),
 }  # fmt: skip
 COLD_TTFT: Final = Family(

@@ -30,7 +30,7 @@ def _change(name: str, summary: str, about: str = "", tag: str = FLEET, **more: 
     )
 
 
-LAST = _number("last", "Of the last so many seconds.", 300.0)
+LAST = _number("last", "How far back to look, in seconds.", 300.0)
 
 ADMIN: Operations = {
     ("GET", "/admin/requests/*"): _look(
@@ -48,7 +48,7 @@ ADMIN: Operations = {
         parameters=(
             Parameter(name="lane", about="Only of this lane."),
             LAST,
-            _number("limit", "So many.", 20),
+            _number("limit", "How many at most.", 20),
             Parameter(name="by", about="What was slow.", schema=of("string", enum=["e2e", "ttft", "gap"])),
         ),
         answer=ref("Slow"),
@@ -58,14 +58,14 @@ ADMIN: Operations = {
         "slo",
         "Promises, availability and alerts",
         "Percentiles are over all arrivals (`arrivals_s`; null with `missed` where it is of a request that got no "
-        "answer) and over the served (`served_s`). Availability is by lane and by tenant; null: nobody asked.",
+        "answer) and over the served (`served_s`). Availability is by lane and by tenant; null: no request came.",
         errors=(401,),
     ),
     ("GET", "/admin/doctor"): _look("doctor", "What is wrong, and the figures that say so", errors=(401,)),
     ("GET", "/admin/records"): _look(
         "records",
         "Records, one to a line, the newest last",
-        parameters=(LAST, _number("limit", "At most so many.", 1000)),
+        parameters=(LAST, _number("limit", "How many at most.", 1000)),
         answer=ref("Record"),
         content_type="application/x-ndjson",
         errors=(400, 401, 503),
@@ -74,7 +74,7 @@ ADMIN: Operations = {
         "usage",
         "Tokens and requests by hour, tenant and model",
         parameters=(
-            _number("last", "Of the last so many seconds.", 86400.0),
+            _number("last", "How far back to look, in seconds.", 86400.0),
             Parameter(name="format", about="How.", schema=of("string", enum=["jsonl", "csv"])),
         ),
         answer=ref("UsageRow"),

@@ -29,7 +29,7 @@ ERRORS: Final = {
     431: "The headers are larger than is allowed.",
     500: "Our fault.",
     502: "Every replica that was tried failed.",
-    503: "Not now: it would wait too long, or nobody is ready. `retry-after` says when to come back.",
+    503: "Not now: it would wait too long, or no replica is ready. `retry-after` says when to come back.",
     504: "The replica fell silent.",
 }
 SECURITY: Final[dict[Who, list[dict[str, list[str]]]]] = {

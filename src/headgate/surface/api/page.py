@@ -21,7 +21,7 @@ from headgate.wire.router import Routes
 
 WHO = {
     "client": "a tenant's key, where tenants have keys",
-    "admin": "an admin key; on this machine without one, while nobody has a key",
+    "admin": "an admin key; on this machine without one, while no tenant has a key",
     "anybody": "anybody",
 }
 

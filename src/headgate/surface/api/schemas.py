@@ -51,7 +51,7 @@ SAMPLING = (
 ASKING: dict[str, Schema] = {
     "model": of(
         "string",
-        "A name from /v1/models, or `default` for whatever is served. A name that nobody has is a 404 `model_not_found`"
+        "A name from /v1/models, or `default` for whatever is served. An unknown name is a 404 `model_not_found`"
         " that lists those there are; until a replica has listed its models, any name goes.",
     ),
     "stream": of("boolean", "Answer as server-sent events.", default=False),
