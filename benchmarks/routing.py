@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+from headgate.config.gateway import RoutingConfig
+from headgate.config.hints import Algorithm
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity
 from headgate.policy.replicas.index import RouteIndex
-from headgate.policy.replicas.route import ALGORITHMS, Algorithm, RouteChoice, RouteConfig, route
+from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
 
 SLOTS = 16
 SIZES = (10, 100, 1000)
@@ -63,7 +65,7 @@ class Traffic:
     """A fleet at about 60 % of its room."""
 
     def __init__(self, size: int, algorithm: Algorithm, rng: random.Random) -> None:
-        self.config = RouteConfig(algorithm=algorithm)
+        self.config = RoutingConfig(algorithm=algorithm)
         self.fleet = RouteIndex(ALGORITHMS[algorithm].order)
         self.affinity = Affinity()
         self.rng = rng

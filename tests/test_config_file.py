@@ -16,7 +16,7 @@ from headgate.config.bounds import BOUNDS
 from headgate.config.engine import BatchConfig, EngineConfig
 from headgate.config.file import MOST_PROBLEMS, check_exposure, describe, hash_key, is_private, load, parse, replica_at
 from headgate.config.fleet import EmulateConfig, FleetConfig
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
+from headgate.config.gateway import ROUTE_WEIGHTS, EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
@@ -136,6 +136,13 @@ def test_a_changed_promise_keeps_its_share_for_waiting() -> None:
     assert lane(parse("lanes: {fast: {weight: 2}}", "x.yaml"), "fast") == replace(LANES["fast"], weight=2.0)
 
 
+def test_every_routing_weight_can_be_set_and_the_others_stay() -> None:
+    for name in ROUTE_WEIGHTS:
+        config = parse(f"routing: {{weights: {{{name}: 7}}}}", "x.yaml")
+        assert config.routing.weights == {**ROUTE_WEIGHTS, name: 7.0}
+    assert parse("routing: {exploration: 0}", "x.yaml").routing.weights == ROUTE_WEIGHTS
+
+
 def test_anonymous_is_allowed_until_somebody_has_a_key() -> None:
     assert parse("anonymous: {weight: 2}", "x.yaml").anonymous.allowed
     assert not parse(ONE_KEY, "x.yaml").anonymous.allowed
@@ -243,6 +250,11 @@ def test_numbers_are_plain_and_aliases_work() -> None:
             "1: tenants.a.default_lane: no lane is called no; ",
         ),
         (f"admin_keys:\n- {KEY}\n- {KEY}", "3: admin_keys[1]: the same key is already in admin_keys[0]"),
+        ("routing: {weights: {loud: 1}}", "1: routing.weights.loud: no score is called loud; did you mean load?"),
+        (
+            "routing: {weights: {load: 0, prefix: 0, session: 0}}",
+            "1: routing.weights: expected at least one above 0: without, every replica has the same score",
+        ),
         ("anonymous: {default_lane: slo}", "1: anonymous.default_lane: no lane is called slo; did you mean slow?"),
         ("lanes: {fast: {reserve: 1}}", "1: lanes: expected reserves that add up to 1 at most, got 1.125"),
     ],

@@ -1,5 +1,6 @@
 import random
 
+from headgate.config.gateway import RoutingConfig
 from headgate.gateway.catalog import Catalog
 from headgate.model.event import Arrived, Dispatch, Ended, Event, Probed, Refuse, ReplicaJoined
 from headgate.model.lane import LANES
@@ -8,7 +9,6 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.replicas.health import Health
-from headgate.policy.replicas.route import RouteConfig
 
 
 def catalog(*replicas: Replica) -> tuple[Catalog, list[Event]]:
@@ -87,7 +87,7 @@ def test_configured_names_are_not_lost_when_a_replica_lists_its_own() -> None:
 
 
 def test_a_request_for_an_adapter_goes_where_it_is_loaded() -> None:
-    dispatcher = Dispatcher(dict(LANES), {}, RouteConfig(), Health(), random.Random(1))
+    dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
 
     def tell(event: Event) -> None:
         dispatcher.on(event, 0.0)
@@ -121,7 +121,7 @@ def request(number: int, model: str) -> Request:
 
 
 def test_a_replica_that_has_loaded_an_adapter_is_still_in_use_and_what_it_does_still_counted() -> None:
-    dispatcher = Dispatcher(dict(LANES), {}, RouteConfig(), Health(), random.Random(1))
+    dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
     for name in ("a", "b"):
         dispatcher.on(ReplicaJoined(replica(name, "m")), 0.0)
         dispatcher.on(Probed(name, ok=True, deep=True), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.config.gateway import ObserveConfig
+from headgate.config.gateway import ObserveConfig, RoutingConfig
 from headgate.gateway.account import Account
 from headgate.measure.figures import Figures
 from headgate.model.clock import monotonic
@@ -21,7 +21,6 @@ from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.alert import AlertChange, Severity
 from headgate.policy.replicas.health import Health
-from headgate.policy.replicas.route import RouteConfig
 from headgate.publish.alarms import Alarms
 from headgate.publish.webhook import Webhook
 from headgate.wire.exchange import Exchange
@@ -66,7 +65,7 @@ class Scene:
     def __init__(
         self, *replicas: Replica, lanes: dict[str, Lane] | None = None, webhook: Webhook | None = None
     ) -> None:
-        self.dispatcher = Dispatcher(dict(lanes or LANES), {}, RouteConfig(), Health(), random.Random(1))
+        self.dispatcher = Dispatcher(dict(lanes or LANES), {}, RoutingConfig(), Health(), random.Random(1))
         self.now = 100.0
         for one in replicas:
             self.join(one)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.config.gateway import RoutingConfig
 from headgate.config.hedge import HedgeConfig
 from headgate.model.event import (
     Arrived,
@@ -32,7 +33,6 @@ from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.index import RouteIndex
-from headgate.policy.replicas.route import RouteConfig
 
 numbers = count()
 
@@ -50,7 +50,7 @@ class Scene:
         hedger: Hedger | None = None,
     ) -> None:
         self.made = Dispatcher(
-            dict(lanes), tenants or {}, RouteConfig(exploration=0.0), Health(), random.Random(1),
+            dict(lanes), tenants or {}, RoutingConfig(exploration=0.0), Health(), random.Random(1),
             expected=expected, tiers=tiers, hedger=hedger,
         )  # fmt: skip
         self.now = 0.0

@@ -37,10 +37,9 @@ def test_a_dispatcher_has_all_that_its_config_says() -> None:
     assert made.tiers["premium"].weight == 9.0
     assert list(made.tenants) == ["limited"]
     assert made.tenants["limited"].requests_per_min == 7
-    health = made.health.config
-    assert (health.failures, health.successes, health.cooldown_s, health.ramp_s) == (5, 4, 2.0, 9.0)
+    assert made.health.config is CONFIG.health
     assert (made.retries.ratio, made.retries.attempts) == (0.3, 2)
-    assert (made._routing.algorithm, made._routing.epsilon, made._routing.exploration) == ("token_aware", 0.5, 0.5)
+    assert made._routing is CONFIG.routing
     assert made._no_replica_wait_s == 3.0
 
 

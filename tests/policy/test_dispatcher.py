@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from headgate.config.gateway import RoutingConfig
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -28,7 +29,6 @@ from headgate.model.tier import Tier
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.replicas.health import Health
-from headgate.policy.replicas.route import RouteConfig
 
 numbers = count()
 
@@ -72,7 +72,7 @@ def dispatcher(
     made = Dispatcher(
         lanes,
         tenants or {},
-        RouteConfig(),
+        RoutingConfig(),
         Health(),
         random.Random(1),
         no_replica_wait_s=no_replica_wait_s,
@@ -319,7 +319,7 @@ def test_a_lane_keeps_to_its_concurrency() -> None:
     from dataclasses import replace
 
     lanes = {**LANES, "slow": replace(LANES["slow"], concurrency=2)}
-    made = Dispatcher(lanes, {}, RouteConfig(), Health(), random.Random(1))
+    made = Dispatcher(lanes, {}, RoutingConfig(), Health(), random.Random(1))
     join(made, "a", 8)
     assert len(placed(send(made, *(request("slow") for _ in range(5))))) == 2
 

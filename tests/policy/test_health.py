@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import HealthConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.policy.replicas.health import (
+    COOLDOWN_LIMIT_S,
     NEXT,
     SAW,
     Health,
-    HealthRules,
     HealthState,
     HealthVerdict,
     Saw,
@@ -25,7 +26,7 @@ def replica(name: str, model: str | None = "m", **tags: str) -> Replica:
     return Replica(id=name, url="http://x", model=model, tags=tags)
 
 
-def watching(*names: str, config: HealthRules | None = None) -> Health:
+def watching(*names: str, config: HealthConfig | None = None) -> Health:
     health = Health(config)
     for name in names:
         health.add(replica(name), 0.0)
@@ -185,22 +186,22 @@ def test_time_counts_even_if_nobody_looked() -> None:
 
 
 def test_without_a_ramp_a_replica_is_back_at_once() -> None:
-    health = watching("a", config=HealthRules(ramp_s=0.0))
+    health = watching("a", config=HealthConfig(ramp_s=0.0))
     over = ejected(health, "a")
     assert back(health, "a", over).usable == 1.0
     assert [verdict.state for verdict in health.tick(over)] == [HealthState.UP]
 
 
 def test_cooldowns_double_with_each_relapse_up_to_a_bound_and_are_forgiven() -> None:
-    health = watching("a", config=HealthRules(cooldown_limit_s=5.0))
+    health = watching("a", config=HealthConfig(cooldown_s=12.0))
     now, cooldowns = 0.0, []
     for _ in range(5):
         over = ejected(health, "a", now)
         cooldowns.append(over - now)
         back(health, "a", over)
         now = over + 6.0
-    assert cooldowns == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert ejected(health, "a", now + 60.0) == now + 61.0
+    assert cooldowns == [12.0, 24.0, 48.0, 60.0, 60.0]
+    assert ejected(health, "a", now + 60.0) == now + 72.0
 
 
 def test_a_relapse_while_ramping_is_one_too() -> None:
@@ -340,7 +341,7 @@ def test_a_replica_that_comes_back_is_judged_anew() -> None:
 
 
 def test_outliers_never_take_more_than_half_of_a_model() -> None:
-    health = Health(HealthRules(outlier=OutlierConfig(samples=4)))
+    health = Health(outlier=OutlierConfig(samples=4))
     names = [f"m{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), 0.0)
@@ -400,8 +401,7 @@ STEPS = st.lists(
 def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
     steps: list[tuple[int, Saw, float, float]],
 ) -> None:
-    config = HealthRules(outlier=OutlierConfig(samples=3))
-    health, now, names = Health(config), 0.0, [f"r{number}" for number in range(5)]
+    health, now, names = Health(outlier=OutlierConfig(samples=3)), 0.0, [f"r{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), now)
     by_outlier: set[str] = set()
@@ -418,10 +418,10 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
             (by_outlier.add if outlier else by_outlier.discard)(verdict.replica_id)
         assert len(by_outlier) <= len(names) // 2
         assert health.wake_at() > now
-    now += config.cooldown_limit_s
+    now += COOLDOWN_LIMIT_S
     for name in names:
         see(health, name, Saw.DEEP_OK, Saw.DEEP_OK, now=now)
-    now += config.ramp_s
+    now += HealthConfig().ramp_s
     health.tick(now)
     assert [health.share(name, now) for name in names] == [1.0] * 5
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.config.gateway import GatewayConfig
+from headgate.config.gateway import GatewayConfig, RoutingConfig
 from headgate.config.hedge import HedgeConfig
 from headgate.explain.why import explain
 from headgate.model.event import (
@@ -34,7 +34,6 @@ from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import BURST, KEPT, RESULTS, Hedger, Recent
 from headgate.policy.replicas.health import Health
-from headgate.policy.replicas.route import RouteConfig
 from tests.policy.records import record
 
 CONFIG = HedgeConfig(enabled=True, least_samples=20, least_s=0.0, share=0.1)
@@ -48,7 +47,9 @@ class Scene:
 
     def __init__(self, *slots: int, config: HedgeConfig = CONFIG) -> None:
         self.hedger = Hedger(config)
-        self.made = Dispatcher(LANES, {}, RouteConfig(exploration=0.0), Health(), random.Random(1), hedger=self.hedger)
+        self.made = Dispatcher(
+            LANES, {}, RoutingConfig(exploration=0.0), Health(), random.Random(1), hedger=self.hedger
+        )
         self.now = 0.0
         self.at: dict[str, str] = {}
         for name, size in zip("abcdefgh", slots, strict=False):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from headgate.config.engine import BatchConfig
+from headgate.config.gateway import RoutingConfig
 from headgate.machine.step_features import StepFeatures, is_decode
 from headgate.model.event import AttemptFailed, HedgeWon, ReplicaJoined
 from headgate.model.lane import LANES
@@ -19,7 +20,7 @@ from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.shared_limits import MOST_PARTS, SharedLimits
 from headgate.policy.replicas.allowance import Appetite
 from headgate.policy.replicas.holders import Holders
-from headgate.policy.replicas.route import RouteChoice, RouteConfig
+from headgate.policy.replicas.route import RouteChoice
 from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast
 from tests.policy.test_blocks import chain, ledger, put
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
@@ -37,12 +38,12 @@ def test_a_lane_that_is_new_is_open_in_every_pool_and_a_changed_weight_counts_at
     send(made, request())
     night = dataclasses.replace(LANES["batch"], name="night")
     fast = dataclasses.replace(LANES["fast"], weight=3.0)
-    made.reconfigure({"fast": fast, "night": night}, {}, TIERS, RouteConfig())
+    made.reconfigure({"fast": fast, "night": night}, {}, TIERS, RoutingConfig())
     for pool in made.pools.values():
         assert {name for name, _, _ in pool.lanes} == {*LANES, "night"}
         assert {s.tally.weight for s in pool.lanes.values() if s.lane.name == "fast" and s.tier == "free"} == {3.0}
     with pytest.raises(ValueError, match="start again"):
-        made.reconfigure(LANES, {}, TIERS, RouteConfig(algorithm="round_robin"))
+        made.reconfigure(LANES, {}, TIERS, RoutingConfig(algorithm="round_robin"))
 
 
 def test_a_replica_that_is_described_anew_keeps_what_it_is_doing() -> None:

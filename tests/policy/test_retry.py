@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import RetryConfig
 from headgate.policy.dispatch.retry import DEATH_S, GENTLE, REFILL_S, RetryBudget, RetryVerdict
 
 
@@ -22,7 +23,7 @@ def test_a_floor_is_forgotten_after_the_death_it_belongs_to() -> None:
 
 
 def test_in_the_long_run_one_request_in_ten_may_be_retried() -> None:
-    budget = RetryBudget(ratio=0.1, floor=0)
+    budget = RetryBudget(RetryConfig(ratio=0.1), floor=0)
     retried = 0
     for _ in range(10_000):
         budget.earn(0.0)
@@ -45,7 +46,7 @@ def test_the_floor_comes_back_with_time_where_hardly_anything_is_sent() -> None:
 
 
 def test_one_request_is_sent_three_times_at_most_and_asking_again_costs_nothing() -> None:
-    budget = RetryBudget(attempts=3)
+    budget = RetryBudget(RetryConfig(attempts=3))
     assert budget.spend(0.0, 8, attempts=1) is RetryVerdict.AGAIN
     assert budget.spend(0.0, 8, attempts=2) is RetryVerdict.AGAIN
     assert budget.spend(0.0, 8, attempts=3) is RetryVerdict.TOO_MANY_ATTEMPTS
@@ -53,7 +54,7 @@ def test_one_request_is_sent_three_times_at_most_and_asking_again_costs_nothing(
 
 
 def test_what_has_begun_or_was_not_sent_has_a_larger_budget_of_its_own() -> None:
-    budget = RetryBudget(ratio=0.1, floor=3)
+    budget = RetryBudget(RetryConfig(ratio=0.1), floor=3)
     assert sum(bool(budget.spend(0.0, 1, gentle=True)) for _ in range(50)) == 3 * GENTLE
     assert allowed(budget, 9, 0.0, 1) == 3, "it takes nothing from the others"
     budget.earn(0.0)
@@ -68,7 +69,7 @@ def test_what_has_begun_or_was_not_sent_has_a_larger_budget_of_its_own() -> None
     st.sampled_from([0.02, 0.1, 0.5]),
 )
 def test_over_any_window_retries_are_bounded(steps: list[tuple[float, bool, int]], ratio: float) -> None:
-    budget, now = RetryBudget(ratio=ratio, floor=2), 100.0
+    budget, now = RetryBudget(RetryConfig(ratio=ratio), floor=2), 100.0
     log: list[tuple[float, bool, int]] = []  # when, a retry, the floor told
     for pause, failure, floor in steps:
         now += pause

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.gateway import ROUTE_WEIGHTS, RoutingConfig
+from headgate.config.hints import Algorithm
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity, session_order
 from headgate.policy.replicas.index import RouteIndex
-from headgate.policy.replicas.route import ALGORITHMS, Algorithm, NoReplica, NoRoom, RouteChoice, RouteConfig, route
+from headgate.policy.replicas.route import ALGORITHMS, NoReplica, NoRoom, RouteChoice, route
 
 URGENT, NORMAL, LOW = 0, 1, 3
-CALM = RouteConfig(exploration=0.0)
+CALM = RoutingConfig(exploration=0.0)
 
 
 def request(**facts: Any) -> Request:
@@ -43,7 +45,7 @@ def choose(
     asked: Request,
     fleet: RouteIndex,
     affinity: Affinity | None = None,
-    config: RouteConfig = CALM,
+    config: RoutingConfig = CALM,
     *,
     now: float = 0.0,
     rng: random.Random | None = None,
@@ -120,6 +122,26 @@ def test_the_cache_counts_more_than_the_session() -> None:
     assert (choice.replica_id, choice.reason) == (other, "prefix")
 
 
+@pytest.mark.parametrize("name", ROUTE_WEIGHTS)
+def test_every_weight_counts(name: str) -> None:
+    fleet, asked = fleet_of(3), request(prefix=(b"1",), session="s")
+    home = choose(asked, fleet).replica_id
+    busy(fleet, **{home: 10})
+    without = RoutingConfig(exploration=0.0, weights={**ROUTE_WEIGHTS, name: 0.0})
+    scores = [choose(asked, fleet, knows(home, (b"1",)), config).scores for config in (CALM, without)]
+    assert scores[0] != scores[1]
+    assert all(0 <= one.score <= 1 for found in scores for one in found)
+
+
+def test_a_session_can_be_made_to_count_more_than_the_cache() -> None:
+    fleet, asked = fleet_of(), request(prefix=(b"1",), session="s")
+    home = choose(asked, fleet).replica_id
+    elsewhere = next(name for name in fleet.loads if name != home)
+    assert choose(asked, fleet, knows(elsewhere, (b"1",))).replica_id == elsewhere
+    loyal = RoutingConfig(exploration=0.0, weights={"load": 1.0, "prefix": 0.5, "session": 1.0})
+    assert choose(asked, fleet, knows(elsewhere, (b"1",)), loyal).replica_id == home
+
+
 def test_urgent_requests_go_to_the_least_loaded_unless_a_warm_cache_saves_more() -> None:
     fleet, affinity = fleet_of(), knows("r3", (b"1",))
     asked = request(priority=URGENT, prefix=(b"1",), prompt_tokens=100, max_output=10_000)
@@ -149,7 +171,7 @@ def test_low_priorities_spread_and_leave_the_least_loaded_to_others() -> None:
 
 
 def test_one_choice_in_a_hundred_explores_but_never_an_urgent_one() -> None:
-    fleet, rng, config = fleet_of(50), random.Random(1), RouteConfig()
+    fleet, rng, config = fleet_of(50), random.Random(1), RoutingConfig()
     reasons = Counter(choose(request(), fleet, config=config, rng=rng).reason for _ in range(3000))
     assert 10 <= reasons["exploration"] <= 60
     urgent = {choose(request(priority=URGENT), fleet, config=config, rng=rng).reason for _ in range(1000)}
@@ -160,7 +182,7 @@ def test_one_hot_prefix_does_not_collapse_onto_one_replica() -> None:
     fleet, affinity, rng = fleet_of(8, limit=64.0), Affinity(), random.Random(1)
     for number in range(256):
         asked = request(priority=number % 3, prefix=(b"system", b"%d" % number))
-        choice = choose(asked, fleet, affinity, RouteConfig(), rng=rng)
+        choice = choose(asked, fleet, affinity, RoutingConfig(), rng=rng)
         take(fleet, choice, asked)
         affinity.remember(asked, choice.replica_id)
     counts = sorted(load.requests for load in fleet.loads.values())
@@ -172,7 +194,7 @@ def test_one_hot_prefix_does_not_collapse_onto_one_replica() -> None:
 
 
 def spread_of(algorithm: Algorithm, fleet: RouteIndex, count: int, **facts: Any) -> Counter[str]:
-    config, rng, counts = RouteConfig(algorithm=algorithm), random.Random(1), Counter[str]()
+    config, rng, counts = RoutingConfig(algorithm=algorithm), random.Random(1), Counter[str]()
     for _ in range(count):
         asked = request(**facts)
         choice = choose(asked, fleet, config=config, rng=rng)
@@ -197,7 +219,7 @@ def test_least_connections_counts_requests_and_not_their_size() -> None:
     busy(fleet, r0=1, r1=1)
     fleet.loads["r2"].prefill_tokens = 9999
     fleet.changed(fleet.loads["r2"])
-    choice = choose(request(), fleet, config=RouteConfig(algorithm="least_connections"))
+    choice = choose(request(), fleet, config=RoutingConfig(algorithm="least_connections"))
     assert (choice.replica_id, choice.reason) == ("r2", "least_connections")
 
 
@@ -226,11 +248,11 @@ def test_token_aware_counts_prefill_and_decode_against_speed() -> None:
         r1.tpot_s = 0.02
         fleet.changed(r0)
         fleet.changed(r1)
-        assert choose(request(), fleet, config=RouteConfig(algorithm="token_aware")).replica_id == chosen
+        assert choose(request(), fleet, config=RoutingConfig(algorithm="token_aware")).replica_id == chosen
 
 
 def test_power_of_two_takes_the_better_of_two_at_random() -> None:
-    fleet, config, rng = fleet_of(50, "power_of_two"), RouteConfig(algorithm="power_of_two"), random.Random(1)
+    fleet, config, rng = fleet_of(50, "power_of_two"), RoutingConfig(algorithm="power_of_two"), random.Random(1)
     busy(fleet, **{f"r{number}": number for number in range(1, 50)})
     choices = [choose(request(), fleet, config=config, rng=rng) for _ in range(200)]
     assert len({choice.replica_id for choice in choices}) > 20
@@ -243,19 +265,19 @@ def test_power_of_two_takes_the_better_of_two_at_random() -> None:
 def test_prefix_session_and_tenant_alone() -> None:
     fleet, asked = fleet_of(8), request(session="s", tenant="t", prefix=(b"1",))
     ring = fleet.pools("m", "fast")[0].ring
-    prefix = choose(asked, fleet, knows("r5", (b"1",)), RouteConfig(algorithm="prefix"))
+    prefix = choose(asked, fleet, knows("r5", (b"1",)), RoutingConfig(algorithm="prefix"))
     assert (prefix.replica_id, prefix.reason) == ("r5", "prefix")
-    session = choose(asked, fleet, knows("r5", (b"1",)), RouteConfig(algorithm="session"))
+    session = choose(asked, fleet, knows("r5", (b"1",)), RoutingConfig(algorithm="session"))
     assert (session.replica_id, session.reason) == (session_order("s", [ring], 1)[0], "session")
-    tenant = choose(asked, fleet, config=RouteConfig(algorithm="tenant"))
+    tenant = choose(asked, fleet, config=RoutingConfig(algorithm="tenant"))
     assert (tenant.replica_id, tenant.reason) == (session_order("t", [ring], 1)[0], "tenant")
-    nobody = choose(request(), fleet, config=RouteConfig(algorithm="session"))
+    nobody = choose(request(), fleet, config=RoutingConfig(algorithm="session"))
     assert nobody.reason == "least_loaded"
 
 
 def test_an_algorithm_needs_its_own_index() -> None:
     with pytest.raises(ValueError, match="round_robin needs a fleet ordered by turn"):
-        choose(request(), fleet_of(), config=RouteConfig(algorithm="round_robin"))
+        choose(request(), fleet_of(), config=RoutingConfig(algorithm="round_robin"))
 
 
 # -- nobody, and filters --------------------------------------------------------------------------------------------
@@ -283,7 +305,7 @@ def test_full_is_another_answer_than_nobody() -> None:
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_who_was_tried_is_not_chosen_again(algorithm: Algorithm) -> None:
-    fleet, config = fleet_of(3, algorithm), RouteConfig(algorithm=algorithm)
+    fleet, config = fleet_of(3, algorithm), RoutingConfig(algorithm=algorithm)
     asked = request(session="s", prefix=(b"1",))
     for seed in range(20):
         choice = choose(
@@ -331,7 +353,7 @@ def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int,
         for number in range(40):
             prefix = tuple(b"%d" % rng.randrange(3) for _ in range(rng.randrange(4)))
             asked = request(prefix=prefix, session=rng.choice((None, "s", "t")), priority=number % 4)
-            answer = route(asked, fleet, affinity, RouteConfig(algorithm=algorithm), 0.0, rng)
+            answer = route(asked, fleet, affinity, RoutingConfig(algorithm=algorithm), 0.0, rng)
             if isinstance(answer, RouteChoice):
                 assert fleet.loads[answer.replica_id].room > 0
                 take(fleet, answer, asked)

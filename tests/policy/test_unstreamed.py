@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from headgate.config.gateway import RoutingConfig
 from headgate.model.event import Arrived, Dispatch, Ended, FirstToken, Tick
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
@@ -15,7 +16,6 @@ from headgate.policy.replicas.gradient import STALE_S, WINDOW, GradientLimit
 from headgate.policy.replicas.health import Health, HealthState, Saw
 from headgate.policy.replicas.members import UNKNOWN_SIZE
 from headgate.policy.replicas.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
-from headgate.policy.replicas.route import RouteConfig
 from headgate.policy.rollout.verdict import sample_of
 from tests.policy.records import record
 from tests.policy.test_dispatcher import dispatcher, join, request
@@ -43,7 +43,7 @@ def serve(
 
 def in_turn(names: str, slots: int | None) -> Dispatcher:
     """One that sends to each in turn."""
-    made = Dispatcher(LANES, {}, RouteConfig(algorithm="round_robin"), Health(), random.Random(1))
+    made = Dispatcher(LANES, {}, RoutingConfig(algorithm="round_robin"), Health(), random.Random(1))
     for name in names:
         join(made, name, slots)
     return made

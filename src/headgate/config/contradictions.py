@@ -45,6 +45,8 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     kept = sum(tier.reserve for tier in config.tiers)
     if kept > 1 + 1e-9:
         yield "tiers", f"expected reserves that add up to 1 at most, got {kept:g}"
+    if not any(config.routing.weights.values()):
+        yield "routing.weights", "expected at least one above 0: without, every replica has the same score"
     if config.classify.fast_below_tokens > config.classify.long_above_tokens + 1:
         yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
     if config.limits.bodies_bytes < config.limits.body_bytes:

@@ -22,8 +22,16 @@ import yaml
 
 from headgate.config.bounds import BOUNDS
 from headgate.config.contradictions import contradictions, did_you_mean, replica_id
-from headgate.config.gateway import ANONYMOUS, EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant
-from headgate.config.hints import Name, ReplicaUrl
+from headgate.config.gateway import (
+    ANONYMOUS,
+    ROUTE_WEIGHTS,
+    EmbeddedConfig,
+    GatewayConfig,
+    GatewayListenConfig,
+    RoutingConfig,
+    Tenant,
+)
+from headgate.config.hints import Name, ReplicaUrl, WeightOrZero
 from headgate.config.output import OTHER, TASKS, OutputConfig, TaskConfig
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES, Lane
@@ -275,6 +283,7 @@ class _Reader:
             "tiers": self.tiers,
             "replicas": self.replicas,
             "output": self.output,
+            "routing": self.routing,
         }
         config = self.record(GatewayConfig, root, "", readers=readers) if root else GatewayConfig()
         if config is _BAD:
@@ -324,6 +333,18 @@ class _Reader:
         return self.record(
             TaskConfig, node, path, defaults={one.name: getattr(default, one.name) for one in fields(TaskConfig)}
         )
+
+    def routing(self, node: yaml.Node, path: str) -> Any:
+        return self.record(RoutingConfig, node, path, readers={"weights": self.weights})
+
+    def weights(self, node: yaml.Node, path: str) -> Any:
+        given = self.named(node, path, self.weight)
+        return _BAD if given is _BAD else ROUTE_WEIGHTS | given
+
+    def weight(self, name: str, node: yaml.Node, path: str) -> Any:
+        if name not in ROUTE_WEIGHTS:
+            return self.problem(path, f"no score is called {name}; {did_you_mean(name, list(ROUTE_WEIGHTS))}")
+        return self.value(WeightOrZero, node, path)
 
     def anonymous(self, node: yaml.Node, path: str) -> Any:
         return self.record(Tenant, node, path, fixed={"name": ANONYMOUS.name, "key_sha256": ()})

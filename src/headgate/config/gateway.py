@@ -29,6 +29,7 @@ from headgate.config.hints import (
     TierName,
     WebOrigin,
     Weight,
+    WeightOrZero,
     above_zero,
     between,
 )
@@ -124,6 +125,14 @@ ANONYMOUS = Tenant(name="anonymous")
 """The tenant of all requests without a key."""
 
 
+ROUTE_WEIGHTS = {
+    "load": 1.0,  # how close the replica's load is to the least
+    "prefix": 1.0,  # share of the prompt that its cache holds
+    "session": 0.5,  # it has the session; less than the prefix, which says where the cache really is
+}
+"""Default weight of each score in policy/replicas/route.py."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
     algorithm: Algorithm = "balanced"
@@ -131,7 +140,9 @@ class RoutingConfig:
     bounded_load_epsilon: Annotated[float, between(0, 10)] = 0.25
     """A replica's prefixes and sessions count only while its load is at most (1 + this) × the least load."""
     exploration: Share = 0.01
-    """Share of choices made at random, so that beliefs about a replica are tested."""
+    """Share of choices made at random, so that beliefs about a replica are tested. Never for urgent requests."""
+    weights: dict[Name, WeightOrZero] = field(default_factory=lambda: dict(ROUTE_WEIGHTS))
+    """Weights of the scores by which replicas are compared. The file may change some of ROUTE_WEIGHTS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,7 @@ GIGA = 1_000_000_000
 Seconds = Annotated[float, above_zero(86_400)]
 SecondsOrZero = Annotated[float, between(0, 86_400)]
 Weight = Annotated[float, above_zero(1_000_000)]
+WeightOrZero = Annotated[float, between(0, 1_000_000)]
 Share = Annotated[float, between(0, 1)]
 ShareAboveZero = Annotated[float, above_zero(1)]
 Count = Annotated[int, between(1, GIGA)]

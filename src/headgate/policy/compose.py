@@ -18,8 +18,7 @@ from headgate.policy.dispatch.lanes import Classifier
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.retry import RetryBudget
 from headgate.policy.dispatch.standing_room import NamedTenants
-from headgate.policy.replicas.health import Health, HealthRules
-from headgate.policy.replicas.route import RouteConfig
+from headgate.policy.replicas.health import Health
 
 BLOCK_TOKENS = 16
 """Tokens per block of KV memory."""
@@ -29,12 +28,12 @@ def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
     return Dispatcher(
         {lane.name: lane for lane in config.lanes},
         tenant_limits(config),
-        routing(config),
-        Health(health(config)),
+        config.routing,
+        Health(config.health),
         rng,
         no_replica_wait_s=config.timeouts.no_replica_wait_s,
         tiers=tiers(config),
-        retries=RetryBudget(config.retry.ratio, attempts=config.retry.attempts),
+        retries=RetryBudget(config.retry),
         hedger=Hedger(config.hedge) if config.hedge.enabled else None,
         expected=expected(config),
     )
@@ -44,7 +43,7 @@ def reconfigure(dispatcher: Dispatcher, config: GatewayConfig) -> None:
     """Applies as much of a new config as a running dispatcher takes. Raises ValueError, with the reason, if it takes
     none."""
     lanes = {lane.name: lane for lane in config.lanes}
-    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), routing(config), expected(config))
+    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), config.routing, expected(config))
 
 
 def batcher_for(
@@ -100,18 +99,6 @@ def capped(tenant: Tenant, config: GatewayConfig) -> Tenant:
 
 def tiers(config: GatewayConfig) -> dict[str, Tier]:
     return {tier.name: tier for tier in config.tiers}
-
-
-def routing(config: GatewayConfig) -> RouteConfig:
-    chosen = config.routing
-    return RouteConfig(algorithm=chosen.algorithm, epsilon=chosen.bounded_load_epsilon, exploration=chosen.exploration)
-
-
-def health(config: GatewayConfig) -> HealthRules:
-    chosen = config.health
-    return HealthRules(
-        failures=chosen.failures, successes=chosen.successes, cooldown_s=chosen.cooldown_s, ramp_s=chosen.ramp_s
-    )
 
 
 def expected(config: GatewayConfig) -> NamedTenants:

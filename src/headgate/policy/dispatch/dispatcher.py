@@ -13,6 +13,7 @@ import random
 from math import inf
 from typing import Final
 
+from headgate.config.gateway import RoutingConfig, TimeoutsConfig
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -54,9 +55,10 @@ from headgate.policy.replicas.health import SAW, Health, Saw
 from headgate.policy.replicas.index import RouteIndex
 from headgate.policy.replicas.members import Members
 from headgate.policy.replicas.outlier import About, answer_token_s
-from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, RouteConfig, route
+from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
 from headgate.policy.replicas.utilisation import Utilisation
 
+TIMEOUTS: Final = TimeoutsConfig()
 TOKEN_S: Final = 0.025
 """Seconds per output token for which a slot is assumed to be held, before any request has ended."""
 MOST_REFUSALS: Final = 32
@@ -77,12 +79,12 @@ class Dispatcher:
         self,
         lanes: dict[str, Lane],
         tenants: dict[str, TenantLimits],
-        routing: RouteConfig,
+        routing: RoutingConfig,
         health: Health,
         rng: random.Random,
         *,
         retries: RetryBudget | None = None,
-        no_replica_wait_s: float = 10.0,
+        no_replica_wait_s: float = TIMEOUTS.no_replica_wait_s,
         tiers: dict[str, Tier] | None = None,
         hedger: Hedger | None = None,
         expected: NamedTenants = NO_TENANTS,
@@ -194,7 +196,7 @@ class Dispatcher:
         lanes: dict[str, Lane],
         tenants: dict[str, TenantLimits],
         tiers: dict[str, Tier],
-        routing: RouteConfig,
+        routing: RoutingConfig,
         expected: NamedTenants = NO_TENANTS,
     ) -> None:
         """Applies a new config from now on. A lane that is no longer named stays for the requests in it; tiers are

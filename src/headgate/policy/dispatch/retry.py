@@ -17,11 +17,15 @@ costs no replica anything.
 
 from enum import Enum
 
+from headgate.config.gateway import RetryConfig
+
 REFILL_S = 60.0
 """Seconds in which time pays off one floor: a death a minute is absorbed even at very low traffic."""
 DEATH_S = 5.0
 """Seconds for which a floor holds. The requests that a dying replica has in flight shrink with each failure that is
 reported, while all of them belong to the same death."""
+LEAST_FLOOR = 3
+"""Floor where replicas have fewer requests in flight."""
 GENTLE = 4
 """Replica deaths per minute that streams survive which have begun."""
 
@@ -38,9 +42,10 @@ class RetryVerdict(Enum):
 
 
 class RetryBudget:
-    def __init__(self, ratio: float = 0.1, floor: int = 3, attempts: int = 3) -> None:
-        self.ratio = ratio
-        self.attempts = attempts
+    def __init__(self, config: RetryConfig | None = None, floor: int = LEAST_FLOOR) -> None:
+        config = config or RetryConfig()
+        self.ratio = config.ratio
+        self.attempts = config.attempts
         """Maximum times one request is sent, the first included."""
         self.debt = 0.0
         self.gentle_debt = 0.0

@@ -13,35 +13,23 @@ be used, nor more than half of those that can stand in for each other, as long a
 answer counts only if another request fails there too, or the same succeeds elsewhere.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from headgate.config.gateway import HealthConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.outlier import LOOK_S, About, Kin, OutlierConfig, ReplicaRecord
 
 RAMP_STEPS = 10
 FIRST_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthRules:
-    failures: int = 3
-    """Failures in a row that eject a replica; requests and probes count together, each kind until it next succeeds."""
-    successes: int = 2
-    """Successful probes in a row, after its cooldown, that bring a replica back."""
-    cooldown_s: float = 1.0
-    """Minimum seconds for which a replica is out. With probes every second a revived replica is in use within 5 s."""
-    cooldown_limit_s: float = 60.0
-    """Maximum seconds that the cooldown may double up to."""
-    forgive_s: float = 60.0
-    """Seconds in use after which the next cooldown is as short as the first."""
-    ramp_s: float = 5.0
-    """Seconds from a tenth of a replica's slots to all of them."""
-    outlier: OutlierConfig = field(default_factory=OutlierConfig)
+COOLDOWN_LIMIT_S = 60.0
+"""Maximum seconds that the cooldown may double up to."""
+FORGIVE_S = 60.0
+"""Seconds in use after which the next cooldown is as short as the first."""
 
 
 class HealthState(IntEnum):
@@ -175,8 +163,9 @@ class Group:
 
 
 class Health:
-    def __init__(self, config: HealthRules | None = None) -> None:
-        self.config = config or HealthRules()
+    def __init__(self, config: HealthConfig | None = None, outlier: OutlierConfig | None = None) -> None:
+        self.config = config or HealthConfig()
+        self.outlier = outlier or OutlierConfig()
         self._watched: dict[ReplicaId, HealthEntry] = {}
         self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
@@ -193,7 +182,7 @@ class Health:
         group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
         lanes, tags = tuple(sorted(replica.lanes)), replica.tags
         alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
-        kin = self._kins.setdefault(alike, Kin(self.config.outlier))
+        kin = self._kins.setdefault(alike, Kin(self.outlier))
         group.size += 1
         watch = self._watched[replica.id] = HealthEntry(replica.id, group, kin, ReplicaRecord(), since=now)
         if parked:
@@ -422,8 +411,8 @@ class Health:
         self._set_alarm(watch, due)
 
     def _relapse_s(self, watch: HealthEntry, now: float) -> float:
-        watch.ejections = watch.ejections + 1 if now - watch.back_at < self.config.forgive_s else 1
-        return min(self.config.cooldown_limit_s, self.config.cooldown_s * 2.0 ** min(watch.ejections - 1, 32))
+        watch.ejections = watch.ejections + 1 if now - watch.back_at < FORGIVE_S else 1
+        return min(COOLDOWN_LIMIT_S, self.config.cooldown_s * 2.0 ** min(watch.ejections - 1, 32))
 
     def _share(self, watch: HealthEntry, now: float) -> float:
         if watch.state is RAMPING:

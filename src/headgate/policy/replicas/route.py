@@ -14,50 +14,28 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
+from headgate.config.gateway import RoutingConfig
+from headgate.config.hints import Algorithm
 from headgate.model.record import ConsideredReplica
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity, session_order
 from headgate.policy.replicas.index import IndexEntry, Order, ReplicaPool, RouteIndex, work_s
 
-Algorithm = Literal[
-    "balanced",
-    "round_robin",
-    "least_connections",
-    "weighted",
-    "token_aware",
-    "power_of_two",
-    "prefix",
-    "session",
-    "tenant",
-]
 SCAN: Final = 32
 """Index entries examined when the least loaded do not fit: they were tried, or lack room for the request's tokens."""
 HOMES: Final = 2
 """Maximum replicas of a session on the shortlist."""
+URGENT_UPTO: Final = 0
+"""Requests of this priority and above (smaller goes first) go to the least loaded, or to a warm cache no further behind
+than the prefill it could save. They are never used to explore."""
+SPREAD_FROM: Final = 3
+"""Requests of this priority and below are spread at random, so that the least loaded are there for the urgent."""
 
 Entry = tuple[float, int, IndexEntry]
 Shortlist = dict[ReplicaId, Entry]
 NO_MATCHES: dict[ReplicaId, int] = {}
 NO_HOMES: list[ReplicaId] = []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteConfig:
-    algorithm: Algorithm = "balanced"
-    epsilon: float = 0.25
-    """Prefix and session count only for replicas loaded at most (1 + this) × the least, plus the request's own work."""
-    exploration: float = 0.01
-    """Share of choices made at random, so that beliefs about a replica are tested. Never for urgent requests."""
-    load_weight: float = 1.0
-    prefix_weight: float = 1.0
-    session_weight: float = 0.5
-    """Weights of the three scores. The prefix counts more than the session: it says where the cache really is."""
-    urgent_upto: int = 0
-    """Requests of this priority and above (smaller goes first) go to the least loaded, or to a warm cache no further
-    behind than the prefill it could save."""
-    spread_from: int = 3
-    """Requests of this priority and below are spread at random, so that the least loaded are there for the urgent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +111,7 @@ def route(
     request: Request,
     fleet: RouteIndex,
     affinity: Affinity,
-    config: RouteConfig,
+    config: RoutingConfig,
     now: float,
     rng: random.Random,
     tried: frozenset[ReplicaId] = frozenset(),
@@ -165,16 +143,16 @@ def route(
     return RouteChoice(best.replica_id, reason, tuple(scored))
 
 
-def _recipe(request: Request, config: RouteConfig, now: float, rng: random.Random) -> Recipe:
+def _recipe(request: Request, config: RoutingConfig, now: float, rng: random.Random) -> Recipe:
     """The recipe for this request. Balanced sends urgent requests to the least loaded, and also those whose first token
     is already due."""
     if config.algorithm != "balanced":
         return ALGORITHMS[config.algorithm]
-    if request.priority <= config.urgent_upto or now >= request.first_token_by:
+    if request.priority <= URGENT_UPTO or now >= request.first_token_by:
         return URGENT
     if rng.random() < config.exploration:
         return EXPLORE
-    return SPREAD if request.priority >= config.spread_from else BALANCED
+    return SPREAD if request.priority >= SPREAD_FROM else BALANCED
 
 
 # -- shortlist and filter -------------------------------------------------------------------------------------
@@ -254,14 +232,14 @@ def _add_least(
 # -- score ----------------------------------------------------------------------------------------------------
 
 
-def _own_and_band(request: Request, floor: Entry, recipe: Recipe, config: RouteConfig) -> tuple[float, float]:
+def _own_and_band(request: Request, floor: Entry, recipe: Recipe, config: RoutingConfig) -> tuple[float, float]:
     """Load that the request adds to a replica, and the maximum load at which affinity still counts."""
     if recipe.order != "work":
         return 1.0, 0.0
     load = floor[2].load
     prefill_s = work_s(load, request.prompt_tokens, 0)
     own = prefill_s + work_s(load, 0, request.max_output)
-    return own, floor[0] + prefill_s if recipe.tight else (1.0 + config.epsilon) * floor[0] + own
+    return own, floor[0] + prefill_s if recipe.tight else (1.0 + config.bounded_load_epsilon) * floor[0] + own
 
 
 def _score(
@@ -270,7 +248,7 @@ def _score(
     matches: dict[ReplicaId, int],
     homes: list[ReplicaId],
     recipe: Recipe,
-    config: RouteConfig,
+    config: RoutingConfig,
 ) -> tuple[list[ConsideredReplica], ConsideredReplica]:
     """All scores, and the best; among equals the least loaded, then the first to have joined."""
     floor = min(near.values())
@@ -281,8 +259,9 @@ def _score(
         if replica_id in near and near[replica_id][0] <= band:
             home = replica_id
             break
-    load_weight, prefix_weight, session_weight = config.load_weight, config.prefix_weight, config.session_weight
-    weights = load_weight + prefix_weight + session_weight
+    weights = config.weights
+    load_weight, prefix_weight, session_weight = weights["load"], weights["prefix"], weights["session"]
+    total = sum(weights.values())
     scored: list[ConsideredReplica] = []
     best_at, best_score, best_entry = 0, -1.0, floor
     for replica_id, entry in near.items():
@@ -296,5 +275,5 @@ def _score(
             score += session_weight
         if score > best_score or (score == best_score and entry < best_entry):
             best_at, best_score, best_entry = len(scored), score, entry
-        scored.append(ConsideredReplica(replica_id, score / weights, load, match, replica_id == home))
+        scored.append(ConsideredReplica(replica_id, score / total, load, match, replica_id == home))
     return scored, scored[best_at]
