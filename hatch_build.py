@@ -25,7 +25,7 @@ HOT = {
     "model": "lane pace quantile replica request sampling sequence step tier",
     "policy/answers": "grown output prompt_size runaway",
     "policy/batching": "batch blocks chunks commitment estimate move_time output_length speculate urgency",
-    "policy/dispatch": "admit dispatcher fair hedge lanes limits passage prefills retry shared_limits"
+    "policy/dispatch": "admit dispatcher fair hedge intake limits passage prefills retry shared_limits"
     " standing_room turns",
     "policy/promises": "promise",
     "policy/replicas": "affinity allowance full gradient health holders index members outlier route",

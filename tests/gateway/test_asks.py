@@ -21,6 +21,7 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
 from headgate.policy.answers.output import Output
 from headgate.policy.compose import classifier
+from headgate.policy.dispatch.intake import RequestIntake
 from headgate.replica.fields import COUNTS, GUARDS, LENGTHS, LISTS, PROBABILITIES
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
@@ -44,7 +45,8 @@ def acceptor(
 ) -> Acceptor:
     lanes = dict(LANES) if lane is None else {name: replace(lane, name=name) for name in LANES}
     identities = Identities((), tenant or Tenant(name="anonymous"))
-    made = Acceptor(lanes, classifier(GatewayConfig()), identities, WireLimits(), Output(OutputConfig()), open_fields)
+    intake = RequestIntake(lanes, classifier(GatewayConfig()), Output(OutputConfig()))
+    made = Acceptor(intake, identities, WireLimits(), open_fields)
     replicas = [Replica(id=str(at), url="http://x", kind=kind) for at, kind in enumerate(kinds)]
     made.abilities = Abilities(lambda: replicas)
     return made

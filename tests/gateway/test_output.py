@@ -26,6 +26,7 @@ from headgate.model.outcome import Outcome
 from headgate.policy.answers.output import Output
 from headgate.policy.answers.runaway import Detector
 from headgate.policy.compose import classifier
+from headgate.policy.dispatch.intake import RequestIntake
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 from tests.engine.process import ask
@@ -59,9 +60,8 @@ def accepted(
     given = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {}
     exchange.body = json.dumps({**given, **body}).encode()
     identities = Identities((), tenant or Tenant(name="anonymous"))
-    acceptor = Acceptor(
-        dict(LANES), classifier(GatewayConfig()), identities, WireLimits(), Output(config or OutputConfig())
-    )
+    intake = RequestIntake(dict(LANES), classifier(GatewayConfig()), Output(config or OutputConfig()))
+    acceptor = Acceptor(intake, identities, WireLimits())
     return acceptor.accept(exchange)
 
 

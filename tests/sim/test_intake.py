@@ -8,17 +8,18 @@ def test_a_request_is_what_the_gateway_would_make_of_it() -> None:
     intake = SimIntake(GatewayConfig())
     request, output = intake.request(Arrival(1.0, 400, 70, tenant="x", session="s"), 5, 2.0)
     assert (request.lane, request.priority, request.tenant, request.session) == ("fast", 0, "x", "s")
-    assert request.prompt_tokens == 407  # a quarter of its bytes: four for each token, and the message around it
+    assert request.prompt_tokens == 406  # a quarter of its bytes: four for each token, and the message around it
     assert (request.max_output, output) == (70, 70)
     assert (request.arrived, request.wait_until, request.first_token_by) == (2.0, 2.4, 2.5)
 
 
 def test_what_such_requests_usually_say_is_learned_from_how_they_end() -> None:
     intake = SimIntake(GatewayConfig())
-    request, _ = intake.request(Arrival(1.0, 400, 500), 1, 0.0)
+    arrival = Arrival(1.0, 400, 500)
+    request, _ = intake.request(arrival, 1, 0.0)
     assert request.max_output == 128
     for _ in range(200):
-        intake.learn(request, 400, 20)
+        intake.learn(request, arrival, 400, 20)
     request, output = intake.request(Arrival(1.0, 400, 500), 2, 0.0)
     assert request.max_output == 20
     assert output == 500

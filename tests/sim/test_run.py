@@ -164,7 +164,7 @@ def test_lanes_are_given_by_length_by_name_or_by_tenant() -> None:
     results = run(config, arrivals, fleet_of(machine(), 1), 1).results
     assert [results.lanes[lane] for lane in results.lane] == ["fast", "slow", "long", "batch", "slow"]
     assert results.output_tokens.tolist() == [2, 2, 2, 3, 2]
-    with pytest.raises(StartupError, match="asks for lane 'quick'; the config has fast, slow"):
+    with pytest.raises(StartupError, match="does not serve this workload: no lane 'quick'; there are fast, slow"):
         run(config, [Arrival(0.0, 100, 2, lane="quick")], fleet_of(machine(), 1), 1)
 
 

@@ -28,7 +28,7 @@ from headgate.engine.tools import Tools, tools_of
 from headgate.model.errors import ContextOverflow, InvalidRequest, UnknownModel
 from headgate.model.lane import LANES, Lane
 from headgate.model.sequence import LOWEST_PRIORITY, Sequence
-from headgate.policy.dispatch.lanes import classify
+from headgate.policy.dispatch.intake import classify
 
 MOST_IDS = 1_000_000
 """Maximum token ids accepted in one prompt."""

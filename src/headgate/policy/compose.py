@@ -6,6 +6,7 @@ from dataclasses import replace
 from headgate.config.engine import BatchConfig
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.output import OTHER, TASKS
+from headgate.model.lane import Lane
 from headgate.model.tier import Tier
 from headgate.policy.answers.output import Output
 from headgate.policy.batching.batch import Batcher
@@ -14,7 +15,7 @@ from headgate.policy.batching.estimate import StepTime
 from headgate.policy.batching.move_time import MoveTime
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.dispatch.lanes import Classifier
+from headgate.policy.dispatch.intake import Classifier, RequestIntake
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.retry import RetryBudget
 from headgate.policy.dispatch.standing_room import NamedTenants
@@ -72,6 +73,12 @@ def batcher_for(
 def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int:
     """Returns the host memory for swapped and cached KV, in tokens: as asked for, or half of what the slots hold."""
     return slots * slot_tokens // 2 if host_tokens is None else host_tokens
+
+
+def intake_for(config: GatewayConfig, lanes: dict[str, Lane]) -> RequestIntake:
+    """Builds the intake of a gateway or a simulation. `lanes`: the dispatcher's dictionary, which a new config changes
+    in place."""
+    return RequestIntake(lanes, classifier(config), output_of(config))
 
 
 def classifier(config: GatewayConfig) -> Classifier:

@@ -256,7 +256,7 @@ class SimGateway:
             if ticket.first_at is None:
                 ticket.first_at = now
             usage = (ticket.arrival.prompt_tokens, ticket.said)
-            self._intake.learn(request, *usage)
+            self._intake.learn(request, ticket.arrival, *usage)
         elif ticket.first_at is not None:
             usage = (request.prompt_tokens, ticket.said)
         self.at_work.change(-1, self.world.now)

@@ -27,7 +27,7 @@ from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
-from headgate.policy.compose import classifier, dispatcher_for, output_of
+from headgate.policy.compose import dispatcher_for, intake_for
 from headgate.progress import Progress
 from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
@@ -207,15 +207,8 @@ async def _announce(
 
 def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     dispatcher = dispatcher_for(config, random.Random(seed))
-    output = output_of(config)
-    acceptor = Acceptor(
-        dispatcher.lanes,
-        classifier(config),
-        identities(config),
-        _wire_limits(config),
-        output,
-        config.limits.open_fields,
-    )
+    intake = intake_for(config, dispatcher.lanes)
+    acceptor = Acceptor(intake, identities(config), _wire_limits(config), config.limits.open_fields)
     account = Account(config.observe.keep)
     gateway = Gateway(dispatcher, acceptor, account, relay_limits(config), clock, wall() - clock())
     gateway.held.most = config.limits.held_bytes

@@ -11,7 +11,6 @@ import msgspec
 
 from headgate.config.gateway import Tenant
 from headgate.config.output import CHAT as CHAT_TASK
-from headgate.config.output import OutputConfig
 from headgate.gateway.answer.continuation import can_go_on
 from headgate.gateway.answer.response_voice import Native, Translated
 from headgate.gateway.intake.abilities import CHAT, RESPONSES, Abilities
@@ -25,10 +24,8 @@ from headgate.gateway.intake.responses import Untold, as_chat, cap, read
 from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.lane import Lane
 from headgate.model.request import NOBODY, Request
-from headgate.policy.answers.output import Allowance, Output, UnknownTask, apply
-from headgate.policy.answers.prompt_size import PromptSizes
-from headgate.policy.batching.estimate import Ratio
-from headgate.policy.dispatch.lanes import Classifier
+from headgate.policy.answers.output import Allowance, Output, apply
+from headgate.policy.dispatch.intake import Classifier, RequestIntake
 from headgate.wire.body import json
 from headgate.wire.body.canonical import NOT_CANONICAL, canonical
 from headgate.wire.body.long_json import LONG_BYTES, lightened, parse_long, whole
@@ -137,18 +134,14 @@ class Accepted:
 class Acceptor:
     def __init__(
         self,
-        lanes: dict[str, Lane],
-        classifier: Classifier,
+        intake: RequestIntake,
         identities: Identities,
         limits: WireLimits,
-        output: Output | None = None,
         open_fields: frozenset[str] = frozenset(),
     ) -> None:
         """`open_fields`: fields that steer the engine, but that every client may send."""
+        self._intake = intake
         self._open_fields = open_fields
-        self._output = output or Output(OutputConfig())
-        self._lanes = lanes
-        self._classifier = classifier
         self._identities = identities
         self._limits = limits
         self.models: Models | None = None
@@ -157,12 +150,9 @@ class Acceptor:
         """The catalog of served names; None: any name is accepted."""
         self.abilities = Abilities(tuple)
         """Tells which replicas have embeddings and responses."""
-        self.prompt_sizes = PromptSizes()
-        self.tokens_per_answer = Ratio(128.0)
 
     def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
-        self._output = output or self._output
-        self._classifier = classifier
+        self._intake.reconfigure(classifier, output)
         self._identities = identities
 
     def known(self, headers: dict[str, str]) -> Tenant:
@@ -201,7 +191,7 @@ class Acceptor:
         extra = sift(body, tenant.trusted, self._open_fields)
         same = same and whole and (extra is None or not extra.changed)
         model = shape.model or ""
-        alias = self._output.alias(model)
+        alias = self._intake.output.alias(model)
         models = self.models
         if alias is not None and alias.model is not None and (models is None or not models.knows(model)):
             model = body["model"] = alias.model
@@ -216,7 +206,7 @@ class Acceptor:
             self._bound("messages", len(shape.messages))
         found = found_in(shape, path, body)
         opened = _opened(body)
-        prompt_tokens = found.tokens or self.prompt_sizes.of(model, opened, found.size)
+        prompt_tokens = found.tokens or self._intake.prompt_tokens(model, opened, found.size)
         prompt_tokens += MEDIA_TOKENS * found.media
         lane = self._lane(shape, headers, tenant, prompt_tokens)
         embeds = path.endswith("/embeddings")
@@ -230,9 +220,8 @@ class Acceptor:
             asked = _asked(shape, extra, body, responds)
             same = same and shape.max_output_tokens is None
             chat = responds or path == CHAT
-            allowance = self._allow(
-                asked, headers, tenant, lane, prompt_tokens, None if alias is None else alias.task, chat
-            )
+            task = headers.get("x-headgate-task") or (None if alias is None else alias.task)
+            allowance = self._intake.allow(asked, task, tenant, lane, prompt_tokens, chat)
             if responds:
                 cap(allowance, body)
             else:
@@ -255,25 +244,22 @@ class Acceptor:
                 same = False
         if chosen is None and self.names is not None:
             self.names.refuse_unknown(model)
-        request = Request(
+        request = self._intake.request(
             id=exchange.request_id,
             arrived=exchange.received_at,
             model=model,
-            lane=lane.name,
+            lane=lane,
             priority=self._priority(shape, headers, tenant, lane),
-            tenant=tenant.name,
-            weight=tenant.weight,
-            tier=tenant.tier,
+            tenant=tenant,
+            name=tenant.name,
             prompt_tokens=prompt_tokens,
-            max_output=choices * self._max_output(allowance, lane),
-            wait_until=exchange.received_at + lane.wait_bound_s,
-            first_token_by=exchange.received_at + lane.ttft_target_s,
+            allowed=None if allowance is None else allowance.tokens,
             stream=stream,
+            choices=choices,
             prefix=found.chain,
             session=session,
             unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
             fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
-            choices=choices,
             pinned=chosen is not None and chosen.pinned,
         )
         wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
@@ -299,7 +285,7 @@ class Acceptor:
             changed = isinstance(body, dict) and made_whole(body)
         name = body.get("model") if isinstance(body, dict) else None
         model = name if isinstance(name, str) else ""
-        alias = self._output.alias(model)
+        alias = self._intake.output.alias(model)
         model = model if alias is None or alias.model is None else alias.model
         ranges = self.abilities.ranges((model,) if self.models is None else self.models.reach(model))
         return looked_into(body, ranges), not changed
@@ -313,7 +299,7 @@ class Acceptor:
         if isinstance(body["input"], list):
             self._bound("input", len(body["input"]))
         model = body.get("model", "")
-        alias = self._output.alias(model)
+        alias = self._intake.output.alias(model)
         model = model if alias is None or alias.model is None else alias.model
         names = (model,) if self.models is None else self.models.reach(model)
         if not self.abilities.all_respond(names):
@@ -341,10 +327,9 @@ class Acceptor:
 
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
         """Learns prompt and answer sizes from the usage that the replica counted."""
-        if accepted.prompt_bytes:
-            model = accepted.request.model if accepted.chosen is None else accepted.chosen.name
-            self.prompt_sizes.learn(model, accepted.opened, accepted.prompt_bytes, prompt_tokens)
-        self.tokens_per_answer.learn(accepted.request.lane, output_tokens / accepted.request.choices)
+        request, chosen = accepted.request, accepted.chosen
+        model = request.model if chosen is None else chosen.name
+        self._intake.learn(request, model, accepted.opened, accepted.prompt_bytes, prompt_tokens, output_tokens)
 
     def _bound(self, field: str, count: int) -> None:
         """Raises InvalidRequest if a conversation has more items than limits.messages."""
@@ -354,15 +339,7 @@ class Acceptor:
 
     def _lane(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
         named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
-        name = named or tenant.default_lane
-        if name is None:
-            name = self._classifier.lane_of(prompt_tokens, shape.stream is True, shape.service_tier == "flex")
-        lane = self._lanes.get(name)
-        if lane is None:
-            raise InvalidRequest(f"no lane {name[:64]!r}; there are {', '.join(self._lanes)}", param="lane")
-        if tenant.lanes and name not in tenant.lanes:
-            raise InvalidRequest(f"lane {name!r} is not open to tenant {tenant.name!r}", param="lane")
-        return lane
+        return self._intake.lane(named, tenant, prompt_tokens, shape.stream is True, shape.service_tier == "flex")
 
     def _priority(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
         """The priority that a trusted client names, from -100 to 100; the lane's for all others, which would name the
@@ -374,30 +351,6 @@ class Acceptor:
             if re.fullmatch(r"-?[0-9]{1,6}", named):
                 return max(-100, min(100, int(named)))
         return lane.priority
-
-    def _allow(
-        self,
-        asked: int | None,
-        headers: dict[str, str],
-        tenant: Tenant,
-        lane: Lane,
-        prompt_tokens: int,
-        alias: str | None,
-        chat: bool,
-    ) -> Allowance:
-        named = headers.get("x-headgate-task") or alias
-        allowance = self._output.allow(
-            named, tenant.task, asked, prompt_tokens, lane.max_tokens, tenant.max_tokens, tenant.caps, chat
-        )
-        if isinstance(allowance, UnknownTask):
-            known = ", ".join(allowance.known)
-            raise InvalidRequest(f"no task {allowance.task[:64]!r}; there are {known}", param="x-headgate-task")
-        return allowance
-
-    def _max_output(self, allowance: Allowance | None, lane: Lane) -> int:
-        usual = max(1, int(self.tokens_per_answer.of(lane.name)))
-        allowed = None if allowance is None else allowance.tokens
-        return usual if allowed is None else min(allowed, usual)
 
 
 def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:

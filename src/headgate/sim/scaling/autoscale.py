@@ -362,7 +362,7 @@ def learn(
     for number, arrival in enumerate(arrivals):
         watch(arrival.at_s)
         request, output = intake.request(arrival, number, arrival.at_s)
-        intake.learn(request, arrival.prompt_tokens, output)
+        intake.learn(request, arrival, arrival.prompt_tokens, output)
     watch(until_s)
 
 
