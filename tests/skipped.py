@@ -13,7 +13,6 @@ NOT_A_PROOF = ("HEADGATE_SCREENSHOTS=1",)
 """Begins the reason of what makes files and proves nothing: never listed."""
 COMMANDS = {
     "no NVIDIA GPU": "a machine with an NVIDIA GPU",
-    "no vLLM": "make test-vllm VLLM=path/to/an/environment/with/vLLM",
     "interpreted only": 'make test ARGS="-m interpreted_only"',
     "time says nothing": "make test",
 }

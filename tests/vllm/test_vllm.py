@@ -43,7 +43,9 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     environment = {**os.environ, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_KVCACHE_SPACE": "1"}
     log = tmp_path_factory.mktemp("vllm") / "log"
     with log.open("wb") as written:
-        command = [f"{HOME}/bin/vllm", "serve", str(model), "--port", str(port), *flags, *more]
+        # Not bin/vllm, which fails where the CPU build is installed as vllm-cpu: it asks for the version of "vllm".
+        server = (f"{HOME}/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+        command = [*server, "--model", str(model), "--port", str(port), *flags, *more]
         process = subprocess.Popen(command, env=environment, stdout=written, stderr=written, start_new_session=True)
         try:
             url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_WITHIN_S
@@ -53,12 +55,13 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
                 time.sleep(0.5)
             yield url
         finally:
-            os.killpg(process.pid, 15)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
-                process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, 15)
+                try:
+                    process.wait(30)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, 9)
+                    process.wait()
     shutil.rmtree(log.parent, ignore_errors=True)
 
 
