@@ -24,7 +24,7 @@ HOT = {
     "measure": "evidence figures histogram little series tenants windows",
     "model": "lane pace quantile replica request sampling sequence step tier",
     "policy/answers": "grown output prompt_size runaway",
-    "policy/batching": "batch blocks chunks commitment estimate move_time output_length speculate urgency",
+    "policy/batching": "admission batch blocks chunks commitment estimate move_time output_length speculate urgency",
     "policy/dispatch": "admit dispatcher fair hedge intake limits passage prefills retry shared_limits"
     " standing_room turns",
     "policy/promises": "promise",

@@ -217,7 +217,7 @@ def test_predicted_output_follows_what_a_lane_really_says() -> None:
             step = plan(batch)
             stopped = frozenset(row.sequence.id for row in step.rows if row.sequence.output_len == 3)
             batch.done(step, [Sampled(row.sequence.id, (0,)) for row in step.rows], stopped, 0.0, 0.01)
-    assert batch._predicted_len(sequence(99, [1] * 10, max_output=100)) == 14
+    assert batch._admission._predicted_len(sequence(99, [1] * 10, max_output=100)) == 14
 
 
 def test_a_first_burst_is_admitted_on_what_it_may_say() -> None:

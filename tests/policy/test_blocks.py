@@ -1,5 +1,6 @@
 from headgate.model.step import Copy, Drop, Restore, Save, Trim
 from headgate.policy.batching.blocks import BlockPlacement, Ledger, Short, extend_chain
+from tests.scripted import sequence
 
 B = 4
 
@@ -20,8 +21,14 @@ def put(book: Ledger, owner: int, tokens: list[int], now: float = 0.0) -> BlockP
     """Place a sequence and compute all of it."""
     placed = book.place(owner, chain(tokens), len(tokens), now)
     assert isinstance(placed, BlockPlacement)
-    book.commit(placed.slot, len(tokens), chain(tokens))
+    compute(book, placed.slot, tokens)
     return placed
+
+
+def compute(book: Ledger, slot: int, tokens: list[int]) -> None:
+    one = sequence(1, tokens)
+    one.slot, one.computed, one.chain = slot, len(tokens), chain(tokens)
+    book.commit([one])
 
 
 def test_a_chain_hash_covers_everything_before_it_and_the_salt() -> None:
@@ -221,5 +228,5 @@ def test_a_pinned_prefix_outlives_every_other_host_copy() -> None:
 def test_refused_drafts_are_forgotten() -> None:
     book = ledger()
     put(book, 1, list(range(12)))
-    book.commit(0, 6, chain(list(range(6))))
+    compute(book, 0, list(range(6)))
     assert book.match(chain(list(range(12)))) == 1

@@ -123,7 +123,7 @@ def test_a_sequence_whose_memory_is_not_there_after_all_goes_on_waiting() -> Non
 
 def test_what_has_no_slot_has_nothing_to_commit() -> None:
     book = ledger()
-    book.commit_all([sequence(1, list(range(20)))])
+    book.commit([sequence(1, list(range(20)))])
     assert book.match(chain(list(range(20)))) == 0
 
 

@@ -1,4 +1,4 @@
-from headgate.policy.batching.speculate import draft_length, learn, look_up
+from headgate.policy.batching.speculate import draft_length, learn_acceptance, look_up
 from tests.scripted import sequence
 
 
@@ -32,8 +32,8 @@ def test_drafting_pays_only_when_guesses_are_right_and_cheap_to_check() -> None:
 def test_acceptance_follows_what_was_accepted_and_a_refusal_counts_once() -> None:
     one = sequence(1, [1])
     before = one.acceptance
-    learn(one, drafted=4, accepted=4)
+    learn_acceptance(one, drafted=4, accepted=4)
     risen = one.acceptance
     assert risen > before
-    learn(one, drafted=4, accepted=0)
+    learn_acceptance(one, drafted=4, accepted=0)
     assert one.acceptance == risen * 0.85

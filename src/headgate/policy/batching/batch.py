@@ -6,39 +6,25 @@ Every step decodes all running streams first; `chunks` adds a part of each promp
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from operator import attrgetter
 
 from headgate.config.engine import BatchConfig
 from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Copy, Move, Restore, Row, Save, Step, Trim
-from headgate.policy.batching import speculate
+from headgate.policy.batching.admission import Admission, Wait
 from headgate.policy.batching.blocks import Ledger, Short, extend_chain
 from headgate.policy.batching.chunks import Chunks
 from headgate.policy.batching.commitment import Commitment
-from headgate.policy.batching.estimate import StepShape, StepTime, shape_of
+from headgate.policy.batching.estimate import StepTime, shape_of
 from headgate.policy.batching.output_length import OutputLength
+from headgate.policy.batching.speculate import decode_row, drafted_rows, learn_acceptance
 from headgate.policy.batching.urgency import aged, least_urgent, turn, urgency
 
 _slot = attrgetter("slot")
 
 OVERTAKERS = 16
 """Sequences of one lane passed over in search of one that fits, when the first does not."""
-FRESH_STEPS = 8
-"""Steps for which the predicted memory need of the running sequences is reused, until memory is short after one has
-ended."""
-PASSING = 0.25
-"""Share of the headroom that a sequence leaves free where less urgent ones hold memory."""
-
-
-class Wait(Enum):
-    """Why a sequence is not admitted yet."""
-
-    MEMORY = "memory"
-    TURN = "turn"
-    """Other long prompts are being prefilled, or another sequence is computing a prefix that this one needs."""
-    NEIGHBOUR = "neighbour"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +62,7 @@ class Batcher:
         self._moves: list[Move] = []
         self._last_victim: int | None = None
         self._output = OutputLength(config.first_output_guess, ledger.slots)
-        self._commitment: Commitment | None = None
-        """The predicted memory need of the running sequences, and of those that have ended since it was made; None: out
-        of date."""
-        self._ended_since = False
-        self._fresh_until = 0
-        """The step at which `_commitment` is out of date."""
+        self._admission = Admission(config, ledger, self.running, self._output)
         self._tightest_s = float("inf")
         """The shortest gap target of the running streams, in seconds, as of the latest step."""
 
@@ -143,10 +124,10 @@ class Batcher:
             prefills = Chunks(self.config, self.step_time, decodes, moves_s, now).rows(prefilling)
         steady = not prefills and not admitted
         if decodes and not prefills and len(decodes) <= self.config.draft_batch:
-            rows = self._drafted(decodes)
+            rows = drafted_rows(decodes, self.config, self.ledger, self.step_time, self._moves)
             steady = steady and not any(row.draft for row in rows)
         else:
-            rows = [self._decode_row(sequence, ()) for sequence in decodes]
+            rows = [decode_row(sequence) for sequence in decodes]
         moves = tuple(self._moves)
         if moves:
             self._moves = []
@@ -199,12 +180,12 @@ class Batcher:
             booked.append(sequence)
         self.counts.generated += generated
         if times > 1:
-            self._commitment = None
+            self._admission.outgrown()
         if step.repeat > 1:
             for sequence in self.ledger.full(booked):  # `_repeat` made sure that there is room
                 assert sequence.slot is not None
                 self.ledger.grow(sequence.slot, sequence.computed)
-        self.ledger.commit_all(booked)
+        self.ledger.commit(booked)
         return self._end_those_done(booked, stopped, now)
 
     def _end_those_done(self, booked: list[Sequence], stopped: frozenset[int], now: float) -> list[Sequence]:
@@ -223,7 +204,7 @@ class Batcher:
             self.counts.prefilled += row.count
         sequence.computed = row.start + row.count + (drawn - 1 if drawn > 1 else 0)
         if row.draft:
-            speculate.learn(sequence, len(row.draft), len(tokens) - 1)
+            learn_acceptance(sequence, len(row.draft), len(tokens) - 1)
             self.counts.drafted += len(row.draft)
             self.counts.accepted += len(tokens) - 1
             if len(tokens) == 1 + len(row.draft):
@@ -244,7 +225,7 @@ class Batcher:
         sequence.finish = finish
         self.waiting.pop(sequence.id, None)
         self.running.pop(sequence.id, None)
-        self._ended_since = True
+        self._admission.left()
         if sequence.slot is not None:
             self.ledger.release(sequence.slot, now)
             sequence.slot = None
@@ -286,7 +267,7 @@ class Batcher:
         victim.preemptions += 1
         self._last_victim = victim.id
         del self.running[victim.id]
-        self._ended_since = True
+        self._admission.left()
         self.waiting[victim.id] = victim
 
     def _make_way(self, now: float) -> None:
@@ -316,7 +297,7 @@ class Batcher:
             return False
         victim = max(yielding, key=least_urgent)
         del self.running[victim.id]
-        would_fit = self._holds_back(first, self._committed(), now) is None
+        would_fit = self._admission.holds_back(first, self._admission.committed(), now) is None
         self.running[victim.id] = victim
         if would_fit:  # otherwise the victim would go for nothing
             self.counts.yields += 1
@@ -333,9 +314,8 @@ class Batcher:
         if not free or not self.waiting:
             return False
         queue = sorted(self.waiting.values(), key=lambda s: urgency(s, now, self.config))
-        committed = self._commitment
-        if committed is None or self.counts.steps >= self._fresh_until:
-            committed = self._commit()
+        admission, steps = self._admission, self.counts.steps
+        committed = admission.commitment(steps)
         before = len(self.running)
         passed_over: dict[int, int] = {}
         short: Sequence | None = None
@@ -348,12 +328,12 @@ class Batcher:
             passed = passed_over.get(sequence.priority, 0)
             if passed > OVERTAKERS:
                 continue
-            if short is not None and passed_it is not None and not self._may_pass(sequence, short, passed_it):
+            if short is not None and passed_it is not None and not admission.may_pass(sequence, short, passed_it):
                 continue
-            why = self._holds_back(sequence, committed, now)
-            if why is Wait.MEMORY and self._ended_since:
-                committed = self._commit()
-                why = self._holds_back(sequence, committed, now)
+            why = admission.holds_back(sequence, committed, now)
+            if why is Wait.MEMORY and admission.freed:
+                committed = admission.commit(steps)
+                why = admission.holds_back(sequence, committed, now)
             if why is None and not self._enter(sequence, now):
                 why = Wait.MEMORY
             if why is None:
@@ -365,98 +345,9 @@ class Batcher:
             passed_over[sequence.priority] = passed + 1
             if why is Wait.MEMORY and short is None and aged(sequence, now, self.config):
                 short = sequence
-                passed_it = self._committed(after=short.arrived)
+                passed_it = admission.committed(after=short.arrived)
                 passed_it.add(short)
         return len(self.running) > before
-
-    def _may_pass(self, sequence: Sequence, short: Sequence, passed_it: Commitment) -> bool:
-        """True if a higher lane's sequence may pass an aged one that waits for memory: all that have passed it must
-        leave room for it, so that it fits when those before it have ended."""
-        if sequence.priority >= short.priority:
-            return False
-        return not passed_it.exceeds(sequence, (1.0 - self.config.headroom) * self.ledger.blocks)
-
-    def _holds_back(self, sequence: Sequence, committed: Commitment, now: float) -> Wait | None:
-        """Returns why a sequence may not be admitted; None: it may, if there is a slot."""
-        if not self.running:
-            return None
-        headroom, blocks = self.config.headroom, self.ledger.blocks
-        if committed.exceeds(sequence, (1.0 - headroom) * blocks, sequence.priority):
-            return Wait.MEMORY
-        # Less urgent sequences may take only a part of the headroom from this one.
-        if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks):
-            return Wait.MEMORY
-        old = aged(sequence, now, self.config)
-        long = self._to_prefill(sequence) > self.config.long_prompt_tokens
-        if long and self._long_before(sequence, old, now) >= self.config.long_prefills:
-            return Wait.TURN
-        # A sequence that has waited past its bound is admitted whatever neighbours the others accept.
-        if not old and not self._neighbourly(sequence):
-            return Wait.NEIGHBOUR
-        return Wait.TURN if self._prefix_is_coming(sequence, now) else None
-
-    def _long_before(self, sequence: Sequence, old: bool, now: float) -> int:
-        """Returns the number of long prompts being prefilled that a sequence has to wait for: those of its own lane and
-        of more urgent lanes; an aged sequence waits, of the latter, only for aged ones."""
-        long, priority = self.config.long_prompt_tokens, sequence.priority
-        return sum(
-            1
-            for s in self.running.values()
-            if s.priority <= priority
-            and s.pending > long
-            and (s.priority == priority or not old or aged(s, now, self.config))
-        )
-
-    def _commit(self) -> Commitment:
-        made = self._commitment = self._committed()
-        self._ended_since = False
-        self._fresh_until = self.counts.steps + FRESH_STEPS
-        return made
-
-    def _committed(self, after: float = float("-inf")) -> Commitment:
-        """Returns the predicted final memory need of the running sequences that arrived after `after`."""
-        made = Commitment(self._output, self.ledger.block_tokens, self.ledger.longest)
-        for sequence in self.running.values():
-            if sequence.arrived > after:
-                made.add(sequence)
-        return made
-
-    def _to_prefill(self, sequence: Sequence) -> int:
-        """Returns the tokens of a waiting sequence that would really have to be computed."""
-        if sequence.blob is not None or sequence.pending <= self.config.long_prompt_tokens:
-            return sequence.pending if sequence.blob is None else 0
-        return sequence.pending - self.ledger.match(sequence.chain) * self.ledger.block_tokens
-
-    def _predicted_len(self, sequence: Sequence) -> int:
-        return min(self.ledger.longest, sequence.prompt_len + self._output.of(sequence))
-
-    def _neighbourly(self, sequence: Sequence) -> bool:
-        """True if every sequence of the batch accepts the others' lengths. A sequence longer than the engine's own cap
-        is not protected by it, so long ones may share a batch."""
-
-        return all(self._accepts(sequence, s) and self._accepts(s, sequence) for s in self.running.values())
-
-    def _accepts(self, one: Sequence, other: Sequence) -> bool:
-        cap = one.longest_neighbour
-        if cap is None:
-            cap = self.config.longest_shared
-            if cap is None or self._predicted_len(one) > cap:
-                return True
-        return self._predicted_len(other) <= cap
-
-    def _prefix_is_coming(self, sequence: Sequence, now: float) -> bool:
-        """True if a sequence with an earlier turn is computing the very block that this one needs next: waiting shares
-        it."""
-        known = self.ledger.match(sequence.chain)
-        if known >= len(sequence.chain):
-            return False
-        end = (known + 1) * self.ledger.block_tokens
-        return any(
-            other.computed < end <= other.prompt_len
-            and other.chain[known] == sequence.chain[known]
-            and turn(other, now) < turn(sequence, now)
-            for other in self.running.values()
-        )
 
     def _enter(self, sequence: Sequence, now: float) -> bool:
         # Room for the whole prompt is taken at once, so that a prefill in progress is never short of memory.
@@ -477,40 +368,6 @@ class Batcher:
         self.running[sequence.id] = sequence
         del self.waiting[sequence.id]
         return True
-
-    # -- rows ---------------------------------------------------------------------------------------------
-
-    def _decode_row(self, sequence: Sequence, draft: tuple[int, ...]) -> Row:
-        assert sequence.slot is not None
-        return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
-
-    def _drafted(self, decodes: list[Sequence]) -> list[Row]:
-        """Returns rows with drafts where they are expected to pay, and now and then to find out."""
-        context = sum(sequence.computed + 1 for sequence in decodes)
-        rows = []
-        for sequence in decodes:
-            allowed = min(speculate.LONGEST_DRAFT, sequence.max_output - sequence.output_len - 1)
-            allowed = min(allowed, self.ledger.longest - len(sequence.tokens) - 1)
-
-            def step_s(drafted: int, length: int = sequence.computed) -> float:
-                shape = StepShape(drafted, len(decodes), context + drafted * length)
-                return self.step_time.predict(shape)
-
-            size = speculate.draft_length(sequence.acceptance, step_s, allowed)
-            if size == 0 and allowed > 0:
-                sequence.drafts_rested += 1
-                size = min(2, allowed) if sequence.drafts_rested > self.config.draft_rest else 0
-            draft = speculate.look_up(sequence.tokens, size) if size else ()
-            if draft:
-                sequence.drafts_rested = 0
-                assert sequence.slot is not None
-                room = self.ledger.grow(sequence.slot, len(sequence.tokens) + len(draft))
-                if isinstance(room, Short):
-                    draft = ()
-                else:
-                    self._moves += room
-            rows.append(self._decode_row(sequence, draft))
-        return rows
 
     def _repeat(self, rows: list[Row]) -> int:
         """Returns the number of equal steps until a sequence ends or memory runs short. While sequences wait, every

@@ -153,12 +153,8 @@ class Ledger:
         """Reserves blocks so that the slot's owner may have `length` tokens."""
         return self._make_room(slot, length)
 
-    def commit(self, slot: int, length: int, chain: list[bytes]) -> None:
-        """Records that the slot now really holds `length` tokens, whose full blocks hash to `chain`."""
-        self._publish(slot, chain, length)
-
-    def commit_all(self, sequences: Iterable[Sequence]) -> None:
-        """Records the computed tokens of all these sequences, as `commit` does."""
+    def commit(self, sequences: Iterable[Sequence]) -> None:
+        """Records that the slots of these sequences now really hold their computed tokens."""
         slots, size = self._slots, self.block_tokens
         for sequence in sequences:
             if sequence.slot is not None:

@@ -6,7 +6,11 @@ follow now. Guesses are verified in the same pass, so they change the speed and 
 
 from collections.abc import Callable
 
+from headgate.config.engine import BatchConfig
 from headgate.model.sequence import Sequence
+from headgate.model.step import Move, Row
+from headgate.policy.batching.blocks import Ledger, Short
+from headgate.policy.batching.estimate import StepShape, StepTime
 
 LONGEST_DRAFT = 8
 GAIN = 1.1
@@ -44,7 +48,43 @@ def draft_length(acceptance: float, step_s: Callable[[int], float], allowed: int
     return best
 
 
-def learn(sequence: Sequence, drafted: int, accepted: int) -> None:
+def learn_acceptance(sequence: Sequence, drafted: int, accepted: int) -> None:
     """Smooths the share of right guesses. A wrong guess ends the check, so it counts as one trial."""
     for right in [1.0] * accepted + [0.0] * (accepted < drafted):
         sequence.acceptance += 0.15 * (right - sequence.acceptance)
+
+
+def decode_row(sequence: Sequence, draft: tuple[int, ...] = ()) -> Row:
+    assert sequence.slot is not None
+    return Row(sequence, sequence.slot, sequence.computed, 1, True, draft)
+
+
+def drafted_rows(
+    decodes: list[Sequence], config: BatchConfig, ledger: Ledger, step_time: StepTime, moves: list[Move]
+) -> list[Row]:
+    """Returns rows with drafts where they are expected to pay, and now and then to find out. Appends to `moves` what
+    makes room for the drafts."""
+    context = sum(sequence.computed + 1 for sequence in decodes)
+    rows = []
+    for sequence in decodes:
+        allowed = min(LONGEST_DRAFT, sequence.max_output - sequence.output_len - 1)
+        allowed = min(allowed, ledger.longest - len(sequence.tokens) - 1)
+
+        def step_s(drafted: int, length: int = sequence.computed) -> float:
+            return step_time.predict(StepShape(drafted, len(decodes), context + drafted * length))
+
+        size = draft_length(sequence.acceptance, step_s, allowed)
+        if size == 0 and allowed > 0:
+            sequence.drafts_rested += 1
+            size = min(2, allowed) if sequence.drafts_rested > config.draft_rest else 0
+        draft = look_up(sequence.tokens, size) if size else ()
+        if draft:
+            sequence.drafts_rested = 0
+            assert sequence.slot is not None
+            room = ledger.grow(sequence.slot, len(sequence.tokens) + len(draft))
+            if isinstance(room, Short):
+                draft = ()
+            else:
+                moves += room
+        rows.append(decode_row(sequence, draft))
+    return rows
