@@ -1,21 +1,38 @@
 """The gateway and the simulator are drivers of the same policies: what goes into both comes out of both alike."""
 
 import hashlib
+import itertools
 import random
+import re
+from pathlib import Path
 from typing import Any
 
+import headgate
+from headgate.__main__ import EngineFlags
 from headgate.bench.asker import Asker, Asking
+from headgate.config.engine import EngineConfig
+from headgate.config.file import parse
 from headgate.config.gateway import ClassifyConfig, GatewayConfig, Tenant
+from headgate.engine.emulation import emulated_config, emulated_engine
+from headgate.engine.runner.profile_file import find
 from headgate.gateway.intake.accept import Accepted
+from headgate.machine.profile import Profile
 from headgate.model.clock import monotonic
 from headgate.model.request import Request
+from headgate.policy.batching.batch import Batcher
+from headgate.policy.compose import dispatcher_for
+from headgate.sim.fleet import Delays, SimGroup, dilated, fleet_from
+from headgate.sim.gateway import SimGateway
 from headgate.sim.intake import SimIntake
+from headgate.sim.replica import SteppedReplica
+from headgate.sim.world import World
 from headgate.wire.exchange import Exchange
 from headgate.wiring.gateway import build_gateway
 from headgate.workload.arrival import Arrival
 from tests.gateway.test_output import Connection
 from tests.wire.serving import live
 
+ROOT = Path(headgate.__file__).parent
 CHAT = "/v1/chat/completions"
 
 KEYS = {"shop": "shop-key", "night": "night-key"}
@@ -82,3 +99,49 @@ async def test_the_same_asks_become_the_same_requests_and_teach_the_same() -> No
             simulated.learn(request, arrival, *usage)
     assert seen == {"fast", "slow", "long", "batch"}
     await asker.close()
+
+
+# -- batchers ---------------------------------------------------------------------------------------------------
+
+
+def settings(batcher: Batcher) -> dict[str, Any]:
+    """All that a new Batcher is told."""
+    ledger, time = batcher.ledger, batcher.step_time
+    return {
+        "config": batcher.config,
+        "memory": (ledger.slots, ledger.slot_tokens, ledger.blocks, ledger.host_blocks, ledger.block_tokens),
+        "steps": tuple(time.coefficients),
+        "moves": (time.moves.save.token_s, time.moves.load.token_s, time.moves.copy.token_s),
+    }
+
+
+def emulated(profile: Profile, config: EngineConfig, dilation: float = 1.0) -> Batcher:
+    rng, sink = random.Random(1), lambda batch: None
+    engine, _ = emulated_engine(
+        profile, config, clock=monotonic, sink=sink, ids=itertools.count(1), rng=rng, dilation=dilation
+    )
+    return engine.batcher
+
+
+def simulated(member: SimGroup) -> Batcher:
+    world = World()
+    gateway = SimGateway(
+        world, dispatcher_for(GatewayConfig(), random.Random(1)), SimIntake(GatewayConfig()), Delays(), lambda *_: None
+    )
+    return SteppedReplica(world, gateway, "a", member, Delays(), None).batcher
+
+
+def test_one_config_makes_one_batcher_emulated_and_simulated() -> None:
+    profile = find("h100-llama3-8b")
+    assert settings(simulated(SimGroup(profile=profile))) == settings(emulated(profile, emulated_config(profile)))
+    config = parse("embedded: {longest_shared: 2048, step_limit_s: 0.07}", "x.yaml")
+    told = EngineFlags(longest_shared=2048, step_limit_ms=70).emulated(profile, 1.0)
+    found = simulated(fleet_from(config, profile).members[0])
+    assert settings(found) == settings(emulated(profile, told))
+    slow = EngineFlags().emulated(profile, 2.0)
+    assert settings(simulated(dilated(profile, 2.0))) == settings(emulated(profile, slow, 2.0))
+
+
+def test_one_module_makes_batchers() -> None:
+    making = [path for path in ROOT.rglob("*.py") if re.search(r"\b(Batcher|Ledger)\(", path.read_text("utf-8"))]
+    assert [path.relative_to(ROOT).as_posix() for path in making] == ["policy/compose.py"]

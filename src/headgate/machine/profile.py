@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from headgate.config.engine import BatchConfig
 from headgate.machine.step_features import StepFeatures
 from headgate.policy.batching.batch import Batcher
-from headgate.policy.batching.blocks import Ledger
-from headgate.policy.batching.estimate import StepTime
-from headgate.policy.batching.move_time import MoveTime
+from headgate.policy.compose import batcher_for
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 
@@ -200,19 +198,21 @@ class Profile:
         )
 
     def batcher(self, config: BatchConfig, dilation: float = 1.0) -> Batcher:
-        ledger = Ledger(
+        """The batcher of an engine on this machine, emulated or simulated."""
+        return batcher_for(
             slots=self.slots,
             slot_tokens=self.context,
-            blocks=self.kv_tokens // self.block_tokens,
-            host_blocks=self.host_tokens // self.block_tokens,
+            kv_tokens=self.kv_tokens,
+            host_tokens=self.host_tokens,
             block_tokens=self.block_tokens,
+            batch=config,
+            step_s=self._prior(dilation),
+            move_s=(
+                self._bytes_s(1, self.save_bytes_per_s) * dilation,
+                self._bytes_s(1, self.load_bytes_per_s) * dilation,
+                self._bytes_s(1, self.copy_bytes_per_s) * dilation,
+            ),
         )
-        moves = MoveTime(
-            self._bytes_s(1, self.save_bytes_per_s) * dilation,
-            self._bytes_s(1, self.load_bytes_per_s) * dilation,
-            self._bytes_s(1, self.copy_bytes_per_s) * dilation,
-        )
-        return Batcher(config, ledger, StepTime(self._prior(dilation), moves))
 
     def _prior(self, dilation: float) -> tuple[float, float, float, float]:
         """The starting point of the Batcher's own estimate, which has one context term for prefill and decode. The

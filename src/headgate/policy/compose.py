@@ -53,21 +53,25 @@ def batcher_for(
     slot_tokens: int,
     kv_tokens: int | None = None,
     host_tokens: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
     batch: BatchConfig | None = None,
-    move_token_s: float = 0.0,
+    step_s: tuple[float, float, float, float] | None = None,
+    move_s: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> Batcher:
-    """Builds an engine's batcher. `kv_tokens` None: all that the slots hold. `host_tokens` None: half of what the slots
-    hold. `move_token_s`: seconds assumed for moving the KV of a token, before any is moved."""
+    """Builds the batcher of every engine: real, emulated and simulated. `kv_tokens` None: all that the slots hold.
+    `host_tokens` None: half of what the slots hold. `step_s`: the first values of StepTime's coefficients; None: the
+    defaults. `move_s`: seconds assumed for saving, loading and copying the KV of a token, before any is moved."""
     physical = slots * slot_tokens
     ledger = Ledger(
         slots=slots,
         slot_tokens=slot_tokens,
-        blocks=(physical if kv_tokens is None else kv_tokens) // BLOCK_TOKENS,
-        host_blocks=host_tokens_of(slots, slot_tokens, host_tokens) // BLOCK_TOKENS,
-        block_tokens=BLOCK_TOKENS,
+        blocks=(physical if kv_tokens is None else kv_tokens) // block_tokens,
+        host_blocks=host_tokens_of(slots, slot_tokens, host_tokens) // block_tokens,
+        block_tokens=block_tokens,
     )
-    moves = MoveTime(move_token_s, move_token_s, move_token_s)
-    return Batcher(batch or BatchConfig(), ledger, StepTime(moves=moves))
+    moves = MoveTime(*move_s)
+    step_time = StepTime(moves=moves) if step_s is None else StepTime(step_s, moves)
+    return Batcher(batch or BatchConfig(), ledger, step_time)
 
 
 def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int:

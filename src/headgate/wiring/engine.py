@@ -189,13 +189,14 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     server.compile_aside(runner.grammars, library().path)
     server.record_phase("weights", loaded - began)
     server.record_phase("KV", clock() - loaded)
+    move_s = runner.bytes_per_token / MOVED_BYTES_PER_S
     batcher = batcher_for(
         slots=config.slots,
         slot_tokens=runner.slot_tokens,
         kv_tokens=config.kv_tokens,
         host_tokens=config.host_tokens,
         batch=config.batch,
-        move_token_s=runner.bytes_per_token / MOVED_BYTES_PER_S,
+        move_s=(move_s, move_s, move_s),
     )
     engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
     rng = random.Random(os.urandom(16))
