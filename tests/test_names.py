@@ -1,5 +1,5 @@
-"""The tree keeps the rules that a reader relies on: one class for each name, and rooms of a size that can be seen at
-once."""
+"""The tree keeps the rules that a reader relies on: one class for each name, and rooms, files,
+functions and constructors of a size that can be seen at once."""
 
 import ast
 import re
@@ -89,3 +89,88 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
     with_fleet = [name for _, name in rows if name.split(".")[0] in FLEET_OWNERS]
     counts = f"**{len(rows) - len(with_fleet)} with a fixed list of replicas, {len(rows)} with a fleet of processes.**"
     assert counts in text
+
+
+TOO_LONG_FILES = """
+config/file.py
+engine/server.py
+gateway/answer/relay.py
+gateway/gateway.py
+policy/dispatch/dispatcher.py
+policy/replicas/health.py
+policy/scaling/scale.py
+sim/service.py
+wire/protocol.py
+wire/websocket.py
+"""
+"""Modules above MAX_FILE_LINES today. One that no longer is has to go from the list; none may be added."""
+TOO_LONG_FUNCTIONS = """
+__main__.py serve
+cli/load.py run
+cli/simulate.py plan
+cli/simulate.py simulate
+cli/tune.py tune
+export/nginx.py nginx
+gateway/answer/relay.py Relay.__init__
+gateway/gateway.py Gateway._close
+gateway/intake/accept.py Acceptor.accept
+measure/series.py Series.take
+surface/instruments.py Instruments.__init__
+wiring/gateway.py _serve_gateway
+"""
+"""Functions above MAX_FUNCTION_LINES today."""
+TOO_MANY_PARAMETERS = """
+gateway/answer/relay.py Relay.__init__
+gateway/intake/accept.py Accepted.__init__
+policy/dispatch/dispatcher.py Dispatcher.__init__
+"""
+"""Constructors above MAX_PARAMETERS today."""
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 9
+
+
+def _defined(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
+    """Every class and function below a node, with its qualified name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield (name := f"{inside}{child.name}"), child
+            yield from _defined(child, f"{name}.")
+        else:
+            yield from _defined(child, inside)
+
+
+def _lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+def _parameters(node: ast.AST) -> int:
+    """Arguments that a constructor takes, or that the one of a dataclass requires. Zero for values: frozen dataclasses,
+    and constructors that only set Final attributes."""
+    if isinstance(node, ast.ClassDef):
+        made = [ast.unparse(decorator) for decorator in node.decorator_list]
+        if not any("dataclass" in each and "frozen=True" not in each for each in made):
+            return 0
+        return sum(isinstance(field, ast.AnnAssign) and field.value is None for field in node.body)
+    if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+        if all(": Final = " in (line := ast.unparse(each)) or line.startswith(("'", '"')) for each in node.body):
+            return 0
+        return len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs) - 1
+    return 0
+
+
+def test_files_functions_and_constructors_are_small_but_for_a_list_that_shrinks() -> None:
+    files, functions, constructors = [], [], []
+    for path in MODULES:
+        module, text = str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > MAX_FILE_LINES:
+            files.append(module)
+        for name, node in _defined(ast.parse(text), f"{module} "):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _lines(node) > MAX_FUNCTION_LINES:
+                functions.append(name)
+            if _parameters(node) > MAX_PARAMETERS:
+                constructors.append(name)
+    # Split what is too long rather than add it; delete the line of what no longer is.
+    assert sorted(files) == TOO_LONG_FILES.strip().splitlines()
+    assert sorted(functions) == TOO_LONG_FUNCTIONS.strip().splitlines()
+    assert sorted(constructors) == TOO_MANY_PARAMETERS.strip().splitlines()
