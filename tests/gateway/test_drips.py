@@ -161,7 +161,6 @@ def chunk(**choice: Any) -> bytes:
 
 ODD = {
     "two kinds of index": token("a") + chunk(index="1", delta={"content": "b"}),
-    "null index": token("a") + chunk(index=None, delta={"content": "b"}),
     "index below 0": chunk(index=-1, delta={}),
     "index past all": chunk(index=4096, delta={}),
     "a fraction": chunk(index=0.5, delta={}),
@@ -173,11 +172,8 @@ ODD = {
     "calls are a text": chunk(delta={"tool_calls": "ab"}),
     "a call is a number": chunk(delta={"tool_calls": [1]}),
     "a call's index past all": chunk(delta={"tool_calls": [{"index": 4096}]}),
-    "object is a list": event(b'{"object":[],"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
-    "object is an object": event(b'{"object":{},"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
     "choices are a text": event(b'{"choices":"ab"}'),
     "choices are an object": event(b'{"choices":{"a":1}}'),
-    "object is a number": event(b'{"object":0,"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'),
     "delta is an empty text after one": token("a") + chunk(delta=""),
     "no object": event(b"[1]"),
 }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.gateway.answer.gather import GatheredAnswer
+from headgate.gateway.answer.gathered import GatheredAnswer
 from headgate.replica.openai import decode_event
 
 HEAD = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -61,15 +61,15 @@ def test_most_events_of_a_stream_are_not_read_one_by_one(monkeypatch: pytest.Mon
         read.append(data)
         return decode_event(data)
 
-    monkeypatch.setattr("headgate.gateway.answer.gather.decode_event", counted)
+    monkeypatch.setattr("headgate.gateway.answer.gathered.decode_event", counted)
     words = [f" word{number}" for number in range(100)]
     events = [event({"delta": {"role": "assistant", "content": ""}})]
     events += [event({"delta": {"content": word}}) for word in words]
     events.append(event({"delta": {}, "finish_reason": "stop"}))
     body, told = gathered(events)
     assert body["choices"][0]["message"]["content"] == "".join(words)
-    assert told == 102
-    assert len(read) == 4  # who speaks, the first token, the other 99, and why it ends
+    assert told == 100
+    assert len(read) == 5  # who speaks, the first token and a trial of its bytes, the other 99, and why it ends
 
 
 @pytest.mark.parametrize("text", [b"\x01", b"\xff", b"\\x", b"\\u12"])

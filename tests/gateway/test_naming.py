@@ -138,3 +138,17 @@ def test_an_engine_that_goes_on_in_other_bytes_is_understood() -> None:
     assert naming.told(b'{"model": "m"}') == b'{"model":"a"}'
     assert naming.told(b'{"model":"m"}') == b'{"model":"a"}'
     assert naming.told(b'{"model":"other"}') == b'{"model":"a"}'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"model":"secret","response":5}',
+        b'{"about":{"model":"secret"},"model":"secret"}',
+        b'{"response":[],"model" : "secret"}',
+        b'{"response":{"model":"secret"},"model":"secret"}',
+    ],
+)
+def test_the_engines_own_name_shows_nowhere_whatever_is_beside_it(said: bytes) -> None:
+    assert b"secret" not in Naming("public").told(said)
+    assert b"public" in Naming("public").told(said)

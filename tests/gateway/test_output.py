@@ -13,8 +13,9 @@ import pytest
 
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.output import TASKS, OutputConfig, TaskConfig
-from headgate.gateway.answer.bounded import Bounded, may_outlast
-from headgate.gateway.answer.gather import Gather, GatheredAnswer
+from headgate.gateway.answer.bounded import Bounded, may_outlast, told_whole
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.gathered import GatheredAnswer
 from headgate.gateway.answer.output import text_of
 from headgate.gateway.answer.relay import Relay
 from headgate.gateway.intake.accept import Accepted, Acceptor
@@ -139,6 +140,21 @@ def test_an_answer_that_keeps_its_lanes_promise_and_ends_in_time_is_asked_for_as
     assert fast.generation_s is not None
     most = int(fast.generation_s / fast.gap_target_s)
     assert (may_outlast(most, fast), may_outlast(most + 1, fast), may_outlast(None, fast)) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "whole"),
+    [
+        ({"best_of": 3}, True),
+        ({"num_beams": 2}, True),
+        ({"use_beam_search": True}, True),
+        ({"best_of": 1, "use_beam_search": False}, False),
+        ({"best_of": None, "echo": True, "n": 2}, False),
+    ],
+)
+def test_the_best_of_several_is_not_asked_for_as_a_stream(asked: dict[str, Any], whole: bool) -> None:
+    """Engines refuse that with a 400, although the client did not ask to stream."""
+    assert told_whole(asked) is whole
 
 
 # -- what an event says ----------------------------------------------------------------------------------------
@@ -396,7 +412,7 @@ def test_calls_choices_and_logprobs_grow_each_where_it_belongs() -> None:
 
 
 def test_text_completions_are_gathered_too() -> None:
-    whole_ = GatheredAnswer()
+    whole_ = GatheredAnswer(chat=False)
     for text in ("a", "b"):
         whole_.add(json.dumps({"object": "text_completion", "choices": [{"index": 0, "text": text}]}).encode())
     body = json.loads(whole_.body("time", "length", 1))

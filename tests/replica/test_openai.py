@@ -143,3 +143,10 @@ def test_what_is_no_number_is_null_and_what_is_cut_off_is_nothing() -> None:
     for flawed in (b'{"timings":', b"\xff", b"[" * 5000):
         with pytest.raises(msgspec.DecodeError):
             decode_event(flawed)
+
+
+def test_what_the_gateway_has_estimated_is_not_read_as_if_a_replica_had_counted() -> None:
+    """It was learned from: the estimate confirmed itself."""
+    counts = b'"usage":{"prompt_tokens":7,"completion_tokens":2},"headgate_usage":"estimated"'
+    assert read_answer(b'{"choices":[{}],' + counts + b"}", "choices") == ("", None)
+    assert read_usage(b'{"choices":[],' + counts + b"}") == (None, True)

@@ -89,3 +89,10 @@ def test_the_limit_is_for_one_event_and_not_for_a_stream() -> None:
     for part in [b"data: " + b"x" * 60, b"\n\n", b": " + b"y" * 70, b"\n", b"data: z\n\n" * 50]:
         splitter.feed(part)
     assert splitter.feed(b"data: a\n\n") == [b"a"]
+
+
+@pytest.mark.parametrize("size", [1, 4, 99])
+def test_a_byte_order_mark_before_the_first_event_is_no_part_of_it(size: int) -> None:
+    said = b"\xef\xbb\xbfdata: a\n\ndata: b\n\n"
+    splitter = EventSplitter()
+    assert [one for at in range(0, len(said), size) for one in splitter.feed(said[at : at + size])] == [b"a", b"b"]

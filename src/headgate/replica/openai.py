@@ -42,7 +42,8 @@ FULL: Final = (429, 503)
 
 
 def read_usage(data: bytes) -> tuple[Usage | None, bool]:
-    """The usage that an event or a body reports, and whether it reports nothing else (`choices` is empty)."""
+    """The usage that an event or a body reports, and whether it reports nothing else (`choices` is empty). An estimate
+    of the gateway itself is None."""
     try:
         answer = decode_answer(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -51,12 +52,13 @@ def read_usage(data: bytes) -> tuple[Usage | None, bool]:
     if found is None and answer.response is not None:
         found = answer.response.usage
     usage = None if found is None else _usage(found, answer.timings, answer.metrics)
-    return usage, usage is not None and answer.choices == []
+    counted = answer.headgate_usage is NOTHING
+    return usage if counted else None, usage is not None and answer.choices == []
 
 
 def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
     """The flaw of a whole answer, as `flaw_in` describes it, and the usage that the answer reports, from one
-    decoding."""
+    decoding; None if the gateway itself has estimated it."""
     try:
         if not body.isascii():
             body.decode()
@@ -64,7 +66,9 @@ def read_answer(body: bytes, wanted: str) -> tuple[str, Usage | None]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return flaw_in(body, wanted), None  # the usage may be its only flaw
     flaw = _flaw(whole, body, wanted)
-    return flaw, None if flaw or whole.usage is None else _usage(whole.usage, whole.timings, whole.metrics)
+    if flaw or whole.usage is None or whole.headgate_usage is not NOTHING:
+        return flaw, None
+    return flaw, _usage(whole.usage, whole.timings, whole.metrics)
 
 
 def read_mended(body: bytes, wanted: str) -> tuple[bytes, str, Usage | None]:

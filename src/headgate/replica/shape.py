@@ -44,6 +44,8 @@ class UsageEvent(msgspec.Struct, gc=False):
     there. Not `| None`, with which msgspec accepts nothing but null."""
     metrics: msgspec.Raw = NOTHING
     """From vLLM with --enable-per-request-metrics; decoded in the same way."""
+    headgate_usage: msgspec.Raw = NOTHING
+    """Present where the gateway itself has estimated the usage: nothing can be learned from that."""
     response: Response | None = None
     """The object that an event of /v1/responses is about."""
 
@@ -83,6 +85,7 @@ class WholeAnswer(AnswerParts, gc=False):
     usage: AnswerUsage | None = None
     timings: msgspec.Raw = NOTHING
     metrics: msgspec.Raw = NOTHING
+    headgate_usage: msgspec.Raw = NOTHING
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode

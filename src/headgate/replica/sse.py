@@ -4,7 +4,12 @@ Sans I/O: bytes in, the payloads of complete events out. A payload is an event's
 other fields are dropped, and so is an event that its stream does not complete.
 """
 
+from typing import Final
+
 from headgate.model.errors import ReplicaFailed
+
+BOM_DATA: Final = b"\xef\xbb\xbfdata"
+"""The field name after a byte order mark, which may stand at the beginning of a stream."""
 
 
 class EventSplitter:
@@ -69,7 +74,7 @@ class EventSplitter:
 
     def _take_field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
-        if name == b"data":
+        if name == b"data" or name == BOM_DATA:
             value = value.removeprefix(b" ")
             self._data.append(value)
             self._data_bytes += len(value) + 1

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.answer.gather import MOST_CHOICES, Gather
+from headgate.gateway.answer.gather import Gather
+from headgate.gateway.answer.gathered import MOST_CHOICES
 from headgate.gateway.answer.output import DONE, REPETITION, plain, text_of
 from headgate.gateway.answer.relay import NONE_ENDED, Relay
 from headgate.gateway.answer.repeats import Repeats
@@ -27,11 +28,14 @@ from headgate.replica.openai import decode_event
 
 TOLD_WHOLE: Final = (
     "tools", "functions", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "return_token_ids", "audio",
-    "modalities", "return_hidden_states",
+    "modalities", "return_hidden_states", "use_beam_search",
 )  # fmt: skip
+SEARCHES: Final = ("best_of", "beam_width", "num_beams")
+"""Numbers of sequences of which the engine gives the best: it knows them only at the end, and refuses to stream."""
 SHORT: Final = 64
 """Maximum tokens of an unstreamed answer that is not watched: repetition can hardly be detected in fewer tokens, ending
 it would save next to nothing, and reading along costs more than the answer itself."""
+TEXT: Final = "/v1/completions"
 _FINISH: Final = b'"finish_reason"'
 _NO_FINISH: Final = b'"finish_reason":null'
 _NO_FINISH_SPACED: Final = b'"finish_reason": null'
@@ -54,7 +58,8 @@ def bounded(
     watched = watched and (tokens is None or tokens > SHORT)
     if (watched or may_outlast(tokens, lane)) and not told_whole(accepted.body):
         detector = Detector(allowance.runaway) if watched else None
-        return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock)
+        shape = (request.choices, accepted.path != TEXT, request.model)
+        return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock, *shape)
     return None
 
 
@@ -83,7 +88,7 @@ def told_whole(body: dict[str, Any]) -> bool:
         value = body.get(name)
         if value is not None and value is not False and value != [] and value != {}:
             return True
-    return False
+    return any(isinstance(count := body.get(name), int) and count > 1 for name in SEARCHES)
 
 
 class Along:

@@ -14,18 +14,15 @@ _SAID: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 """Never matches within a text: there the quotes are escaped."""
 
 
-class _Inner(msgspec.Struct):
-    model: str | None = None
+class _Named(msgspec.Struct):
+    """An event or a whole answer; in events of /v1/responses the model is one level down. Raw: an engine may write
+    anything there."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    response: msgspec.Raw = msgspec.Raw()
 
 
-class _Outer(msgspec.Struct):
-    """An event or a whole answer; in events of /v1/responses the model is one level down."""
-
-    model: str | None = None
-    response: _Inner | None = None
-
-
-_read = msgspec.json.Decoder(_Outer).decode
+_read = msgspec.json.Decoder(_Named).decode
 
 
 class Naming:
@@ -48,19 +45,19 @@ class Naming:
             self._found = _written(data)
             if not self._found:
                 return data
-        return data.replace(self._found, self._said, 1)
+        return data.replace(self._found, self._said)  # wherever the engine writes it
 
 
 def _written(data: bytes) -> bytes:
     """The bytes that hold the model name in `data`; empty: there is none."""
     try:
         said = _read(data)
+        if bytes(said.response)[:1] == b"{":
+            said = _read(said.response)
+        name = bytes(said.model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return b""
-    name = said.model if said.response is None else said.response.model
-    if name is None:
-        return b""
     for found in _SAID.finditer(data):
-        if msgspec.json.decode(found[1]) == name:
+        if found[1] == name:
             return found[0]
     return b""
