@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOT = {
     "explain": "neighbours",
     "gateway": "account gateway",
-    "gateway/answer": "backlog bounded continuation output relay repeats",
+    "gateway/answer": "backlog bounded output relay repeats transcript",
     "gateway/intake": "accept asks identity prompt",
     "machine": "step_features",
     "measure": "evidence figures histogram little series tenants windows",

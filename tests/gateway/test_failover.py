@@ -13,11 +13,11 @@ import pytest
 from openai import OpenAI
 
 from headgate.gateway.answer.bounded import still_bounded
-from headgate.gateway.answer.continuation import Continuation, can_go_on, has_ended, rest_of, text_said
-from headgate.gateway.answer.relay import MOST_KEPT
+from headgate.gateway.answer.transcript import MOST_KEPT, Continuation, has_ended, rest_of, text_said
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.policy.answers.output import Allowance
+from headgate.replica.dialects import can_continue
 from tests.engine.process import ask, headgate
 from tests.gateway.scene import DONE, USAGE, payloads, scene
 from tests.replica.engine import END, STREAM, event, token
@@ -73,7 +73,7 @@ def test_what_was_said_counts_as_output_and_not_as_prompt() -> None:
     ],
 )
 def test_only_what_nobody_would_notice_is_gone_on_with(path: str, body: dict[str, Any], can: bool) -> None:
-    assert can_go_on(path, body) is can
+    assert can_continue(path, body) is can
 
 
 def test_text_is_read_back_from_how_it_was_spelled() -> None:
@@ -111,13 +111,13 @@ async def test_a_stream_that_breaks_off_waits_and_is_gone_on_with() -> None:
         broken: list[ServeError] = []
         on.gate.goes_on = broken.append
         client, talk = await on.asking()
-        on.gate.relays[0].said = bytearray()
+        on.gate.relays[0].transcript.keep()
         talk.send(STREAM + event(FIRST) + token(" two"))
         talk.close()
         await until(lambda: broken)
         relay = on.gate.relays[0]
         assert not relay.over
-        assert relay.said == bytearray(b"One\n two\n")
+        assert relay.transcript.said == bytearray(b"One\n two\n")
         relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         second = await on.replica.asked()
         second.send(STREAM + token(" three") + DONE + END)
@@ -140,7 +140,7 @@ async def test_each_that_dies_or_stalls_is_gone_on_after() -> None:
         on.gate.goes_on = broken.append
         client, talk = await on.asking()
         relay = on.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(STREAM + event(FIRST))
         for number, word in enumerate((" two", " three", " four"), 1):
             await until(partial(_as_many, broken, number))
@@ -161,7 +161,7 @@ async def test_whoever_goes_on_may_take_as_long_to_begin_as_anybody() -> None:
         on.gate.goes_on = broken.append
         client, talk = await on.asking()
         relay = on.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(STREAM + event(FIRST))
         talk.close()
         await until(lambda: broken)
@@ -182,7 +182,7 @@ async def test_a_stream_that_had_said_why_it_ends_is_ended_here(counted: bool) -
         on.gate.goes_on = lambda error: pytest.fail("nothing is missing")
         on.gate.wants_usage = True
         client, talk = await on.asking()
-        on.gate.relays[0].said = bytearray()
+        on.gate.relays[0].transcript.keep()
         end = event(b'{"id":"a","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
         talk.send(STREAM + event(FIRST) + end + (USAGE if counted else b""))
         talk.close()
@@ -203,7 +203,7 @@ async def test_what_was_repeated_before_it_broke_off_counts_afterwards() -> None
         on.gate.goes_on = broken.append
         client, talk = await on.asking()
         relay = on.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(STREAM + event(FIRST) + 3 * token(again))
         talk.close()
         await until(lambda: broken)
@@ -222,7 +222,7 @@ async def test_a_client_that_leaves_while_it_waits_ends_it() -> None:
         broken: list[ServeError] = []
         on.gate.goes_on = broken.append
         client, talk = await on.asking()
-        on.gate.relays[0].said = bytearray()
+        on.gate.relays[0].transcript.keep()
         talk.send(STREAM + event(FIRST))
         talk.close()
         await until(lambda: broken)
@@ -235,9 +235,9 @@ async def test_what_is_too_long_to_be_kept_ends_with_an_error() -> None:
     async with scene() as on:
         on.gate.goes_on = lambda error: pytest.fail("nobody could go on")
         client, talk = await on.asking()
-        on.gate.relays[0].said = bytearray()
+        on.gate.relays[0].transcript.keep()
         talk.send(STREAM + token("x" * (MOST_KEPT + 1)))
-        await until(lambda: on.gate.relays[0].said is None)
+        await until(lambda: on.gate.relays[0].transcript.said is None)
         talk.close()
         assert b'"error"' in (await client.answer()).body
         assert (await on.gate.ended.get()).outcome.value == "replica_failed"

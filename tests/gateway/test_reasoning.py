@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from headgate.gateway.answer.output import content_of, speaks, thinks
-from headgate.gateway.answer.relay import MOST_HELD, MOST_KEPT
+from headgate.gateway.answer.relay import MOST_HELD
+from headgate.gateway.answer.transcript import MOST_KEPT
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.policy.rollout.verdict import VersionSample
@@ -45,7 +46,7 @@ async def test_a_stream_in_which_a_model_thought_ends_with_an_explicit_error(how
     async with scene() as it:
         it.gate.goes_on = lambda error: pytest.fail("it would think again, or its thoughts would become its answer")
         client, talk = await it.asking()
-        it.gate.relays[0].said = bytearray()
+        it.gate.relays[0].transcript.keep()
         talk.send(STREAM + event(ROLE) + b"".join(map(event, THOUGHTS[how])))
         talk.close()
         events = payloads(await client.answer())
@@ -61,11 +62,11 @@ async def test_what_was_thought_is_never_kept_as_text() -> None:
     async with scene() as it:
         client, talk = await it.asking()
         relay = it.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(STREAM + event(chunk(reasoning_content="Let me")) + token("Four") + DONE + END)
         await client.answer()
         await it.gate.ended.get()
-        assert b"Let me" not in relay.said
+        assert b"Let me" not in bytes(relay.transcript.said or b"")
 
 
 @live
@@ -75,7 +76,7 @@ async def test_an_answer_that_only_speaks_of_reasoning_is_gone_on_with() -> None
         it.gate.goes_on = broken.append
         client, talk = await it.asking()
         relay = it.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(
             STREAM
             + event(chunk(content='A "reasoning', reasoning_content=None))
@@ -83,7 +84,7 @@ async def test_an_answer_that_only_speaks_of_reasoning_is_gone_on_with() -> None
         )
         talk.close()
         await until(lambda: broken)
-        assert bytes(relay.said).replace(b"\n", b"") == rb"A \"reasoning is \"reasoning\""
+        assert bytes(relay.transcript.said or b"").replace(b"\n", b"") == rb"A \"reasoning is \"reasoning\""
         relay.go_on(it.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         talk = await it.replica.asked()
         talk.send(STREAM + event(ROLE) + token(".") + DONE + END)
@@ -98,7 +99,7 @@ async def test_a_second_replica_that_begins_to_think_in_the_middle_of_an_answer_
         it.gate.goes_on = broken.append
         client, talk = await it.asking()
         relay = it.gate.relays[0]
-        relay.said = bytearray()
+        relay.transcript.keep()
         talk.send(STREAM + token("Four"))
         talk.close()
         await until(lambda: broken)

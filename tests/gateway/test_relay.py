@@ -2,11 +2,12 @@
 
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 
 from headgate.gateway.answer.relay import Relay
-from headgate.model.errors import NotReady
+from headgate.model.errors import NotReady, ServeError
 from headgate.model.outcome import Outcome
 from tests.gateway.scene import DONE, USAGE, content, payloads, scene
 from tests.replica.engine import END, STREAM, chunk, event, token, whole
@@ -256,3 +257,21 @@ async def test_a_finished_relay_needs_no_garbage_collector() -> None:
             await asyncio.sleep(0.01)
         else:
             pytest.fail("only the garbage collector could free it")
+
+
+@live
+async def test_a_stream_that_succeeds_makes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    new = ServeError.__init__
+
+    def noted(self: ServeError, *arguments: Any, **named: Any) -> None:
+        made.append(type(self).__name__)
+        new(self, *arguments, **named)
+
+    monkeypatch.setattr(ServeError, "__init__", noted)
+    async with scene() as it:
+        client, talk = await it.asking()
+        talk.send(STREAM + token("One") + DONE + END)
+        assert payloads(await client.answer())[-1] == b"[DONE]"
+        assert (await it.gate.ended.get()).outcome is Outcome.COMPLETED
+    assert made == []

@@ -16,10 +16,10 @@ import msgspec
 
 from headgate.gateway.account import NO_LANE, Account
 from headgate.gateway.answer.bounded import bounded, still_bounded
-from headgate.gateway.answer.continuation import rest_of
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.output import TIMINGS, answer_headers, bounds_told, closing, generation_s
 from headgate.gateway.answer.relay import COMPLETED, NONE_ENDED, Relay, RelayLimits, Summary
+from headgate.gateway.answer.transcript import rest_of
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.abilities import RESPONSES, Abilities
 from headgate.gateway.intake.accept import Accepted, Acceptor
@@ -469,7 +469,7 @@ class Gateway:
             WANTED.get(accepted.path, "choices"),
         )
         if request.stream and request.choices == 1 and accepted.can_go_on:
-            relay.said = bytearray()
+            relay.transcript.keep()
         head = self._head(ticket, place)
         body = self._body(ticket, accepted, place, lane)
         if allowance is not None and (not own or (request.stream and request.choices > 1)):
@@ -560,7 +560,7 @@ class Gateway:
     def _go_on(self, ticket: Ticket, relay: Relay, replica_id: ReplicaId) -> None:
         """Asks a replica for the rest of a stream that broke off."""
         place, accepted = self._places[replica_id], ticket.accepted
-        said, kind = relay.said, place.replica.kind
+        said, kind = relay.transcript.said, place.replica.kind
         rest = None if said is None else rest_of(kind, accepted.path, accepted.whole(), said, relay.events)
         if rest is None:
             relay.fail(ReplicaFailed("the replica broke off, and no other can go on after what it had said"))

@@ -213,19 +213,37 @@ def session_line(dialect: Dialect, session: str) -> bytes:
 # -- going on with a reply --------------------------------------------------------------------------------
 
 
+def can_continue(path: str, body: dict[str, Any]) -> bool:
+    """Whether some kind of replica could continue a stream of this request: Headgate's engine can continue whatever any
+    other kind can. Asked for every stream, so nothing is built."""
+    if not _alone(body):
+        return False
+    if path.endswith("/chat/completions"):
+        return True
+    if not path.endswith("/completions"):
+        return False
+    prompt = body.get("prompt")
+    return isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(token, int) for token in prompt))
+
+
+def _alone(body: dict[str, Any]) -> bool:
+    """Whether a body asks for one choice of plain text: of several choices only one is known, and a tool call would
+    begin again."""
+    return (body.get("n") or 1) == 1 and not body.get("tools") and not body.get("functions")
+
+
 def continued(
     kind: str | None, path: str, body: dict[str, Any], said: str, tokens: int, pieces: Sequence[str] = ()
 ) -> dict[str, Any] | None:
     """The body with which another replica continues after `said`, which was `tokens` tokens long and came in `pieces`.
-    None: that kind can't continue it, or the client would notice: a tool call would begin again, with most engines a
-    grammar too, and of several choices only one is known. For streams only: of a whole answer the client has seen
-    nothing yet, and llama.cpp's repeats what was said."""
-    if (body.get("n") or 1) != 1 or any(body.get(name) for name in ("tools", "functions")):
-        return None
+    None: that kind can't continue it, or the client would notice: a tool call would begin again, and with most engines
+    a grammar too. For streams only: of a whole answer the client has seen nothing yet, and llama.cpp's repeats what was
+    said."""
     dialect = DIALECTS.get(kind or "", PLAIN)
     if dialect.kind == "headgate":
-        return _own(path, body, pieces or (said,))
-    if body.get("response_format"):
+        # It turns the pieces into exactly the tokens that were said, and counts them itself.
+        return {**body, "continued": list(pieces or (said,))} if can_continue(path, body) else None
+    if not _alone(body) or body.get("response_format"):
         return None
     going: dict[str, Any] | None
     if path.endswith("/chat/completions"):
@@ -239,18 +257,6 @@ def continued(
             if isinstance(going.get(name), int):
                 going[name] = max(1, going[name] - tokens)
     return going
-
-
-def _own(path: str, body: dict[str, Any], pieces: Sequence[str]) -> dict[str, Any] | None:
-    """Headgate's engine turns the pieces into exactly the tokens that were said, and counts them itself."""
-    prompt = body.get("prompt")
-    if path.endswith("/chat/completions"):
-        one = True
-    elif path.endswith("/completions"):
-        one = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(token, int) for token in prompt))
-    else:
-        one = False
-    return {**body, "continued": list(pieces)} if one else None
 
 
 def _chat(dialect: Dialect, body: dict[str, Any], said: str) -> dict[str, Any] | None:

@@ -263,8 +263,8 @@ class Exchange:
             data = self.renames.told(data)
         if self.voice is not None:
             return self._chunk(self.voice.event(data))
-        # Not `in`: on bytes that first raises and catches a TypeError, a quarter of a microsecond each.
-        if data.find(b"\n") >= 0 or data.find(b"\r") >= 0:  # else the rest could pose as a field or event
+        # Numbers, since `in` with bytes first raises and catches a TypeError; `find` takes longer than `in` as well.
+        if 10 in data or 13 in data:  # a line end: else the rest could pose as a field or event
             data = _LINE_END.sub(b"\ndata: ", data)
         if self._plain:
             return b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data)

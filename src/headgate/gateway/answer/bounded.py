@@ -68,7 +68,7 @@ def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
     if allowance.runaway == "off":
         return relay
     detector = Detector(allowance.runaway)
-    for piece in bytes(relay.said or b"").split(b"\n"):
+    for piece in bytes(relay.transcript.said or b"").split(b"\n"):
         detector.hear(plain(piece))
     return Bounded(relay, detector)
 

@@ -14,8 +14,8 @@ from math import inf
 from typing import Final, Protocol
 
 from headgate.gateway.answer.backlog import Backlog, RelayLimits
-from headgate.gateway.answer.continuation import Continuation, has_ended
-from headgate.gateway.answer.output import REASONING, content_of, speaks, text_of, thinks
+from headgate.gateway.answer.output import speaks, thinks
+from headgate.gateway.answer.transcript import MOST_KEPT, Continuation, Transcript
 from headgate.model.clock import Clock
 from headgate.model.errors import (
     InvalidRequest,
@@ -67,9 +67,6 @@ _CLIENT_FAULTS: dict[int, Outcome] = {
     501: Outcome.INVALID,
 }
 """Statuses that any other replica would give too. The other 4xx are between the gateway and the replica."""
-MOST_KEPT: Final = 64 * 1024
-"""Maximum bytes of a stream's text that are kept, so that another replica can continue it. A longer stream ends with an
-error if its replica fails."""
 MOST_HELD: Final = 16
 """Maximum events without a token that are held back before the first token. Further ones are left out: they add
 nothing."""
@@ -192,13 +189,11 @@ class Relay:
     __slots__ = (
         "_asked_at",
         "_backlog",
-        "_before",
         "_body",
         "_call",
         "_clock",
         "_continuation",
         "_exchange",
-        "_first",
         "_gap_floor_s",
         "_gaps",
         "_generation_s",
@@ -207,7 +202,6 @@ class Relay:
         "_heard_at",
         "_held",
         "_idle",
-        "_last",
         "_owner",
         "_received",
         "_room_in_s",
@@ -215,7 +209,6 @@ class Relay:
         "_spool",
         "_status",
         "_stream",
-        "_thought",
         "_unheard",
         "_usage",
         "_wanted",
@@ -228,8 +221,8 @@ class Relay:
         "limits",
         "over",
         "rival",
-        "said",
         "stop",
+        "transcript",
     )
 
     def __init__(
@@ -259,23 +252,13 @@ class Relay:
         self._generation_s = generation_s
         self._headers = headers
         self._wanted = wanted
-        self._first = b""
-        """The first event passed on: the gateway copies its id and model when it ends or continues the stream."""
+        self.transcript = Transcript()
         self.stop = ""
         """Why the answer was ended early; empty: it was not."""
         self.ended: frozenset[int] = NONE_ENDED
         """Choices that the replica has ended, in a stream with several; not tracked for a single choice."""
-        self.said: bytearray | None = None
-        """The text that was passed on, spelled as in JSON, each piece ended by a line break, which JSON text never has;
-        None: it is not kept, and no replica can continue after it."""
-        self._last = b""
-        """The last event that was passed on."""
-        self._before = b""
-        """The event before the last one that was passed on."""
         self._continuation: Continuation | None = None
         """Set while the current replica continues a stream that another one began; None: no continuation."""
-        self._thought = False
-        """Whether reasoning has been passed on: no replica can continue after that."""
         self._held: list[bytes] = []
         """Events before the first token, such as the role. They are sent together with it."""
         self._unheard = True
@@ -326,7 +309,7 @@ class Relay:
 
     def go_on(self, call: Call) -> None:
         """`call` asks for the rest of a stream that broke off."""
-        self._continuation = Continuation(self._first, self.events if self._answering else 0)
+        self._continuation = Continuation(self.transcript.first, self.events if self.transcript.answering else 0)
         self._status = 0
         self._body = b""
         self._unheard = True
@@ -356,7 +339,7 @@ class Relay:
         """Ends a stream that has begun with the text so far; for the client it is a regular end."""
         self.stop = stop
         self._continuation = None  # the events from here on are the gateway's
-        self.on_events(self._owner.closing(self._first, finish, stop, self.events))
+        self.on_events(self._owner.closing(self.transcript.first, finish, stop, self.events))
         if not self.over:
             self.on_done()
 
@@ -388,7 +371,7 @@ class Relay:
         if self._continuation is not None:
             events = [told for event in events if (told := self._continuation.told(event)) is not None]
             first = first and bool(events)
-            if self._answering and any(thinks(event) for event in events):
+            if self.transcript.answering and any(thinks(event) for event in events):
                 self.fail(ReplicaFailed("the replica broke off, and another one began to think again in its place"))
                 return
         if self.first_at is not None and now - self._heard_at > self._gap_floor_s:
@@ -426,19 +409,16 @@ class Relay:
         if not self._said_done and (self._backlog is not None or exchange.unsent):
             self._judge_backlog(len(events), now)
 
-    @property
-    def _answering(self) -> bool:
-        """Whether text of the answer has been passed on and is kept."""
-        return self.said is not None and bool(self.said.strip(b"\n"))
-
     def on_body(self, body: bytes) -> None:
         self._body = body
 
     def on_done(self) -> None:
         if self._status >= 300:
             self._judge_refusal(self._status, self._body)
+        elif self._said_done:
+            self._finish()
         elif self._stream:
-            self._end_stream(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
+            self._break_off(ReplicaFailed("the replica broke off: its stream ended without [DONE]"))
         else:
             flaw, self._usage = read_answer(self._body, self._wanted)
             if flaw:
@@ -464,7 +444,10 @@ class Relay:
         return None if first_s is None else asked_at + first_s
 
     def on_failed(self, error: ReplicaFailed, sent: bool) -> None:
-        self._end_stream(error)
+        if self._said_done:
+            self._finish()
+        else:
+            self._break_off(error)
 
     def on_late(self) -> None:
         """Checks the timeouts, at least every `stall_s`: events do not postpone this call."""
@@ -473,7 +456,7 @@ class Relay:
         since = self.first_at if self._stream else self._asked_at
         left_s = inf if since is None else since + self._generation_s - now
         if self._said_done:
-            self._end_stream(ReplicaStalled("the replica did not end its answer"))
+            self._finish()  # the replica has not ended its HTTP message, which the client does not need
         elif left_s <= 0 and self._status < 300:
             self._end_by_time()
         elif patience_s <= 0:
@@ -538,15 +521,11 @@ class Relay:
                 tokens = [*self._held, *tokens]
                 self._held = []
                 self.first_at = self._heard_at
-                self._first = tokens[0]
                 if self._call is not None:
                     self._call.late_at = min(self._call.late_at, self._heard_at + self._generation_s)
-            self._before = self._last if len(tokens) == 1 else tokens[-2]
-            self._last = tokens[-1]
+            self.transcript.add(tokens)
             self._exchange.events(tokens)
             self.events += spoken
-            if self.said is not None:
-                self._keep(tokens)
 
     def _silent(self, tokens: list[bytes]) -> int:
         """Number of events before the first with a part of the answer."""
@@ -556,19 +535,6 @@ class Relay:
                 break
             silent += 1
         return silent
-
-    def _keep(self, tokens: list[bytes]) -> None:
-        said = self.said
-        assert said is not None
-        for data in tokens:
-            if data.find(REASONING) < 0:
-                said += text_of(data)
-            else:
-                self._thought = self._thought or thinks(data)
-                said += content_of(data)
-            said += b"\n"
-        if len(said) > MOST_KEPT:
-            self.said = None
 
     # -- what the replica said -----------------------------------------------------------------------------
 
@@ -607,8 +573,9 @@ class Relay:
         """Whether one of the last two events has a finish_reason: behind it engines send usage, and hardly more."""
         if self._wanted != "choices" or self.stop:
             return True
-        held = self._held
-        return any(has_finish(event) for event in (held[-2:] or (self._last, self._before)))
+        if self._held:
+            return any(has_finish(event) for event in self._held[-2:])
+        return self.transcript.has_finished
 
     def note_usage(self, data: bytes) -> bool:
         """Keeps the usage in `data`. Returns whether the event has nothing else."""
@@ -652,13 +619,10 @@ class Relay:
             self._exchange.respond(status, error_body(error))
             self._end(outcome, InvalidRequest(error.message, param=error.param), status)
 
-    def _end_stream(self, error: ReplicaFailed) -> None:
-        """The replica has ended: completes the exchange if [DONE] has come, otherwise breaks off with `error`."""
-        if self._said_done:
-            self._settle()
-            self._end(COMPLETED)
-        else:
-            self._break_off(error)
+    def _finish(self) -> None:
+        """The replica has ended after [DONE]: the client has the whole stream."""
+        self._settle()
+        self._end(COMPLETED)
 
     def _break_off(self, error: ReplicaFailed, refused: bool = False) -> None:
         if self._call is not None and self._call.sends > 1:
@@ -668,12 +632,12 @@ class Relay:
         elif not self._exchange.started:
             self._settle()
             self._owner.on_attempt_failed(error, refused)
-        elif self.said is not None and has_ended(self._last):
+        elif self.transcript.said is not None and self.transcript.is_complete:
             self._complete()
-        elif self._thought:
+        elif self.transcript.thought:
             error.message += "; it had been thinking, and no other replica can go on after that"
             self.fail(error)
-        elif self.said is not None and self._may_go_on(error, refused):
+        elif self.transcript.said is not None and self._may_go_on(error, refused):
             call, self._call = self._call, None
             if call is not None:
                 call.cancel()
@@ -692,10 +656,10 @@ class Relay:
         """Writes the end of a stream in the replica's place, where only the end itself is missing."""
         self._continuation = None
         self._wanted = ""  # finish_reason or usage has come
-        usage, done = self._owner.closing(self._first, "", "", self.events)[-2:]
+        usage, done = self._owner.closing(self.transcript.first, "", "", self.events)[-2:]
         self.on_events([usage, done] if self._usage is None else [done])
         if not self.over:
-            self._end_stream(ReplicaFailed("the replica did not end its answer"))
+            self._finish()
 
     # -- what the client does ----------------------------------------------------------------------------------
 

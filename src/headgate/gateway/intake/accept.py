@@ -11,7 +11,6 @@ import msgspec
 
 from headgate.config.gateway import Tenant
 from headgate.config.output import CHAT as CHAT_TASK
-from headgate.gateway.answer.continuation import can_go_on
 from headgate.gateway.answer.response_voice import Native, Translated
 from headgate.gateway.intake.abilities import CHAT, RESPONSES, Abilities
 from headgate.gateway.intake.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
@@ -26,6 +25,7 @@ from headgate.model.lane import Lane
 from headgate.model.request import NOBODY, Request
 from headgate.policy.answers.output import Allowance, Output, apply
 from headgate.policy.dispatch.intake import Classifier, RequestIntake
+from headgate.replica.dialects import can_continue
 from headgate.wire.body import json
 from headgate.wire.body.canonical import NOT_CANONICAL, canonical
 from headgate.wire.body.long_json import LONG_BYTES, lightened, parse_long, whole
@@ -95,18 +95,18 @@ class Accepted:
         self.chosen = chosen
         """The model and version chosen for a public name; None: the name stands for itself."""
         self.goes_on: bool | None = None
-        """Whether some replica could continue the stream of this long body; None: the body is short, `can_go_on`
-        tells."""
+        """Whether some replica could continue the stream of this long body; None: the body is short,
+        `can_continue` tells."""
         self.opened = opened
         """Whether the conversation begins with a system message."""
 
     @property
     def can_go_on(self) -> bool:
-        return can_go_on(self.path, self.body) if self.goes_on is None else self.goes_on
+        return can_continue(self.path, self.body) if self.goes_on is None else self.goes_on
 
     def lighten(self) -> None:
         """Keeps the long fields of the body in encoded form only."""
-        self.goes_on = can_go_on(self.path, self.body)
+        self.goes_on = can_continue(self.path, self.body)
         self.body = lightened(self.body)
 
     def whole(self) -> dict[str, Any]:
