@@ -28,7 +28,7 @@ HOT = {
     "policy/dispatch": "admit dispatcher fair hedge intake limits passage prefills retry shared_limits"
     " standing_room turns",
     "policy/promises": "promise",
-    "policy/replicas": "affinity allowance full gradient health holders index members outlier route",
+    "policy/replicas": "affinity allowance book entry full gradient health holders index outlier route signs",
     "publish": "exposition",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest replica service watch world",

@@ -22,6 +22,7 @@ from headgate.config.hints import Algorithm
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity
+from headgate.policy.replicas.entry import new_entry
 from headgate.policy.replicas.index import RouteIndex
 from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
 
@@ -66,13 +67,15 @@ class Traffic:
 
     def __init__(self, size: int, algorithm: Algorithm, rng: random.Random) -> None:
         self.config = RoutingConfig(algorithm=algorithm)
-        self.fleet = RouteIndex(ALGORITHMS[algorithm].order)
+        self.fleet = RouteIndex({}, ALGORITHMS[algorithm].order)
         self.affinity = Affinity()
         self.rng = rng
         self.running: deque[tuple[Load, Request]] = deque()
         self.most = int(size * SLOTS * 0.6)
         for number in range(size):
-            self.fleet.add(Load(Replica(id=f"replica-{number}", url="http://x", model="m"), limit=float(SLOTS)))
+            name = f"replica-{number}"
+            entry = self.fleet.entries[name] = new_entry(name)
+            self.fleet.add(entry, Load(Replica(id=name, url="http://x", model="m"), limit=float(SLOTS)))
         self.requests = conversations(rng, 8 * size)
 
     def step(self, costs: Costs) -> None:
@@ -90,7 +93,7 @@ class Traffic:
         load.requests += 1
         load.prefill_tokens += request.prompt_tokens
         self.fleet.changed(load)
-        self.affinity.remember(request, load.id)
+        self.affinity.remember(request, self.fleet.entries[load.id].links)
         self.running.append((load, request))
 
     def move_on(self) -> None:

@@ -97,7 +97,6 @@ engine/server.py
 gateway/answer/relay.py
 gateway/gateway.py
 policy/dispatch/dispatcher.py
-policy/replicas/health.py
 policy/scaling/scale.py
 sim/service.py
 wire/protocol.py

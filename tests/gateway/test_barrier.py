@@ -29,7 +29,7 @@ from headgate.model.event import Ended, Event, FirstToken, Tick
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.replicas.members import Members
+from headgate.policy.replicas.book import ReplicaBook
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
 from tests.gateway.versions import Engine, Scene, awaited
@@ -224,8 +224,8 @@ CASES: list[tuple[type, str, Way]] = [
     (Acceptor, "accept", whole),
     *((Exchange, name, whole) for name in ("respond",)),
     *((Exchange, name, streamed) for name in ("stream", "events", "end")),
-    (Members, "succeeded", whole),
-    (Members, "succeeded", streamed),
+    (ReplicaBook, "succeeded", whole),
+    (ReplicaBook, "succeeded", streamed),
     (Dispatcher, "_watch", streamed),
     (Dispatcher, "_first_token", streamed),
     (Dispatcher, "_attempt_failed", refused),

@@ -230,8 +230,8 @@ async def test_replicas_are_divided_by_what_each_has_to_do(redis: RedisServer) -
         await until(lambda: all(side.limits.gateways == 2 for side in made))
         for number in range(30):  # they wait: there is no replica
             made[0].hear(Arrived(request(at=monotonic()).but(id=f"w{number}")))
-        await until(lambda: made[0].dispatcher.members.part[1] > 0.8)
-        await until(lambda: made[0].dispatcher.members.part[1] == made[1].dispatcher.members.part[0])
+        await until(lambda: made[0].dispatcher.book.part[1] > 0.8)
+        await until(lambda: made[0].dispatcher.book.part[1] == made[1].dispatcher.book.part[0])
 
 
 @needs_server

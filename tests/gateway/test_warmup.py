@@ -10,7 +10,7 @@ import pytest
 from headgate.config.warm import AdapterConfig
 from headgate.model.clock import monotonic
 from headgate.model.replica import Replica
-from headgate.policy.replicas.health import HealthState
+from headgate.policy.replicas.signs import HealthState
 from headgate.replica.dialects import DIALECTS
 from headgate.replica.http import Connections
 from headgate.upkeep.warmup import BUSY, Warmed, WarmupTarget

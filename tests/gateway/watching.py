@@ -11,7 +11,8 @@ from headgate.config.warm import WarmConfig
 from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Event, Probed
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.replicas.health import HealthState, Standing
+from headgate.policy.replicas.health import Standing
+from headgate.policy.replicas.signs import HealthState
 from headgate.replica.http import Connections
 from headgate.upkeep.prober import Prober
 from headgate.upkeep.warmup import Warmup

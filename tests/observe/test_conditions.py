@@ -7,7 +7,7 @@ import pytest
 from headgate.measure.conditions import START_S, Conditions
 from headgate.model.event import ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica
-from headgate.policy.replicas.health import Saw
+from headgate.policy.replicas.signs import Saw
 from tests.observe.test_alarms import Scene, replica
 
 
@@ -157,5 +157,5 @@ def test_one_that_health_has_not_put_out_yet_has_no_reason_that_is_true() -> Non
     scene = Scene(replica("a"), replica("b"))
     assert Conditions(scene.dispatcher).why("a") == ""
     for _ in range(3):
-        scene.dispatcher.health.on("a", Saw.PROBE_FAILED, scene.now)
+        scene.dispatcher.book.saw("a", Saw.PROBE_FAILED, scene.now)
     assert "probe" in Conditions(scene.dispatcher).why("a")

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import HEAD, HOLDERS, KNOWN, TAIL, Affinity, Ring, session_order
+from headgate.policy.replicas.affinity import HEAD, HOLDERS, KNOWN, TAIL, Ring, session_order
+from tests.policy.watched import Remembered
 
 
 def chain(*words: str) -> tuple[bytes, ...]:
@@ -22,7 +23,7 @@ def request(prefix: tuple[bytes, ...]) -> Request:
     )
 
 
-def remembering(affinity: Affinity, replica_id: str, *words: str) -> None:
+def remembering(affinity: Remembered, replica_id: str, *words: str) -> None:
     affinity.remember(request(chain(*words)), replica_id)
 
 
@@ -30,14 +31,14 @@ def remembering(affinity: Affinity, replica_id: str, *words: str) -> None:
 
 
 def test_the_next_turn_of_a_conversation_finds_who_had_the_last() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     remembering(affinity, "a", "system", "hello")
     remembering(affinity, "b", "system", "bonjour")
     assert affinity.holders(chain("system", "hello", "hi", "how are you?")) == {"a": 2, "b": 1}
 
 
 def test_the_longest_match_comes_first_then_the_latest() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     remembering(affinity, "a", "system", "one", "two")
     remembering(affinity, "b", "system", "one")
     remembering(affinity, "c", "system")
@@ -47,7 +48,7 @@ def test_the_longest_match_comes_first_then_the_latest() -> None:
 
 
 def test_an_unknown_beginning_is_nobodys() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     remembering(affinity, "a", "system", "hello")
     remembering(affinity, "a")
     assert affinity.holders(chain("other", "hello")) == {}
@@ -55,7 +56,7 @@ def test_an_unknown_beginning_is_nobodys() -> None:
 
 
 def test_few_holders_are_named_however_many_there_are() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     for number in range(3 * KNOWN):
         remembering(affinity, f"r{number}", "system")
     assert list(affinity.holders(chain("system", "x"))) == ["r23", "r22", "r21"]
@@ -63,7 +64,7 @@ def test_few_holders_are_named_however_many_there_are() -> None:
 
 
 def test_a_long_conversation_costs_no_more_than_a_short_one() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     words = [str(number) for number in range(500)]
     remembering(affinity, "a", *words)
     assert len(affinity) == HEAD + TAIL
@@ -73,7 +74,7 @@ def test_a_long_conversation_costs_no_more_than_a_short_one() -> None:
 
 
 def test_what_was_not_used_for_longest_is_forgotten_and_beginnings_last() -> None:
-    affinity = Affinity(per_replica=4)
+    affinity = Remembered(per_replica=4)
     remembering(affinity, "a", "system", "one")
     remembering(affinity, "a", "system", "two")
     remembering(affinity, "a", "system", "one")
@@ -85,7 +86,7 @@ def test_what_was_not_used_for_longest_is_forgotten_and_beginnings_last() -> Non
 
 
 def test_the_total_is_shared_evenly_and_kept_when_replicas_join() -> None:
-    affinity = Affinity(per_replica=100, total=40)
+    affinity = Remembered(per_replica=100, total=40)
     for number in range(100):
         remembering(affinity, "a", str(number))
     assert len(affinity) == 40
@@ -97,7 +98,7 @@ def test_the_total_is_shared_evenly_and_kept_when_replicas_join() -> None:
 
 
 def test_a_replica_that_left_is_forgotten() -> None:
-    affinity = Affinity()
+    affinity = Remembered()
     remembering(affinity, "a", "system", "hello")
     remembering(affinity, "b", "system")
     affinity.forget("a")
@@ -112,7 +113,7 @@ def test_a_replica_that_left_is_forgotten() -> None:
     st.integers(4, 12),
 )
 def test_memory_is_bounded_and_leaves_nothing_behind(steps: list[tuple[str, list[str], bool]], total: int) -> None:
-    affinity = Affinity(per_replica=5, total=total)
+    affinity = Remembered(per_replica=5, total=total)
     for name, words, leaves in steps:
         remembering(affinity, name, *words)
         if leaves:
@@ -122,7 +123,7 @@ def test_memory_is_bounded_and_leaves_nothing_behind(steps: list[tuple[str, list
     for name in "abcd":
         affinity.forget(name)
     assert len(affinity) == 0
-    assert not affinity._holders
+    assert not affinity.affinity._holders
 
 
 # -- sessions -------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.index import RouteIndex
+from tests.policy.indexed import enter
 
 numbers = count()
 
@@ -274,9 +275,9 @@ def test_where_nobody_is_usable_it_waits_as_any_other() -> None:
 
 
 def test_nobody_with_a_free_slot_is_nobody_to_keep_room_at() -> None:
-    fleet = RouteIndex()
+    fleet = RouteIndex({})
     for name, requests in (("a", 4), ("b", 3), ("c", 1)):
-        fleet.add(Load(Replica(id=name, url="http://x"), limit=4.0, requests=requests))
+        enter(fleet, Load(Replica(id=name, url="http://x"), limit=4.0, requests=requests))
     assert fleet.roomiest("m", "fast", 4, frozenset()) == "c"
     assert fleet.roomiest("m", "fast", 4, frozenset("c")) == "b"
     assert fleet.roomiest("m", "fast", 4, frozenset("bc")) is None

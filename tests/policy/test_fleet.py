@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.replica import Load, Replica
-from headgate.policy.replicas.index import Order, ReplicaPool, RouteIndex, work_s
+from headgate.policy.replicas.entry import ReplicaPool
+from headgate.policy.replicas.index import Order, RouteIndex, work_s
+from tests.policy.indexed import enter, remove
 
 
 def load(name: str, *, limit: float = 4.0, **facts: Any) -> Load:
@@ -14,9 +16,9 @@ def load(name: str, *, limit: float = 4.0, **facts: Any) -> Load:
 
 
 def fleet_of(*loads: Load, order: Order = "work") -> RouteIndex:
-    fleet = RouteIndex(order)
+    fleet = RouteIndex({}, order)
     for one in loads:
-        fleet.add(one)
+        enter(fleet, one)
     return fleet
 
 
@@ -73,7 +75,7 @@ def test_the_full_and_the_ejected_are_not_offered() -> None:
     fleet.changed(b)
     assert least(fleet) == ["a", "b"]
     assert fleet.capacity("m") == (3, 1)  # a ramping replica has room for one at least
-    fleet.remove("a")
+    remove(fleet, "a")
     assert (least(fleet), fleet.capacity("m")) == (["b"], (1, 0))
 
 
@@ -121,7 +123,7 @@ def test_who_was_away_has_no_turns_to_catch_up_on() -> None:
     a.usable = b.usable = 0.0
     fleet.changed(a)
     fleet.changed(b)
-    fleet.add(load("c", limit=99.0))
+    enter(fleet, load("c", limit=99.0))
     a.usable = 1.0
     fleet.changed(a)
     assert turns(fleet, 8).count("a") in (3, 4)
@@ -143,7 +145,7 @@ def test_models_and_lanes_are_kept_apart_and_replicas_for_any_model_join_in() ->
     assert least(fleet, None, "slow") == ["any"]
     assert least(fleet, "s", "fast") == ["fast"]
     assert fleet.usable("s") == 3
-    fleet.remove("small")
+    remove(fleet, "small")
     assert fleet.models() == ["l"]
     assert least(fleet, "s", "slow") == ["any"]
 
@@ -169,7 +171,7 @@ def test_dedicated_replicas_are_used_alone_while_any_of_them_is_usable() -> None
     fleet.changed(fleet.loads["long"])
     assert least(fleet, "m", "long") == ["shared", "both"]
     for name in ("shared", "both"):
-        fleet.remove(name)
+        remove(fleet, name)
     assert fleet.any_for("m", "long")
     assert not fleet.any_for("m", "fast")
     assert fleet.usable("m", "long") == 0
@@ -180,13 +182,13 @@ def test_a_replica_that_left_is_of_no_interest_and_one_that_joins_again_is_new()
     fleet = fleet_of(old)
     send(fleet, "a", 3)
     new = load("a")
-    fleet.add(new)
+    enter(fleet, new)
     old.requests = 99
     fleet.changed(old)
     assert fleet.capacity("m") == (4, 0)
     assert fleet.get("a") is new
-    fleet.remove("a")
-    fleet.remove("a")
+    remove(fleet, "a")
+    remove(fleet, "a")
     fleet.changed(new)
     assert (fleet.get("a"), fleet.any_for("m"), fleet.capacity("m")) == (None, False, (0, 0))
 
@@ -202,14 +204,14 @@ def counted(pool: ReplicaPool, loads: list[Load]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10_000), order=st.sampled_from(["work", "requests", "turn", "weighted_turn"]))
 def test_whatever_changes_the_index_says_what_the_loads_say(seed: int, order: Order) -> None:
-    rng, fleet = random.Random(seed), RouteIndex(order)
+    rng, fleet = random.Random(seed), RouteIndex({}, order)
     for _ in range(60):
         name = f"r{rng.randrange(6)}"
         one = fleet.get(name)
         if one is None:
-            fleet.add(load(name, limit=rng.uniform(0.5, 6.0)))
+            enter(fleet, load(name, limit=rng.uniform(0.5, 6.0)))
         elif rng.random() < 0.1:
-            fleet.remove(name)
+            remove(fleet, name)
         else:
             one.requests = max(0, one.requests + rng.choice((-1, 1)))
             one.prefill_tokens, one.decode_tokens = rng.randrange(5), rng.randrange(5)
@@ -226,5 +228,5 @@ def test_a_lane_is_served_by_whoever_may_be_used_for_it_whatever_the_model() -> 
     own.usable = 0.0
     fleet.changed(own)
     assert not fleet.serves_lane("long")
-    fleet.add(load("any"))
+    enter(fleet, load("any"))
     assert fleet.serves_lane("long")

@@ -8,43 +8,35 @@ from hypothesis import strategies as st
 from headgate.config.gateway import HealthConfig
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
-from headgate.policy.replicas.health import (
-    COOLDOWN_LIMIT_S,
-    NEXT,
-    SAW,
-    Health,
-    HealthState,
-    HealthVerdict,
-    Saw,
-    Sign,
-    as_mermaid,
-)
+from headgate.policy.replicas.health import COOLDOWN_LIMIT_S, HealthVerdict
 from headgate.policy.replicas.outlier import LOOK_S, SLOW_FOR_S, OutlierConfig
+from headgate.policy.replicas.signs import NEXT, SAW, HealthState, Saw, Sign, as_mermaid
+from tests.policy.watched import Watched
 
 
 def replica(name: str, model: str | None = "m", **tags: str) -> Replica:
     return Replica(id=name, url="http://x", model=model, tags=tags)
 
 
-def watching(*names: str, config: HealthConfig | None = None) -> Health:
-    health = Health(config)
+def watching(*names: str, config: HealthConfig | None = None) -> Watched:
+    health = Watched(config)
     for name in names:
         health.add(replica(name), 0.0)
     return health
 
 
-def see(health: Health, name: str, *saw: Saw, now: float = 0.0) -> HealthVerdict:
+def see(health: Watched, name: str, *saw: Saw, now: float = 0.0) -> HealthVerdict:
     verdicts = [health.on(name, one, now) for one in saw]
     return verdicts[-1]
 
 
-def ejected(health: Health, name: str, now: float = 0.0) -> float:
+def ejected(health: Watched, name: str, now: float = 0.0) -> float:
     """Put it out; the time at which its cooldown is over."""
     assert see(health, name, Saw.FAILURE, Saw.FAILURE, Saw.PROBE_FAILED, now=now).state is HealthState.EJECTED
     return health.wake_at()
 
 
-def back(health: Health, name: str, now: float) -> HealthVerdict:
+def back(health: Watched, name: str, now: float) -> HealthVerdict:
     """Let it recover: it ramps from `now` on."""
     return see(health, name, Saw.PROBE_OK, Saw.PROBE_OK, now=now)
 
@@ -243,7 +235,7 @@ CLOCK = count()
 
 
 def serve(
-    health: Health, name: str, requests: int, *, ttft_s: float = 0.2, tpot_s: float | None = 0.02
+    health: Watched, name: str, requests: int, *, ttft_s: float = 0.2, tpot_s: float | None = 0.02
 ) -> HealthVerdict:
     """This number of requests, one a second."""
     for _ in range(requests):
@@ -322,7 +314,7 @@ def test_each_is_judged_at_each_look_although_another_had_it_taken() -> None:
 
 
 def test_only_alike_replicas_are_compared() -> None:
-    health = Health()
+    health = Watched()
     for name, gpu in (("a", "H100"), ("b", "H100"), ("c", "L4")):
         health.add(replica(name, gpu_type=gpu), 0.0)
     serve(health, "a", 30)
@@ -341,7 +333,7 @@ def test_a_replica_that_comes_back_is_judged_anew() -> None:
 
 
 def test_outliers_never_take_more_than_half_of_a_model() -> None:
-    health = Health(outlier=OutlierConfig(samples=4))
+    health = Watched(outlier=OutlierConfig(samples=4))
     names = [f"m{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), 0.0)
@@ -363,9 +355,9 @@ def test_outliers_do_not_take_what_the_dead_have_left() -> None:
 
 
 def test_a_replica_may_have_to_prove_itself_before_its_first_request() -> None:
-    health = Health()
-    verdict = health.add(replica("a"), 0.0, HealthState.PROBATION)
-    assert (verdict.usable, verdict.changed) == (0.0, True)
+    health = Watched()
+    health.add(replica("a"), 0.0, HealthState.PROBATION)
+    assert health.of["a"].usable == 0.0
     assert back(health, "a", 1.0).state is HealthState.RAMPING
 
 
@@ -373,10 +365,7 @@ def test_a_replica_that_has_left_is_of_no_interest() -> None:
     health = watching("a", "b")
     ejected(health, "a")
     health.remove("a")
-    health.remove("never seen")
-    health.served("a", 1.0, 1, None, 0.0)
-    assert (health.wake_at(), health.tick(5.0), health.share("a", 5.0)) == (inf, [], 0.0)
-    assert see(health, "a", Saw.FAILURE) == HealthVerdict("a", False, 0.0, HealthState.EJECTED, "not in the fleet")
+    assert (health.wake_at(), health.tick(5.0)) == (inf, [])
 
 
 def test_a_replica_that_joins_again_starts_afresh() -> None:
@@ -401,7 +390,7 @@ STEPS = st.lists(
 def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
     steps: list[tuple[int, Saw, float, float]],
 ) -> None:
-    health, now, names = Health(outlier=OutlierConfig(samples=3)), 0.0, [f"r{number}" for number in range(5)]
+    health, now, names = Watched(outlier=OutlierConfig(samples=3)), 0.0, [f"r{number}" for number in range(5)]
     for name in names:
         health.add(replica(name), now)
     by_outlier: set[str] = set()
@@ -429,11 +418,10 @@ def test_whatever_is_seen_there_is_a_way_back_and_outliers_are_at_most_half(
 # -- while it ramps up ----------------------------------------------------------------------------------------
 
 
-def ramped(health: Health, name: str, ttft_s: float, times: int, now: float) -> HealthState:
+def ramped(health: Watched, name: str, ttft_s: float, times: int, now: float) -> HealthState:
     for _ in range(times):
         health.success(name, ttft_s, 100, None, now)
-    standing = health.standing(name)
-    assert standing is not None
+    standing = health.of[name]
     return standing.state
 
 
@@ -446,8 +434,7 @@ def test_one_that_is_slower_than_its_peers_is_out_before_its_ramp_is_over(peers:
     health.add(replica("new"), 2.0, HealthState.RAMPING)
     assert ramped(health, "new", 0.5, 4, 2.1) is HealthState.RAMPING
     assert ramped(health, "new", 0.5, 1, 2.2) is HealthState.EJECTED
-    standing = health.standing("new")
-    assert standing is not None
+    standing = health.of["new"]
     assert standing.why == "slow during its ramp"
 
 

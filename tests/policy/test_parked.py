@@ -6,7 +6,7 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.replicas.health import HealthState
+from headgate.policy.replicas.signs import HealthState
 from tests.policy.test_dispatcher import dispatcher, join, placed, request, send
 
 
@@ -27,7 +27,7 @@ def test_a_parked_one_gets_nothing_and_takes_who_waits_the_moment_it_is_activate
     parked(made, "p", 2)
     first, second, third = request(), request(), request()
     assert placed(send(made, first, second, third)) == [first.id]
-    assert made.members.is_parked("p")
+    assert made.book.is_parked("p")
     assert placed(made.on(Probed("p", ok=True), 0.05)) == []
     assert placed(made.on(ReplicaParked("p", False), 0.1)) == [second.id, third.id]
 
@@ -62,7 +62,7 @@ def test_a_new_one_ramps_up_and_one_that_was_only_parked_does_not() -> None:
     load = made.fleet.get("p")
     assert load is not None
     assert load.usable == 0.1
-    standing = made.health.standing("p")
+    standing = made.book.standing("p")
     assert standing is not None
     assert standing.state is HealthState.RAMPING
     made.on(Tick(), made.wake_at)
@@ -109,11 +109,11 @@ def test_what_it_has_cached_is_not_forgotten_while_it_is_parked() -> None:
     prefixed = Request(
         id="x", arrived=0.0, model="m", lane="fast", priority=0, wait_until=1.0, first_token_by=1.0, prefix=(b"x",)
     )
-    made.affinity.remember(prefixed, "a")
+    made.book.remember(prefixed, "a")
     made.on(ReplicaParked("a", True), 0.0)
-    assert made.affinity.links("a") == 1
+    assert made.book.links("a") == 1
     made.on(ReplicaLeft("a"), 0.1)
-    assert made.affinity.links("a") == 0
+    assert made.book.links("a") == 0
 
 
 def test_one_that_left_while_parked_comes_back_as_any_other() -> None:

@@ -23,8 +23,8 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.replicas.health import HealthState, Saw
 from headgate.policy.replicas.outlier import SUSPECTS, ReplicaRecord
+from headgate.policy.replicas.signs import HealthState, Saw
 from tests.policy.driven import Driven
 from tests.policy.test_dispatcher import dispatcher, request
 
@@ -37,6 +37,12 @@ def poison(at: float = 0.0, lane: str = "slow", prompt: bytes = POISON[0], tenan
 
 def answered(one: Request, where: str) -> AttemptFailed:
     return AttemptFailed(one.id, where, Outcome.REPLICA_FAILED, message="the replica answered 500: no", answered=True)
+
+
+def record(made: Dispatcher, name: str) -> ReplicaRecord:
+    watch = made.book.entries[name].health
+    assert watch is not None
+    return watch.record
 
 
 def reset(one: Request, where: str) -> AttemptFailed:
@@ -64,7 +70,7 @@ def probe(on: Driven, names: str, until: float) -> None:
 
 
 def states(made: Dispatcher) -> list[HealthState]:
-    standings = [made.health.standing(name) for name in made.fleet.loads]
+    standings = [made.book.standing(name) for name in made.fleet.loads]
     return [standing.state for standing in standings if standing is not None]
 
 
@@ -181,7 +187,7 @@ def test_a_request_that_kills_whoever_has_it_is_sent_three_times() -> None:
 
 def fail(made: Dispatcher, name: str, times: int = 3, now: float = 1.0) -> None:
     for _ in range(times):
-        made.members.saw(name, Saw.FAILURE, now)
+        made.book.saw(name, Saw.FAILURE, now)
 
 
 def joined(made: Dispatcher, name: str, model: str | None = None, lanes: frozenset[str] = frozenset()) -> None:
@@ -200,7 +206,7 @@ def test_requests_alone_never_put_out_the_last_for_a_model_or_a_lane() -> None:
     assert made.fleet.usable("m", "slow") == 1, "the other one serves another lane"
     fail(made, "quick", 10)
     assert made.fleet.usable("m", "fast") == 1
-    standing = made.health.standing("quick")
+    standing = made.book.standing("quick")
     assert standing is not None
     assert standing.state is HealthState.EJECTED, "its lane is served by one that serves all"
 
@@ -235,12 +241,12 @@ def test_where_all_fail_as_often_it_is_what_they_are_asked() -> None:
         for name in "abc":
             now += 0.01
             load = made.fleet.loads[name]
-            if turn > 100 and rng.random() < 0.4 and made.health._watched[name].record.failed < 2:
-                made.members.saw(name, Saw.FAILURE, now)
+            if turn > 100 and rng.random() < 0.4 and record(made, name).failed < 2:
+                made.book.saw(name, Saw.FAILURE, now)
             else:
-                made.members.succeeded(load, 100, 0.2, 0.02, now)
+                made.book.succeeded(load, 100, 0.2, 0.02, now)
             assert load.usable == 1.0
-    assert all(watch.record.error_rate > 0.2 for watch in made.health._watched.values())
+    assert all(record(made, name).error_rate > 0.2 for name in "abc")
 
 
 def test_suspects_are_bounded() -> None:
@@ -272,5 +278,5 @@ def test_a_replica_that_serves_it_after_all_is_not_blamed() -> None:
     made.on(answered(one, "a"), 0.1)
     assert made.passages[one.id].suspects == ("a",)
     made.on(Ended(one.id, Outcome.COMPLETED, (1, 1)), 0.2)
-    assert made.health._watched["a"].record.failed == 0
+    assert record(made, "a").failed == 0
     assert made.on(ReplicaLeft("nobody"), 0.3) == []

@@ -10,9 +10,11 @@ from headgate.config.gateway import ROUTE_WEIGHTS, RoutingConfig
 from headgate.config.hints import Algorithm
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import Affinity, session_order
+from headgate.policy.replicas.affinity import session_order
 from headgate.policy.replicas.index import RouteIndex
 from headgate.policy.replicas.route import ALGORITHMS, NoReplica, NoRoom, RouteChoice, route
+from tests.policy.indexed import enter
+from tests.policy.watched import Remembered
 
 URGENT, NORMAL, LOW = 0, 1, 3
 CALM = RoutingConfig(exploration=0.0)
@@ -27,9 +29,9 @@ def request(**facts: Any) -> Request:
 
 
 def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 16.0, **facts: Any) -> RouteIndex:
-    fleet = RouteIndex(ALGORITHMS[algorithm].order)
+    fleet = RouteIndex({}, ALGORITHMS[algorithm].order)
     for number in range(count):
-        fleet.add(Load(Replica(id=f"r{number}", url="http://x", **facts), limit=limit))
+        enter(fleet, Load(Replica(id=f"r{number}", url="http://x", **facts), limit=limit))
     return fleet
 
 
@@ -44,20 +46,20 @@ def busy(fleet: RouteIndex, **tokens: int) -> None:
 def choose(
     asked: Request,
     fleet: RouteIndex,
-    affinity: Affinity | None = None,
+    affinity: Remembered | None = None,
     config: RoutingConfig = CALM,
     *,
     now: float = 0.0,
     rng: random.Random | None = None,
     tried: frozenset[str] = frozenset(),
 ) -> RouteChoice:
-    choice = route(asked, fleet, affinity or Affinity(), config, now, rng or random.Random(1), tried)
+    choice = route(asked, fleet, (affinity or Remembered()).affinity, config, now, rng or random.Random(1), tried)
     assert isinstance(choice, RouteChoice)
     return choice
 
 
-def knows(replica_id: str, prefix: tuple[bytes, ...]) -> Affinity:
-    affinity = Affinity()
+def knows(replica_id: str, prefix: tuple[bytes, ...]) -> Remembered:
+    affinity = Remembered()
     affinity.remember(request(prefix=prefix), replica_id)
     return affinity
 
@@ -179,7 +181,7 @@ def test_one_choice_in_a_hundred_explores_but_never_an_urgent_one() -> None:
 
 
 def test_one_hot_prefix_does_not_collapse_onto_one_replica() -> None:
-    fleet, affinity, rng = fleet_of(8, limit=64.0), Affinity(), random.Random(1)
+    fleet, affinity, rng = fleet_of(8, limit=64.0), Remembered(), random.Random(1)
     for number in range(256):
         asked = request(priority=number % 3, prefix=(b"system", b"%d" % number))
         choice = choose(asked, fleet, affinity, RoutingConfig(), rng=rng)
@@ -208,9 +210,9 @@ def test_round_robin_takes_turns() -> None:
 
 
 def test_weighted_gives_shares_by_weight() -> None:
-    fleet = RouteIndex(ALGORITHMS["weighted"].order)
+    fleet = RouteIndex({}, ALGORITHMS["weighted"].order)
     for number, weight in enumerate((1.0, 2.0, 5.0)):
-        fleet.add(Load(Replica(id=f"r{number}", url="http://x", weight=weight), limit=100.0))
+        enter(fleet, Load(Replica(id=f"r{number}", url="http://x", weight=weight), limit=100.0))
     assert spread_of("weighted", fleet, 80) == {"r0": 10, "r1": 20, "r2": 50}
 
 
@@ -284,7 +286,7 @@ def test_an_algorithm_needs_its_own_index() -> None:
 
 
 def refusal(fleet: RouteIndex, asked: Request, tried: frozenset[str] = frozenset()) -> NoRoom | NoReplica:
-    answer = route(asked, fleet, Affinity(), CALM, 0.0, random.Random(1), tried)
+    answer = route(asked, fleet, Remembered().affinity, CALM, 0.0, random.Random(1), tried)
     assert not isinstance(answer, RouteChoice)
     return answer
 
@@ -324,7 +326,7 @@ def test_a_request_waits_for_room_for_its_tokens_but_an_idle_replica_takes_anyth
 
 def test_holders_that_cannot_serve_it_are_passed_over() -> None:
     fleet = fleet_of(2, model="m")
-    fleet.add(Load(Replica(id="other", url="http://x", model="o"), limit=4.0))
+    enter(fleet, Load(Replica(id="other", url="http://x", model="o"), limit=4.0))
     affinity = knows("other", (b"1",))
     affinity.remember(request(prefix=(b"1",)), "gone")
     assert choose(request(prefix=(b"1",)), fleet, affinity).reason == "least_loaded"
@@ -332,7 +334,7 @@ def test_holders_that_cannot_serve_it_are_passed_over() -> None:
 
 def test_replicas_of_any_model_and_of_this_one_are_weighed_together() -> None:
     fleet = fleet_of(2, model="m")
-    fleet.add(Load(Replica(id="any", url="http://x"), limit=4.0))
+    enter(fleet, Load(Replica(id="any", url="http://x"), limit=4.0))
     busy(fleet, r0=10, r1=10)
     assert choose(request(), fleet).replica_id == "any"
     low = {choose(request(priority=LOW), fleet, rng=random.Random(seed)).replica_id for seed in range(50)}
@@ -347,13 +349,13 @@ def test_replicas_of_any_model_and_of_this_one_are_weighed_together() -> None:
 @given(seed=st.integers(0, 100_000), algorithm=st.sampled_from(list(ALGORITHMS)))
 def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int, algorithm: Algorithm) -> None:
     def play() -> list[RouteChoice | NoRoom | NoReplica]:
-        rng, affinity = random.Random(seed), Affinity(per_replica=16)
+        rng, affinity = random.Random(seed), Remembered(per_replica=16)
         fleet = fleet_of(rng.choice((1, 3, 40)), algorithm, limit=3.0, token_limit=rng.choice((None, 400)))
         answers = []
         for number in range(40):
             prefix = tuple(b"%d" % rng.randrange(3) for _ in range(rng.randrange(4)))
             asked = request(prefix=prefix, session=rng.choice((None, "s", "t")), priority=number % 4)
-            answer = route(asked, fleet, affinity, RoutingConfig(algorithm=algorithm), 0.0, rng)
+            answer = route(asked, fleet, affinity.affinity, RoutingConfig(algorithm=algorithm), 0.0, rng)
             if isinstance(answer, RouteChoice):
                 assert fleet.loads[answer.replica_id].room > 0
                 take(fleet, answer, asked)

@@ -217,7 +217,9 @@ def test_outstanding_tokens_are_divided_too() -> None:
     made = dispatcher()
     made.on(Shared(2, 0.0, 0.5, True), 0.0)
     made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=100, token_limit=1000)), 0.0)
-    assert made.fleet.seats["a"].token_limit == 500
+    seat = made.fleet.seat("a")
+    assert seat is not None
+    assert seat.token_limit == 500
 
 
 def test_alone_nothing_is_different() -> None:

@@ -12,14 +12,16 @@ from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.promise import first_counts, per_token_s
+from headgate.policy.replicas.book import UNKNOWN_SIZE
 from headgate.policy.replicas.gradient import STALE_S, WINDOW, GradientLimit
-from headgate.policy.replicas.health import Health, HealthState, Saw
-from headgate.policy.replicas.members import UNKNOWN_SIZE
+from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
+from headgate.policy.replicas.signs import HealthState, Saw
 from headgate.policy.rollout.verdict import sample_of
 from tests.policy.records import record
 from tests.policy.test_dispatcher import dispatcher, join, request
 from tests.policy.test_health import replica, watching
+from tests.policy.watched import Watched
 
 PROMPT, OUTPUT, FIRST_S, TOKEN_S = 200, 300, 0.05, 0.01
 WHOLE_S = FIRST_S + (OUTPUT - 1) * TOKEN_S
@@ -50,7 +52,7 @@ def in_turn(names: str, slots: int | None) -> Dispatcher:
 
 
 def state(made: Dispatcher, name: str) -> HealthState:
-    standing = made.health.standing(name)
+    standing = made.book.standing(name)
     assert standing is not None
     return standing.state
 
@@ -143,7 +145,7 @@ def test_answers_are_compared_with_answers_and_only_if_they_are_long_enough() ->
 CLOCK = count()
 
 
-def answers(health: Health, name: str, times: int, token_s: float | None, in_flight: int = 1) -> HealthState:
+def answers(health: Watched, name: str, times: int, token_s: float | None, in_flight: int = 1) -> HealthState:
     for _ in range(times):
         now = float(next(CLOCK))
         health.served(name, None, 100, None, now, token_s, in_flight)
@@ -159,8 +161,7 @@ def test_one_whose_answers_take_three_times_as_long_is_an_outlier() -> None:
     answers(health, "b", 30, 0.02)
     assert answers(health, "c", 18, 0.07) is HealthState.UP
     assert answers(health, "c", 10, 0.07) is HealthState.EJECTED
-    standing = health.standing("c")
-    assert standing is not None
+    standing = health.of["c"]
     assert standing.why == "slow answers"
     assert health.ejections == 1
 
@@ -176,8 +177,7 @@ def test_one_that_ramps_up_is_judged_by_its_answers_and_not_by_what_says_nothing
             health.served("new", None, 100, None, now, token_s)
             health.served("new", None, 100, None, now, None)
             health.on("new", Saw.SUCCESS, now)
-        standing = health.standing("new")
-        assert standing is not None
+        standing = health.of["new"]
         assert standing.state is expected
 
 

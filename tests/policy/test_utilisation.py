@@ -17,6 +17,7 @@ from headgate.policy.replicas.utilisation import RESOURCES, Use, words
 from headgate.sim.fleet import SimFleet, SimGroup, fleet_of
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival
+from tests.policy.indexed import remove
 from tests.policy.test_dispatcher import request
 
 H100 = PROFILES["h100-llama3-8b"]
@@ -202,7 +203,7 @@ def test_prefill_is_forgotten_with_the_replica_and_begins_anew() -> None:
     use.look(19.0)
     use.look(60.0)
     assert use.busy("a") == pytest.approx(0.05, abs=0.02)
-    dispatcher.fleet.remove("a")
+    remove(dispatcher.fleet, "a")
     use.look(62.0)
     assert use.busy("a") is None
     dispatcher.on(ReplicaJoined(replica("c")), 62.0)

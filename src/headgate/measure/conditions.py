@@ -14,7 +14,7 @@ from headgate.model.replica import Load, ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.words import about_outage
-from headgate.policy.replicas.health import HealthState
+from headgate.policy.replicas.signs import HealthState
 
 Condition = Literal["up", "starting", "parked", "down"]
 CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
@@ -98,7 +98,7 @@ class Conditions:
 
     def why(self, replica_id: ReplicaId) -> str:
         """The known reason why a replica is not in use; empty: none is known."""
-        watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
+        watch, standing = self._watches.get(replica_id), self._dispatcher.book.standing(replica_id)
         if watch is not None and watch.why:
             return watch.why
         # The standing of a replica that health has not ejected yet says why it is in use.
@@ -113,7 +113,7 @@ class Conditions:
         condition."""
         if condition == "parked":
             return "parked"
-        watch, standing = self._watches.get(replica_id), self._dispatcher.health.standing(replica_id)
+        watch, standing = self._watches.get(replica_id), self._dispatcher.book.standing(replica_id)
         if condition != "up" and watch is not None and watch.phase != "ready":
             return watch.phase
         state = "ejected" if standing is None else standing.state.name.lower()
@@ -133,9 +133,10 @@ class Conditions:
         lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
         if lifecycle in _COMING:
             return "starting"
-        if lifecycle in _APART or (lifecycle is None and self._dispatcher.members.is_parked(replica_id)):
+        if lifecycle in _APART or (lifecycle is None and self._dispatcher.book.is_parked(replica_id)):
             return "parked"
-        if self._dispatcher.fleet.seats[replica_id].usable:
+        seat = self._dispatcher.fleet.seat(replica_id)
+        if seat is not None and seat.usable:
             seen.was_up = self._any_was_up = True
             return "up"
         watch = self._watches.get(replica_id)

@@ -131,7 +131,7 @@ def write_loads(page: Exposition, dispatcher: Dispatcher, now: float) -> None:
 def write_shared(page: Exposition, dispatcher: Dispatcher) -> None:
     """Writes what gateways share; nothing where no limits are shared."""
     if isinstance(dispatcher.limits, SharedLimits):
-        low, high = dispatcher.members.part
+        low, high = dispatcher.book.part
         page.sample(GATEWAYS, (), dispatcher.limits.gateways)
         page.sample(CONNECTED, (), int(dispatcher.limits.connected))
         page.sample(PART, (), high - low)

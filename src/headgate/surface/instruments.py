@@ -230,7 +230,7 @@ class Instruments:
         """Notes how many replicas are held. Gateways that share replicas each pay for their part."""
         watches, fleet = self._roster.watches, self._roster.fleet
         held = len(watches) if fleet is None else fleet.paid_for() + sum(not fleet.owns(name) for name in watches)
-        low, high = self._gateway.dispatcher.members.part
+        low, high = self._gateway.dispatcher.book.part
         account = self._gateway.account
         self.figures.held.see(held * (high - low), account.prompt_tokens + account.output_tokens, now, wall())
 

@@ -53,7 +53,7 @@ class Holdings:
             "prefills": sum(state.prefills for state in states),
             "prefills_tokens": sum(state.prefill_tokens for state in states),
             "room": sum(load.requests for load in loads),
-            "room_indexed": sum(seat.requests for seat in dispatcher.fleet.seats.values()),
+            "room_indexed": sum(seat.requests for seat in dispatcher.fleet.seats()),
             # Without tokens of requests that another replica answered first: they count in the load until this replica
             # answers again, but no request holds them.
             "prefill_tokens": sum(load.prefill_tokens - load.silent_tokens for load in loads),

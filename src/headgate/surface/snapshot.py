@@ -163,7 +163,7 @@ class Snapshot:
     def _replica(self, load: Load, condition: Condition) -> dict[str, Any]:
         replica, watch = load.replica, self._sources.watches.get(load.id)
         said = watch.load if watch is not None else {}
-        standing = self._sources.gateway.dispatcher.health.standing(load.id)
+        standing = self._sources.gateway.dispatcher.book.standing(load.id)
         fleet = self._sources.fleet()
         lifecycle = None if fleet is None else fleet.lifecycle(load.id)
         return {
@@ -211,7 +211,7 @@ def _answered(counts: WindowCounts) -> dict[str, Any]:
 
 def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
     """The gateways that limits are shared with; None: limits are not shared."""
-    limits, (low, high) = dispatcher.limits, dispatcher.members.part
+    limits, (low, high) = dispatcher.limits, dispatcher.book.part
     if not isinstance(limits, SharedLimits):
         return None
     return {"connected": limits.connected, "gateways": limits.gateways, "part": high - low}

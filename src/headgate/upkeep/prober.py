@@ -23,7 +23,8 @@ from headgate.model.event import Event, Probed
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.sequence import LOWEST_PRIORITY
-from headgate.policy.replicas.health import HealthState, Standing
+from headgate.policy.replicas.health import Standing
+from headgate.policy.replicas.signs import HealthState
 from headgate.replica.detect import Card, detect, read_cards
 from headgate.replica.dialects import PLAIN, Dialect, dialect_of
 from headgate.replica.gauges import read_gauges, text_of_gauges

@@ -88,13 +88,13 @@ class ReplicaSet:
         """Every replica as it is at this moment, for people: `state` as on the page, `parked` if it gets nothing."""
         dispatcher, told = self._gateway.dispatcher, []
         for replica_id, watch in self.watches.items():
-            load, standing = dispatcher.fleet.get(replica_id), dispatcher.health.standing(replica_id)
+            load, standing = dispatcher.fleet.get(replica_id), dispatcher.book.standing(replica_id)
             state = watch.phase if watch.phase != "ready" else "ejected" if standing is None else standing.state.name
             told.append(
                 {
                     "id": replica_id,
                     "url": self.urls[replica_id],
-                    "state": "parked" if dispatcher.members.is_parked(replica_id) else state.lower(),
+                    "state": "parked" if dispatcher.book.is_parked(replica_id) else state.lower(),
                     "since_s": None if standing is None else now - standing.since,
                     "usable": 0.0 if load is None else load.usable,
                     "requests": 0 if load is None else load.requests,
@@ -117,10 +117,10 @@ class ReplicaSet:
         self.catalog.found(replica.id, replica.kind)
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
-        return self._gateway.dispatcher.health.standing(replica_id)
+        return self._gateway.dispatcher.book.standing(replica_id)
 
     def sent(self, replica_id: ReplicaId) -> float | None:
-        seat = self._gateway.dispatcher.fleet.seats.get(replica_id)
+        seat = self._gateway.dispatcher.fleet.seat(replica_id)
         return None if seat is None or seat.requests else seat.turn
 
     def spoke(self, replica_id: ReplicaId, since: float) -> bool:

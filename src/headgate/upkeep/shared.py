@@ -186,11 +186,11 @@ class Sharing:
         if new or not shared.connected:  # the store knows nothing, or not all: what this gateway knows is the least
             self._floors.update(shared.used(self._clock()))
         event = Shared(max(1, len(demands)), low, high, True)
-        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.members.part, shared.connected):
+        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.book.part, shared.connected):
             self._hear(event)
 
     def _lost(self, error: StoreGone) -> None:
-        shared, (low, high) = self._limits, self._dispatcher.members.part
+        shared, (low, high) = self._limits, self._dispatcher.book.part
         if not self._told:
             self._told = True
             why = " ".join(str(error).split())[:200]

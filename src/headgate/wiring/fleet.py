@@ -99,8 +99,8 @@ class GatewayHands:
         load = self._dispatcher.fleet.get(replica_id)
         if load is None:
             return Work()
-        cached = self._dispatcher.affinity.links(replica_id) * LINK_TOKENS
-        share = self._dispatcher.health.share(replica_id, now)
+        cached = self._dispatcher.book.links(replica_id) * LINK_TOKENS
+        share = self._dispatcher.book.usable_share(replica_id, now)
         self._dispatcher.use.look(now)
         use = replace(self._dispatcher.use.of(replica_id), slots=None)
         slots = max(1, int(load.limit))

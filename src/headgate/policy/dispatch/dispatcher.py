@@ -50,12 +50,12 @@ from headgate.policy.dispatch.shared_limits import SharedLimits
 from headgate.policy.dispatch.standing_room import NO_TENANTS, Comers, NamedTenants
 from headgate.policy.dispatch.turns import Turns
 from headgate.policy.replicas.affinity import Affinity
+from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.full import SetAside
-from headgate.policy.replicas.health import SAW, Health, Saw
-from headgate.policy.replicas.index import RouteIndex
-from headgate.policy.replicas.members import Members
+from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.outlier import About, answer_token_s
 from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
+from headgate.policy.replicas.signs import SAW, Saw
 from headgate.policy.replicas.utilisation import Utilisation
 
 TIMEOUTS: Final = TimeoutsConfig()
@@ -92,11 +92,11 @@ class Dispatcher:
         self.lanes = lanes
         self.tiers = tiers or TIERS
         self.tenants = tenants
-        self.fleet = RouteIndex(ALGORITHMS[routing.algorithm].order)
         self.health = health
         self.affinity = Affinity()
-        self.members = Members(self.fleet, health, self.affinity)
-        self._full = self.members.full
+        self.book = ReplicaBook(health, self.affinity, ALGORITHMS[routing.algorithm].order)
+        self.fleet = self.book.index
+        self._full = self.book.full
         self._set_aside = SetAside()
         self.limits: RateLimiter = RateLimiter()
         self.retries = retries or RetryBudget()
@@ -140,19 +140,19 @@ class Dispatcher:
         elif isinstance(event, AttemptFailed):
             self._attempt_failed(event, now, commands)
         elif isinstance(event, Probed):
-            if self.members.probed(event.replica_id, event.ok, event.deep, now):
+            if self.book.probed(event.replica_id, event.ok, event.deep, now):
                 self._pump_all(now, commands)
         elif isinstance(event, ReplicaJoined):
-            self.members.join(event.replica, now)
+            self.book.join(event.replica, now)
             self._pump_all(now, commands)
         elif isinstance(event, HedgeWon):
             self._hedge_won(event, now, commands)
         elif isinstance(event, ReplicaLeft):
-            self.members.leave(event.replica_id)
+            self.book.leave(event.replica_id)
             if self._versions:
                 self._pump_all(now, commands)
         elif isinstance(event, ReplicaParked):
-            self.members.park(event.replica_id, event.parked, event.ramp, now)
+            self.book.park(event.replica_id, event.parked, event.ramp, now)
             self._pump_all(now, commands)
         elif isinstance(event, Leased):
             self._lease(event, now)
@@ -236,7 +236,7 @@ class Dispatcher:
             state.tally.served = max(state.tally.served, pool.turn)  # what a lane has not used is not saved up
         if not pool.waiting and self._turns.may_go(state, request, now) and self._place(passage, state, now, commands):
             return
-        if self.fleet.loads and not self.fleet.any_for(request.model, request.lane):
+        if self.fleet.any() and not self.fleet.any_for(request.model, request.lane):
             known = ", ".join(self.fleet.models()[:16])
             message = f"no model {request.model!r} for lane {request.lane!r} here; there is {known or 'none for it'}"
             self._refuse(passage, Outcome.UNKNOWN_MODEL, message, now, commands)
@@ -308,14 +308,9 @@ class Dispatcher:
             self.hedger.heard(passage, now)
         passage.first_token_at = now
         passage.begun = True
-        load = passage.load
-        if load.ceiling < inf:
-            self._full.took(load, passage.sent_at)
-        load.pace.see(passage.request.prompt_tokens, passage.before, now - passage.sent_at)
-        if load.silent_tokens:
-            self._heard_of(load)
+        self.book.first_token(passage.load, passage.request.prompt_tokens, passage.before, passage.sent_at, now)
         self._decodes(passage, True)
-        if self._prefills.over(passage):
+        if passage.prefilling and self._prefills.over(passage):
             self._pump_all(now, commands)
 
     def _end(self, event: Ended, now: float, commands: list[Command]) -> None:
@@ -362,15 +357,14 @@ class Dispatcher:
         """Tells what this request's end says about its replica: its health, and how much it can take at once."""
         replica_id, saw, usage = load.id, SAW[event.outcome], event.usage
         if saw is not Saw.SUCCESS:
-            self.members.saw(replica_id, saw, now)
+            self.book.saw(replica_id, saw, now)
             return
-        load.cold = False
         if load.silent_tokens:
-            self._heard_of(load)
+            self.book.heard_again(load)
         if passage.suspects:
             self._blame_suspects(passage, load, now)
         if load.ceiling < inf and passage.first_token_at is None:
-            self._full.took(load, passage.sent_at)
+            self.book.took(load, passage.sent_at)
         request, took_s = passage.request, now - passage.sent_at
         output = usage[1] // request.choices if usage else 0
         ttft_s = event.first_s
@@ -384,9 +378,8 @@ class Dispatcher:
         elif output > 1:
             tpot_s = (took_s - ttft_s) / (output - 1)
         if output > 0 and not request.stream:
-            each_s, known = took_s / output, load.answer_token_s
-            load.answer_token_s = each_s if known is None else known + 0.1 * (each_s - known)
-        self.members.succeeded(load, request.prompt_tokens, ttft_s, tpot_s, now, token_s)
+            self.book.answered(load, took_s, output)
+        self.book.succeeded(load, request.prompt_tokens, ttft_s, tpot_s, now, token_s)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)
@@ -414,22 +407,22 @@ class Dispatcher:
         if failed.refused or failed.unsent:
             passage.spared += 1
             again = passage.refusals > 0
-            self._full.refused(load, sent_at, failed.retry_after_s, now, again=again, unreached=failed.unsent)
+            self.book.refused(load, sent_at, failed.retry_after_s, now, again=again, unreached=failed.unsent)
         elif passage.first_token_at is not None and now - passage.first_token_at >= STEADY_S:
             passage.spared = passage.attempts - 1
         if failed.refused:
             return
         passage.broke_at = now
-        if failed.answered and not self.members.errs(load.id, _about(passage.request), now):
+        if failed.answered and not self.book.errs(load.id, _about(passage.request), now):
             passage.suspects += (load.id,)
         elif not failed.answered:
-            self.members.saw(load.id, SAW[failed.outcome], now)
+            self.book.saw(load.id, SAW[failed.outcome], now)
 
     def _blame_suspects(self, passage: Passage, load: Load, now: float) -> None:
         """Counts a failure for each suspect: another replica has answered the request, so it was not at fault."""
         for replica_id in passage.suspects:
             if replica_id != load.id:
-                self.members.saw(replica_id, Saw.FAILURE, now)
+                self.book.saw(replica_id, Saw.FAILURE, now)
         passage.suspects = ()
 
     def _try_again(
@@ -478,14 +471,13 @@ class Dispatcher:
         width = passage.width
         self._turns.runs(state, passage.request.tenant, -width)
         del state.pool.sent[passage.request.id]
-        self._prefills.over(passage)
-        load.requests -= width
+        if passage.prefilling:
+            self._prefills.over(passage)
         if passage.decodes:
-            load.decode_tokens -= passage.request.max_output
+            self.book.released(load, width, 0, passage.request.max_output)
         else:
-            load.prefill_tokens -= passage.request.prompt_tokens
+            self.book.released(load, width, passage.request.prompt_tokens, 0)
         passage.decodes = False
-        self.fleet.changed(load)
         return load.requests + width
 
     def _decodes(self, passage: Passage, decodes: bool) -> None:
@@ -495,9 +487,7 @@ class Dispatcher:
         if load is not None and passage.decodes is not decodes:
             passage.decodes = decodes
             times = 1 if decodes else -1
-            load.prefill_tokens -= times * request.prompt_tokens
-            load.decode_tokens += times * request.max_output
-            self.fleet.changed(load)
+            self.book.decodes(load, times * request.prompt_tokens, times * request.max_output)
 
     def _refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
         request, state = passage.request, passage.state
@@ -596,17 +586,15 @@ class Dispatcher:
         choice = route(request, self.fleet, self.affinity, self._routing, now, self._rng, tried)
         if not isinstance(choice, RouteChoice):
             return False
-        load = self.fleet.get(choice.replica_id)
-        assert load is not None
+        seat = self.fleet.seat(choice.replica_id)
+        assert seat is not None
+        load = seat.load
         passage.width = width = 1
         if request.choices > 1:
-            passage.width = width = min(request.choices, self.fleet.seats[load.id].limit)
-        load.requests += width
+            passage.width = width = min(request.choices, seat.limit)
         passage.before = load.prefill_tokens
-        load.prefill_tokens += request.prompt_tokens
-        load.sent_tokens += request.prompt_tokens
-        self.fleet.changed(load)
-        self.affinity.remember(request, choice.replica_id)
+        self.book.sent(load, width, request.prompt_tokens)
+        self.book.remember(request, choice.replica_id)
         passage.load, passage.sent_at, passage.first_token_at = load, now, None
         passage.attempts += 1
         if not request.stream:
@@ -728,10 +716,7 @@ class Dispatcher:
         if not isinstance(choice, RouteChoice) or other is None or other.cold or not hedger.spend(request.lane):
             return False
         self._decodes(passage, False)  # it is unknown whether either has prefilled
-        other.requests += 1
-        other.prefill_tokens += request.prompt_tokens
-        other.sent_tokens += request.prompt_tokens
-        self.fleet.changed(other)
+        self.book.sent(other, 1, request.prompt_tokens)
         self._turns.runs(passage.state, request.tenant, 1)
         self._prefills.sent_twice(passage)
         passage.race, passage.hedged = Race(other, now), True
@@ -747,9 +732,8 @@ class Dispatcher:
         if event.replica_id == race.load.id:
             loser = passage.load
             self._move(passage, race)
-            self.affinity.remember(passage.request, race.load.id)
-            loser.prefill_tokens += passage.request.prompt_tokens
-            loser.silent_tokens += passage.request.prompt_tokens
+            self.book.remember(passage.request, race.load.id)
+            self.book.fell_silent(loser, passage.request.prompt_tokens)
         self.hedger.over(passage, LOST if loser is race.load else WON)
         passage.race = None
         self._drop(passage, loser)
@@ -786,11 +770,6 @@ class Dispatcher:
             hedger.heard(passage, now)
         passage.hedged = True  # the hedger need not look at it any more
 
-    def _heard_of(self, load: Load) -> None:
-        """The replica was not stuck for good: prompts that it lost in a race no longer count as waiting there."""
-        load.prefill_tokens -= load.silent_tokens
-        load.silent_tokens = 0
-
     def _move(self, passage: Passage, race: Race) -> None:
         passage.load, passage.sent_at, passage.before = race.load, race.sent_at, 0
 
@@ -799,9 +778,8 @@ class Dispatcher:
         request, state = passage.request, passage.state
         self._turns.runs(state, request.tenant, -1)
         self._prefills.one_less(passage)
-        load.requests -= 1  # one slot: a request for several choices is at one replica only
-        load.prefill_tokens -= request.prompt_tokens
-        self.fleet.changed(load)
+        # One slot: a request for several choices is at one replica only.
+        self.book.released(load, 1, request.prompt_tokens, 0)
 
     # -- other gateways -----------------------------------------------------------------------------------------
 
@@ -816,7 +794,7 @@ class Dispatcher:
             reserved, self.limits = self.limits.reserved, SharedLimits()
             self.limits.reserved = reserved
         self.limits.share(event.gateways, event.connected)
-        self.members.share(event.low, event.high)
+        self.book.share(event.low, event.high)
 
     # -- time ---------------------------------------------------------------------------------------------------
 
@@ -827,7 +805,7 @@ class Dispatcher:
                     pool.waiting -= 1
                     pool.wide -= request.choices > 1
                     self._time_out(self.passages[request.id], state, now, commands)
-        self.members.tick(now)
+        self.book.tick(now)
         if self._full.wake_at <= now:
             self._full.tick(now)
             for pool in self.pools.values():

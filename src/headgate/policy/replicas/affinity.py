@@ -35,6 +35,18 @@ def _links(length: int) -> list[int]:
     return [*range(length - 1, length - TAIL - 1, -1), *range(HEAD - 1, -1, -1)]
 
 
+class PrefixLinks:
+    """The links of prefixes that one replica has seen, least recently used first."""
+
+    __slots__ = ("kept", "replica_id", "seen")
+
+    def __init__(self, replica_id: ReplicaId) -> None:
+        self.replica_id = replica_id
+        self.seen: OrderedDict[bytes, None] = OrderedDict()
+        self.kept = False
+        """Whether an Affinity remembers these links."""
+
+
 class Affinity:
     """Bounded: at most `per_replica` links for each replica, least recently used out first, and at most `total` over
     all, of which every replica has the same share."""
@@ -42,12 +54,13 @@ class Affinity:
     def __init__(self, per_replica: int = 4096, total: int = 131_072) -> None:
         self.per_replica = per_replica
         self.total = total
-        self._seen: dict[ReplicaId, OrderedDict[bytes, None]] = {}
+        self._kept: list[PrefixLinks] = []
+        """Those of replicas that have seen a prefix; the replicas' entries own them."""
         self._holders: dict[bytes, tuple[ReplicaId, ...]] = {}
 
     def __len__(self) -> int:
         """Links remembered, over all replicas."""
-        return sum(len(seen) for seen in self._seen.values())
+        return sum(len(links.seen) for links in self._kept)
 
     def holders(self, prefix: tuple[bytes, ...]) -> dict[ReplicaId, int]:
         """At most three replicas that have seen this prefix, and how many links of it each: longest first, then the
@@ -68,14 +81,15 @@ class Affinity:
                     found[replica_id] = head + 1
         return found
 
-    def remember(self, request: Request, replica_id: ReplicaId) -> None:
-        """Notes that the replica is about to see this request: requests that start like it should follow."""
+    def remember(self, request: Request, links: PrefixLinks) -> None:
+        """Notes that the replica of these links is about to see this request: requests that start like it should
+        follow."""
         prefix = request.prefix
         if not prefix:
             return
-        seen = self._seen.get(replica_id)
-        if seen is None:
-            seen = self._joined(replica_id)
+        if not links.kept:
+            self._joined(links)
+        seen, replica_id = links.seen, links.replica_id
         # The deepest first: beginnings are then the last to be forgotten.
         for at in ONLY if len(prefix) == 1 else _links(len(prefix)):
             link = prefix[at]
@@ -86,27 +100,27 @@ class Affinity:
             known = self._holders.get(link, NOBODY)
             if not known or known[0] != replica_id:
                 self._holders[link] = (replica_id, *(other for other in known if other != replica_id))[:KNOWN]
-        self._trim(replica_id, seen)
+        self._trim(links)
 
-    def forget(self, replica_id: ReplicaId) -> None:
+    def forget(self, links: PrefixLinks) -> None:
         """Forgets a replica that has left, or whose process has died and its cache with it."""
-        for link in self._seen.pop(replica_id, ()):
-            self._drop(link, replica_id)
+        if links.kept:
+            links.kept = False
+            self._kept.remove(links)
+            for link in links.seen:
+                self._drop(link, links.replica_id)
+            links.seen.clear()
 
-    def links(self, replica_id: ReplicaId) -> int:
-        """Links remembered for this replica: what would have to be computed again without it."""
-        return len(self._seen.get(replica_id, ()))
+    def _joined(self, links: PrefixLinks) -> None:
+        links.kept = True
+        self._kept.append(links)
+        for other in self._kept:  # each replica's share of the total has shrunk
+            self._trim(other)
 
-    def _joined(self, replica_id: ReplicaId) -> OrderedDict[bytes, None]:
-        seen = self._seen[replica_id] = OrderedDict()
-        for other_id, other in self._seen.items():  # each replica's share of the total has shrunk
-            self._trim(other_id, other)
-        return seen
-
-    def _trim(self, replica_id: ReplicaId, seen: OrderedDict[bytes, None]) -> None:
-        most = min(self.per_replica, self.total // len(self._seen))
-        while len(seen) > most:
-            self._drop(seen.popitem(last=False)[0], replica_id)
+    def _trim(self, links: PrefixLinks) -> None:
+        most = min(self.per_replica, self.total // len(self._kept))
+        while len(links.seen) > most:
+            self._drop(links.seen.popitem(last=False)[0], links.replica_id)
 
     def _drop(self, link: bytes, replica_id: ReplicaId) -> None:
         left = tuple(other for other in self._holders.get(link, NOBODY) if other != replica_id)

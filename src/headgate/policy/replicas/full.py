@@ -16,9 +16,10 @@ that has no other replica waits for this one to come up. The next probe that it 
 from math import inf
 from typing import Final
 
-from headgate.model.replica import Load, ReplicaId
+from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.passage import Passage
-from headgate.policy.replicas.index import ReplicaPool, RouteIndex
+from headgate.policy.replicas.entry import Closed, IndexEntry, ReplicaEntry, ReplicaPool
+from headgate.policy.replicas.index import RouteIndex
 
 LEAST_S: Final = 0.1
 LONGEST_S: Final = 30.0
@@ -33,42 +34,34 @@ FORGET_S: Final = 10.0
 """Seconds after the last refusal when a ceiling that is not reached is forgotten."""
 
 
-class Closed:
-    """A replica that refused a request or could not be reached."""
-
-    __slots__ = ("load", "opened", "refusals", "refused_at", "try_at")
-
-    def __init__(self, load: Load) -> None:
-        self.load = load
-        self.refusals = 0
-        """Tries refused in a row."""
-        self.refused_at = -inf
-        self.try_at = inf
-        """When the replica is looked at next."""
-        self.opened = False
-        """Whether the time that the replica named, or its back-off, has passed."""
-
-
 class Full:
-    """Keeps the ceilings of full replicas. The dispatcher reports which replicas refused, and which accepted a request
-    after all."""
+    """Keeps the ceilings of full replicas, in the `closed` of their entries. The book reports which replicas refused,
+    and which accepted a request after all."""
 
     def __init__(self, fleet: RouteIndex) -> None:
         self._fleet = fleet
-        self._closed: dict[ReplicaId, Closed] = {}
+        self._closed: list[Closed] = []
+        """In the order in which they were closed."""
         self.wake_at = inf
         """When to call `tick`."""
 
     def refused(
-        self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool
+        self,
+        entry: ReplicaEntry,
+        seat: IndexEntry,
+        sent_at: float,
+        after_s: float | None,
+        now: float,
+        *,
+        again: bool,
+        unreached: bool,
     ) -> None:
         """Closes a replica that refused a request. The request was sent at `sent_at` and is no longer counted there.
         `again`: the request has been refused before, so that this says less of the replica."""
-        if self._fleet.get(load.id) is not load:
-            return  # the replica has left
-        one = self._closed.get(load.id)
-        if one is None or one.load is not load:
-            one = self._closed[load.id] = Closed(load)
+        load, one = seat.load, entry.closed
+        if one is None:
+            one = entry.closed = Closed(entry, seat)
+            self._closed.append(one)
         if not one.refusals or (sent_at >= one.refused_at and not again):
             one.refusals += 1  # otherwise it is of the same burst as the refusal before, or of the same request
         wait_s = min(LONGEST_BACK_OFF_S, BACK_OFF_S * 2.0 ** min(one.refusals - 1, 16))
@@ -80,38 +73,38 @@ class Full:
         self._fleet.changed(load)
         self.wake_at = min(self.wake_at, one.try_at)
 
-    def took(self, load: Load, sent_at: float) -> None:
+    def took(self, entry: ReplicaEntry, sent_at: float) -> None:
         """Notes that a request sent at `sent_at` has been answered: it was not refused."""
-        one = self._closed.get(load.id)
+        one = entry.closed
         if one is None or sent_at < one.refused_at:
             return
         one.refusals = 0
         if one.opened:
+            load = one.seat.load
             load.ceiling += 1.0
             if load.ceiling >= load.limit:
                 self._lift(one)
             self._fleet.changed(load)
 
-    def answered(self, replica_id: ReplicaId) -> bool:
+    def answered(self, entry: ReplicaEntry) -> bool:
         """Notes that a probe reached the replica. Returns whether that opens it."""
-        one = self._closed.get(replica_id)
-        if one is None or not one.load.unreached:
+        one = entry.closed
+        if one is None or not one.seat.load.unreached:
             return False
         self._lift(one)
-        self._fleet.changed(one.load)
+        self._fleet.changed(one.seat.load)
         return True
 
-    def forget(self, load: Load) -> None:
+    def forget(self, entry: ReplicaEntry) -> None:
         """Forgets the refusals of a replica that is out or has left: they do not count when it is back. The caller
-        tells the fleet."""
-        one = self._closed.get(load.id)
-        if one is not None and one.load is load:
-            self._lift(one)
+        tells the index."""
+        if entry.closed is not None:
+            self._lift(entry.closed)
 
     def tick(self, now: float) -> None:
         """Opens replicas whose time has passed, and raises or lifts ceilings."""
         wake_at = inf
-        for one in list(self._closed.values()):
+        for one in list(self._closed):
             if one.try_at <= now:
                 self._look(one, now)
             wake_at = min(wake_at, one.try_at)
@@ -123,15 +116,15 @@ class Full:
         open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)
         if not usable or len(self._closed) < usable:
             return 0.0
-        for replica_id, one in self._closed.items():
-            seat = self._fleet.seats[replica_id]
-            if seat.usable and not one.opened and seat.pool in pools and replica_id not in unfit:
+        for one in self._closed:
+            seat = one.seat
+            if seat.usable and not one.opened and seat.pool in pools and seat.id not in unfit:
                 closed += 1
                 open_at = min(open_at, one.try_at)
         return max(0.0, open_at - now) if closed >= usable else 0.0
 
     def _look(self, one: Closed, now: float) -> None:
-        load = one.load
+        load = one.seat.load
         if load.unreached or load.requests >= load.ceiling:
             load.unreached = False
             load.ceiling = load.requests + 1.0
@@ -143,8 +136,10 @@ class Full:
         self._fleet.changed(load)
 
     def _lift(self, one: Closed) -> None:
-        one.load.ceiling, one.load.unreached, one.try_at = inf, False, inf
-        del self._closed[one.load.id]
+        load = one.seat.load
+        load.ceiling, load.unreached, one.try_at = inf, False, inf
+        one.entry.closed = None
+        self._closed.remove(one)
 
 
 HOLD_S: Final = 0.25

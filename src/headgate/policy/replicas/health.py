@@ -1,7 +1,7 @@
 """Decides which replicas may be used.
 
 What is seen of a replica, a request's end or a probe, is counted until it is a `Sign`; what follows from a sign in each
-state is the table `NEXT`, and nothing else changes a state.
+state is the table `NEXT` (policy/replicas/signs.py).
 
 A replica that is out is judged by probes alone: any other result is of a request sent before the replica went out, and
 a late success must not bring it back. Once its cooldown is over, probes in a row do, and its share of traffic then
@@ -14,15 +14,14 @@ answer counts only if another request fails there too, or the same succeeds else
 """
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from headgate.config.gateway import HealthConfig
-from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.replicas.outlier import LOOK_S, About, Kin, OutlierConfig, ReplicaRecord
+from headgate.policy.replicas.outlier import LOOK_S, Kin, OutlierConfig, ReplicaRecord
+from headgate.policy.replicas.signs import EJECTED, NEXT, PROBATION, RAMPING, UP, HealthState, Saw, Sign
 
 RAMP_STEPS = 10
 FIRST_SHARE = 0.1
@@ -30,75 +29,6 @@ COOLDOWN_LIMIT_S = 60.0
 """Maximum seconds that the cooldown may double up to."""
 FORGIVE_S = 60.0
 """Seconds in use after which the next cooldown is as short as the first."""
-
-
-class HealthState(IntEnum):
-    UP = 0
-    EJECTED = 1
-    PROBATION = 2
-    RAMPING = 3
-
-
-class Saw(Enum):
-    """One thing seen of a replica."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"
-    STALL = "stall"
-    """The replica fell silent. Counts twice: this has cost a client's patience too."""
-    NEUTRAL = "neutral"
-    """The client erred or left, or the replica said that it is busy: no fault of the replica's."""
-    PROBE_OK = "probe ok"
-    PROBE_FAILED = "probe failed"
-    DEEP_OK = "deep ok"
-    """A probe really generated a token."""
-    DEEP_FAILED = "deep failed"
-
-
-class Sign(Enum):
-    """What all that was seen of a replica comes to."""
-
-    NOTHING = "nothing new"
-    FAILURES = "failures in a row"
-    OUTLIER = "outlier"
-    DOWN = "probe failed"
-    RECOVERED = "probes in a row"
-    COOLDOWN_OVER = "cooldown over"
-    RAMP_OVER = "ramp over"
-
-
-UP, EJECTED, PROBATION, RAMPING = HealthState
-
-NEXT: dict[Sign, tuple[HealthState, HealthState, HealthState, HealthState]] = {
-    # was            UP       EJECTED    PROBATION  RAMPING
-    Sign.NOTHING: (UP, EJECTED, PROBATION, RAMPING),
-    Sign.FAILURES: (EJECTED, EJECTED, EJECTED, EJECTED),
-    Sign.OUTLIER: (EJECTED, EJECTED, PROBATION, EJECTED),
-    Sign.DOWN: (UP, EJECTED, EJECTED, RAMPING),  # in use, one failed probe may be chance
-    Sign.RECOVERED: (UP, EJECTED, RAMPING, RAMPING),
-    Sign.COOLDOWN_OVER: (UP, PROBATION, PROBATION, RAMPING),
-    Sign.RAMP_OVER: (UP, EJECTED, PROBATION, UP),
-}
-
-SAW: dict[Outcome, Saw] = {
-    **dict.fromkeys(Outcome, Saw.NEUTRAL),
-    Outcome.COMPLETED: Saw.SUCCESS,
-    Outcome.REPLICA_FAILED: Saw.FAILURE,
-    Outcome.REPLICA_STALLED: Saw.STALL,
-    Outcome.ENGINE_FAILED: Saw.FAILURE,
-}
-"""What the end of a request at a replica says of that replica."""
-
-
-def as_mermaid() -> str:
-    """The table as a diagram for the docs."""
-    lines = ["stateDiagram-v2", "    [*] --> UP"]
-    for was in HealthState:
-        signs: dict[HealthState, list[str]] = {}
-        for sign, after in NEXT.items():
-            signs.setdefault(after[was], []).append(sign.value)
-        lines += [f"    {was.name} --> {to.name}: {', '.join(why)}" for to, why in signs.items() if to is not was]
-    return "\n".join(lines) + "\n"
 
 
 class HealthVerdict(NamedTuple):
@@ -125,6 +55,8 @@ class HealthEntry:
     """One replica under watch."""
 
     id: ReplicaId
+    number: int
+    """Order of joining, for alarms that are due at the same moment."""
     group: "Group"
     kin: Kin
     record: ReplicaRecord
@@ -166,57 +98,55 @@ class Health:
     def __init__(self, config: HealthConfig | None = None, outlier: OutlierConfig | None = None) -> None:
         self.config = config or HealthConfig()
         self.outlier = outlier or OutlierConfig()
-        self._watched: dict[ReplicaId, HealthEntry] = {}
         self._groups: dict[tuple[frozenset[str], frozenset[str]], Group] = {}
         self._kins: dict[tuple[frozenset[str], tuple[str, ...], str, str], Kin] = {}
-        self._alarms: list[tuple[float, ReplicaId]] = []
+        self._alarms: list[tuple[float, ReplicaId, int, HealthEntry]] = []
+        self._added = 0
         self.ejections = 0
         """Ejections of replicas in use since the start."""
 
     # -- replicas come and go -------------------------------------------------------------------------------
 
-    def add(self, replica: Replica, now: float, state: HealthState = UP, parked: bool = False) -> HealthVerdict:
-        """Adds a replica. UP: known to work. PROBATION: probes decide when it is first used, and it ramps up from
-        there."""
-        self.remove(replica.id)
+    def add(self, replica: Replica, now: float, state: HealthState = UP, parked: bool = False) -> HealthEntry:
+        """Begins to watch a replica. UP: known to work. PROBATION: probes decide when it is first used, and it ramps up
+        from there. The entry that it had before has to be removed first."""
         group = self._groups.setdefault((replica.names, replica.lanes), Group(replica.names, replica.lanes))
         lanes, tags = tuple(sorted(replica.lanes)), replica.tags
         alike = (replica.names, lanes, tags.get("gpu_type", ""), tags.get("quantization", ""))
         kin = self._kins.setdefault(alike, Kin(self.outlier))
         group.size += 1
-        watch = self._watched[replica.id] = HealthEntry(replica.id, group, kin, ReplicaRecord(), since=now)
+        self._added += 1
+        watch = HealthEntry(replica.id, self._added, group, kin, ReplicaRecord(), since=now)
         if parked:
             watch.parked = True
             group.out += 1
         if state is UP:
-            kin.members[replica.id] = watch.record
+            kin.members.append(watch.record)
         else:
             self._enter(watch, state, "joined", now)
-        return self._verdict(watch, now, changed=True)
+        watch.usable = self.share(watch, now)
+        return watch
 
-    def remove(self, replica_id: ReplicaId) -> None:
-        watch = self._watched.pop(replica_id, None)
-        if watch is not None:
-            watch.group.size -= 1
-            watch.group.out -= not _serves(watch)
-            if not watch.group.size:
-                del self._groups[watch.group.names, watch.group.lanes]
-            watch.kin.members.pop(replica_id, None)
-            watch.due = inf
+    def remove(self, watch: HealthEntry) -> None:
+        watch.group.size -= 1
+        watch.group.out -= not _serves(watch)
+        if not watch.group.size:
+            del self._groups[watch.group.names, watch.group.lanes]
+        if _in_use(watch):
+            watch.kin.members.remove(watch.record)
+        watch.due = inf
 
-    def park(self, replica_id: ReplicaId, parked: bool) -> None:
+    def park(self, watch: HealthEntry, parked: bool) -> None:
         """Parks a replica or takes it back. A parked replica stands in for no other."""
-        watch = self._watched.get(replica_id)
-        if watch is not None:
-            before = _serves(watch)
-            watch.parked = parked
-            watch.group.out += before - _serves(watch)
+        before = _serves(watch)
+        watch.parked = parked
+        watch.group.out += before - _serves(watch)
 
     # -- what is seen -----------------------------------------------------------------------------------------
 
     def served(
         self,
-        replica_id: ReplicaId,
+        watch: HealthEntry,
         ttft_s: float | None,
         prompt_tokens: int,
         tpot_s: float | None,
@@ -227,8 +157,7 @@ class Health:
         """Takes in how quick a request was that ended well; `on` judges it. `ttft_s` None: the time of its first token
         is unknown, and `token_s` is the seconds per token in all. `tpot_s` and `token_s` None: unknown, or the answer
         had too few tokens to tell. `in_flight`: requests that the replica had, this one included."""
-        watch = self._watched.get(replica_id)
-        if watch is None or not _in_use(watch):
+        if not _in_use(watch):
             return
         watch.record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
         watch.kin.look(now)
@@ -240,7 +169,7 @@ class Health:
 
     def success(
         self,
-        replica_id: ReplicaId,
+        watch: HealthEntry,
         ttft_s: float | None,
         prompt_tokens: int,
         tpot_s: float | None,
@@ -251,9 +180,6 @@ class Health:
         """`served` and `on` in one, for the end that is seen most. None: nothing about the replica has changed. Whether
         the replica is slower than its peers is asked once for each computation of their medians, and not at every
         request."""
-        watch = self._watched.get(replica_id)
-        if watch is None:
-            return None
         record, looked_at = watch.record, watch.kin.looked_at
         fresh = now - looked_at < LOOK_S and record.looked_at == looked_at
         if watch.state is UP and fresh and not record.failed and not record.suspects:
@@ -261,19 +187,10 @@ class Health:
             record.ended(failed=False)
             record.took(ttft_s, prompt_tokens, tpot_s, token_s, in_flight)
             return None
-        self.served(replica_id, ttft_s, prompt_tokens, tpot_s, now, token_s, in_flight)
-        return self.on(replica_id, Saw.SUCCESS, now)
+        self.served(watch, ttft_s, prompt_tokens, tpot_s, now, token_s, in_flight)
+        return self.on(watch, Saw.SUCCESS, now)
 
-    def another(self, replica_id: ReplicaId, about: About) -> bool:
-        """Notes an error answer to this prompt. Returns whether the replica has failed another prompt too, since it
-        last did well: then the replica is to blame."""
-        watch = self._watched.get(replica_id)
-        return watch is not None and watch.record.another(about)
-
-    def on(self, replica_id: ReplicaId, saw: Saw, now: float) -> HealthVerdict:
-        watch = self._watched.get(replica_id)
-        if watch is None:
-            return HealthVerdict(replica_id, False, 0.0, EJECTED, "not in the fleet")
+    def on(self, watch: HealthEntry, saw: Saw, now: float) -> HealthVerdict:
         was = watch.state
         self._pass_time(watch, now)
         sign, why = self._judge_in_use(watch, saw) if _in_use(watch) else self._judge_out(watch, saw, now)
@@ -340,20 +257,17 @@ class Health:
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def share(self, replica_id: ReplicaId, now: float) -> float:
+    def share(self, watch: HealthEntry, now: float) -> float:
         """Share of the replica's slots that may be used now."""
-        watch = self._watched.get(replica_id)
-        return self._share(watch, now) if watch is not None else 0.0
-
-    def standing(self, replica_id: ReplicaId) -> Standing | None:
-        """The replica's standing. None: it is not in the fleet."""
-        watch = self._watched.get(replica_id)
-        return Standing(watch.state, watch.since, watch.why) if watch is not None else None
+        if watch.state is RAMPING:
+            done = (now - watch.since) / self.config.ramp_s if self.config.ramp_s > 0 else 1.0
+            return FIRST_SHARE + (1.0 - FIRST_SHARE) * min(1.0, max(0.0, done))
+        return 1.0 if watch.state is UP else 0.0
 
     def wake_at(self) -> float:
         """When to call `tick`. inf: not until something is seen."""
         alarms = self._alarms
-        while alarms and self._stale(alarms[0]):
+        while alarms and alarms[0][3].due != alarms[0][0]:
             heappop(alarms)
         return alarms[0][0] if alarms else inf
 
@@ -361,7 +275,7 @@ class Health:
         """The verdicts on all replicas that time alone has changed."""
         verdicts = []
         while self.wake_at() <= now:
-            watch = self._watched[heappop(self._alarms)[1]]
+            watch = heappop(self._alarms)[3]
             watch.due = inf
             was = watch.state
             self._pass_time(watch, now)
@@ -383,11 +297,7 @@ class Health:
         if due != watch.due:
             watch.due = due
             if due < inf:
-                heappush(self._alarms, (due, watch.id))
-
-    def _stale(self, alarm: tuple[float, ReplicaId]) -> bool:
-        watch = self._watched.get(alarm[1])
-        return watch is None or watch.due != alarm[0]
+                heappush(self._alarms, (due, watch.id, watch.number, watch))
 
     # -- states -----------------------------------------------------------------------------------------------
 
@@ -398,12 +308,14 @@ class Health:
         due = inf
         if state is EJECTED:
             self.ejections += relapse
-            watch.kin.members.pop(watch.id, None)
+            if relapse:
+                watch.kin.members.remove(watch.record)
             due = watch.out_until = now + (self._relapse_s(watch, now) if relapse else self.config.cooldown_s)
         elif state is PROBATION:
             watch.probes_ok = 0
         elif state is RAMPING:
-            watch.record = watch.kin.members[watch.id] = ReplicaRecord()
+            watch.record = ReplicaRecord()
+            watch.kin.members.append(watch.record)
             # One more deep failure is then enough: coming back on shallow probes has not disproved the earlier ones.
             watch.deep_failed = min(watch.deep_failed, self.config.failures - 1)
             watch.back_at = now
@@ -414,14 +326,8 @@ class Health:
         watch.ejections = watch.ejections + 1 if now - watch.back_at < FORGIVE_S else 1
         return min(COOLDOWN_LIMIT_S, self.config.cooldown_s * 2.0 ** min(watch.ejections - 1, 32))
 
-    def _share(self, watch: HealthEntry, now: float) -> float:
-        if watch.state is RAMPING:
-            done = (now - watch.since) / self.config.ramp_s if self.config.ramp_s > 0 else 1.0
-            return FIRST_SHARE + (1.0 - FIRST_SHARE) * min(1.0, max(0.0, done))
-        return 1.0 if watch.state is UP else 0.0
-
     def _verdict(self, watch: HealthEntry, now: float, *, changed: bool) -> HealthVerdict:
-        usable = self._share(watch, now)
+        usable = self.share(watch, now)
         changed = changed or usable != watch.usable
         watch.usable = usable
         return HealthVerdict(watch.id, changed, usable, watch.state, watch.why)

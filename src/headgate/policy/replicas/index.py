@@ -7,13 +7,12 @@ the same in every process.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from typing import Final, Literal
 
 from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.policy.replicas.affinity import Ring
+from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, ReplicaPool
 
 Order = Literal["work", "requests", "turn", "weighted_turn"]
 """What the index is ordered by. A turn grows with each request sent: the replica with the lowest is next."""
@@ -25,44 +24,6 @@ nothing to decode yet, would be sent every prompt until it had as much as the ot
 1, 0.5, 0.25 and 0.1 this has the best tail when load rises to four times as much."""
 
 
-@dataclass(slots=True, eq=False)
-class ReplicaPool:
-    """Replicas that serve the same model and lanes, and their sums."""
-
-    names: frozenset[str]
-    """Model names that they serve. Empty: any."""
-    lanes: frozenset[str]
-    ring: Ring = field(default_factory=Ring)
-    ready: list[tuple[float, int, "IndexEntry"]] = field(default_factory=list)
-    """Replicas that are usable and have a free slot, least loaded first, then first come: order numbers make ties the
-    same everywhere."""
-    replicas: int = 0
-    usable: int = 0
-    limit: int = 0
-    """Requests that all of them may have at once."""
-    room: int = 0
-    turn: float = 0.0
-    """The highest turn that was used: a replica that comes back continues from there."""
-
-
-@dataclass(slots=True, eq=False)
-class IndexEntry:
-    """A replica's place in the index, and what was last counted of it."""
-
-    id: ReplicaId
-    load: Load
-    number: int
-    pool: ReplicaPool
-    token_limit: int | None
-    entry: tuple[float, int, "IndexEntry"] | None = None
-    """The replica's place in `ready`. None: it is not there."""
-    turn: float = 0.0
-    requests: int = 0
-    usable: bool = False
-    limit: int = 0
-    room: int = 0
-
-
 def work_s(load: Load, prefill_tokens: int, decode_tokens: int) -> float:
     """Seconds by which these tokens delay the first token of the next request here. Prompts go one after the other and
     before it; decoding, at full batch as it would be under load, only slows them, and counts for DECODE."""
@@ -70,22 +31,22 @@ def work_s(load: Load, prefill_tokens: int, decode_tokens: int) -> float:
 
 
 class RouteIndex:
-    """The index of all replicas. Code that writes a Load in this index calls `changed` afterwards."""
+    """The index of all replicas in a book. The book tells it of every change."""
 
-    def __init__(self, order: Order = "work") -> None:
+    def __init__(self, entries: dict[ReplicaId, ReplicaEntry], order: Order = "work") -> None:
+        """`entries`: those of the book."""
         self.order = order
-        self.loads: dict[ReplicaId, Load] = {}
-        self.seats: dict[ReplicaId, IndexEntry] = {}
+        self.entries: Final = entries
         self._pools: dict[tuple[frozenset[str], frozenset[str]], ReplicaPool] = {}
         self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]] = {}
         self._models: dict[str, None] = {}
         self._joined = 0
 
-    def add(self, load: Load) -> None:
-        replica = load.replica
-        known = self.seats.get(replica.id)
-        if known is not None:
-            self.remove(replica.id)
+    def add(self, entry: ReplicaEntry, load: Load) -> None:
+        """Enters a replica, or enters it anew: it keeps its number, and counts as just come."""
+        replica, seat = load.replica, entry.seat
+        if seat is not None:
+            self._take_out(seat)
         names = replica.names
         pool = self._pools.get((names, replica.lanes))
         if pool is None:
@@ -93,22 +54,25 @@ class RouteIndex:
             self._look_again()
         pool.replicas += 1
         pool.ring.add(replica.id)
-        self._joined += known is None  # a replica that is only described anew keeps its place
-        number = self._joined if known is None else known.number
-        self.loads[replica.id] = load
-        self.seats[replica.id] = IndexEntry(replica.id, load, number, pool, replica.token_limit, requests=load.requests)
+        if seat is None:
+            self._joined += 1
+            seat = entry.seat = IndexEntry(replica.id, load, self._joined, pool, replica.token_limit)
+        else:
+            seat.load, seat.pool, seat.token_limit, seat.turn = load, pool, replica.token_limit, 0.0
+        seat.requests = load.requests
         self.changed(load)
 
-    def remove(self, replica_id: ReplicaId) -> None:
-        if replica_id not in self.seats:
-            return
-        seat = self.seats.pop(replica_id)
-        del self.loads[replica_id]
+    def remove(self, entry: ReplicaEntry) -> None:
+        if entry.seat is not None:
+            self._take_out(entry.seat)
+            entry.seat = None
+
+    def _take_out(self, seat: IndexEntry) -> None:
         pool = seat.pool
         self._place(seat, None)
         self._count(seat, False, 0, 0)
         pool.replicas -= 1
-        pool.ring.remove(replica_id)
+        pool.ring.remove(seat.id)
         if not pool.replicas:
             del self._pools[pool.names, pool.lanes]
             self._look_again()
@@ -116,7 +80,8 @@ class RouteIndex:
     def changed(self, load: Load) -> None:
         """Takes in a changed Load. A replica that has left meanwhile is ignored."""
         replica = load.replica
-        seat = self.seats.get(replica.id)
+        entry = self.entries.get(replica.id)
+        seat = None if entry is None else entry.seat
         if seat is None or seat.load is not load:
             return
         usable, requests = load.usable, load.requests
@@ -146,11 +111,26 @@ class RouteIndex:
 
     def get(self, replica_id: ReplicaId) -> Load | None:
         """The replica's Load. None: the replica has left."""
-        return self.loads.get(replica_id)
+        seat = self.seat(replica_id)
+        return None if seat is None else seat.load
+
+    def seat(self, replica_id: ReplicaId) -> IndexEntry | None:
+        """The replica's place in the index. None: the replica has left."""
+        entry = self.entries.get(replica_id)
+        return None if entry is None else entry.seat
+
+    def seats(self) -> list[IndexEntry]:
+        """The places of all replicas, in the order in which they joined or were described anew."""
+        return [entry.seat for entry in tuple(self.entries.values()) if entry.seat is not None]
+
+    @property
+    def loads(self) -> dict[ReplicaId, Load]:
+        """A copy of the registry of loads, for those who read all of them."""
+        return {seat.id: seat.load for seat in self.seats()}
 
     def replicas(self) -> list[Replica]:
         """A copy of what is known of every replica, with the names that were found out; safe from any thread."""
-        return [load.replica for load in tuple(self.loads.values())]
+        return [seat.load.replica for seat in self.seats()]
 
     def models(self) -> list[str]:
         """Models that are served by name, first come first."""
@@ -159,6 +139,10 @@ class RouteIndex:
     def by_name(self, model: str) -> bool:
         """Whether a replica serves this model by its name."""
         return model in self._models
+
+    def any(self) -> bool:
+        """Whether any replica has joined."""
+        return len(self._pools) > 0
 
     def any_for(self, model: str | None, lane: str | None = None) -> bool:
         """Whether a replica serves this model and lane, usable or not."""
@@ -195,7 +179,7 @@ class RouteIndex:
         """Number of usable replicas that have not been tried."""
         usable = sum(pool.usable for pool in pools)
         for replica_id in tried:
-            seat = self.seats.get(replica_id)
+            seat = self.seat(replica_id)
             if seat is not None and seat.usable and seat.pool in pools:
                 usable -= 1
         return usable

@@ -12,8 +12,6 @@ from itertools import islice
 from math import inf
 from typing import Final
 
-from headgate.model.replica import ReplicaId
-
 RECENT = 32
 """Requests over which the error rate is computed, the latest."""
 OVERHEAD_TOKENS = 100
@@ -176,8 +174,8 @@ class Kin:
     """Replicas alike enough for their latencies to be compared: same model, lanes, quantization and kind of GPU."""
 
     config: OutlierConfig
-    members: dict[ReplicaId, ReplicaRecord] = field(default_factory=dict)
-    """Records of the replicas in use."""
+    members: list[ReplicaRecord] = field(default_factory=list)
+    """Records of the replicas in use, in the order in which they came into use."""
     looked_at: float = -inf
     ttft_per_token_s: float = inf
     tpot_s: float = inf
@@ -192,7 +190,7 @@ class Kin:
     def look(self, now: float) -> None:
         if now - self.looked_at >= LOOK_S:
             self.looked_at = now
-            enough, seen = self.config.samples, self.members.values()
+            enough, seen = self.config.samples, self.members
             ttfts = [one.token_s.value for one in seen if one.token_s.count >= enough]
             self.ttft_per_token_s = _median(ttfts)
             self.known_ttft_per_token_s = _median(ttfts, least=1)
@@ -216,7 +214,7 @@ class Kin:
     def _usual_errors(self) -> float:
         """Median error rate of the peers, 0 to 1. It is computed anew each time, since it may have risen for all at
         once: then the requests are the cause."""
-        some = islice(self.members.values(), PEERS)
+        some = islice(self.members, PEERS)
         rates = [one.error_rate for one in some if one.requests >= self.config.samples]
         return _median(rates) if len(rates) > 1 else 0.0
 

@@ -20,7 +20,8 @@ from headgate.model.record import ConsideredReplica
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity, session_order
-from headgate.policy.replicas.index import IndexEntry, Order, ReplicaPool, RouteIndex, work_s
+from headgate.policy.replicas.entry import IndexEntry, ReplicaPool
+from headgate.policy.replicas.index import Order, RouteIndex, work_s
 
 SCAN: Final = 32
 """Index entries examined when the least loaded do not fit: they were tried, or lack room for the request's tokens."""
@@ -184,9 +185,8 @@ def _add_known(
     known: tuple[ReplicaId, ...],
     tried: frozenset[ReplicaId],
 ) -> None:
-    seats = fleet.seats
     for replica_id in known:
-        seat = seats.get(replica_id)
+        seat = fleet.seat(replica_id)
         if seat is not None and seat.entry is not None and seat.pool in pools and _fits(request, seat, tried):
             near[replica_id] = seat.entry
 

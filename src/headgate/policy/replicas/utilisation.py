@@ -20,15 +20,14 @@ from math import exp
 from typing import Final
 
 from headgate.model.replica import Load, ReplicaId
-from headgate.policy.replicas.index import ReplicaPool, RouteIndex
+from headgate.policy.replicas.entry import IndexEntry, PrefillOwed, ReplicaEntry
+from headgate.policy.replicas.index import RouteIndex
 
 RESOURCES: Final = ("prefill", "slots", "kv", "tokens", "waiting")
 LOOK_S: Final = 1.0
 """Minimum seconds between two measurements over time."""
 SMOOTH_S: Final = 15.0
 """Seconds over which measurements over time are averaged, about."""
-MOST_OWED_S: Final = 30.0
-"""Maximum seconds of prefill work that a replica is assumed to have: a wrong pace is forgotten as soon."""
 QUEUES: Final = 0.1
 """Requests waiting in an engine, per running request, at which it is full: for engines that do not report how many they
 can run."""
@@ -80,26 +79,6 @@ def words(resource: str) -> str:
     }.get(resource, "the replicas' room")
 
 
-class _Owed:
-    """Seconds of prefill work that one replica was given and has not had the time for."""
-
-    __slots__ = ("busy", "owed_s", "sent_tokens")
-
-    def __init__(self, sent_tokens: int) -> None:
-        self.sent_tokens = sent_tokens
-        self.owed_s = 0.0
-        self.busy = 0.0
-
-    def look(self, load: Load, passed_s: float, share: float) -> None:
-        """Takes in the time since the last look. `share`: the weight of that time in the average."""
-        more, self.sent_tokens = load.sent_tokens - self.sent_tokens, load.sent_tokens
-        owed_s = min(MOST_OWED_S, self.owed_s + more * (load.pace.token_s or 0.0))
-        busy_s = min(owed_s, passed_s)
-        # A replica that has sent every first token has no prefill left, whatever was expected.
-        self.owed_s = owed_s - busy_s if load.prefill_tokens > 0 else 0.0
-        self.busy += share * (busy_s / passed_s - self.busy)
-
-
 class _Sum:
     """Sums over the replicas of one pool."""
 
@@ -120,16 +99,17 @@ class Utilisation:
         """What an engine reports of itself. The reader of engines' gauges sets this."""
         self._fleet = fleet
         self._held_up = held_up
-        self._owed: dict[ReplicaId, _Owed] = {}
         self._waiting = 0.0
         self._at: float | None = None
 
     def look(self, now: float) -> None:
         """Takes in what has happened since the last look. Sooner than LOOK_S after that one it does nothing."""
-        loads, owed = self._fleet.loads, self._owed
+        entries = self._fleet.entries.values()
         if self._at is None:
             self._at = now
-            self._owed = {name: _Owed(load.sent_tokens) for name, load in loads.items()}
+            for entry in entries:
+                if entry.seat is not None:
+                    entry.owed = PrefillOwed(entry.seat.load.sent_tokens)
             return
         passed_s = now - self._at
         if passed_s < LOOK_S:
@@ -137,20 +117,19 @@ class Utilisation:
         self._at = now
         share = 1.0 - exp(-passed_s / SMOOTH_S)
         self._waiting += share * (float(self._held_up()) - self._waiting)
-        for name, load in loads.items():
-            known = owed.get(name)
-            if known is None or known.sent_tokens > load.sent_tokens:  # it is new, or has left and come back
-                known = owed[name] = _Owed(load.sent_tokens)
-            known.look(load, passed_s, share)
-        if len(owed) > len(loads):
-            self._owed = {name: known for name, known in owed.items() if name in loads}
+        for entry in entries:
+            if entry.seat is not None:
+                load, owed = entry.seat.load, entry.owed
+                if owed is None or owed.sent_tokens > load.sent_tokens:  # it is new, or its count began anew
+                    owed = entry.owed = PrefillOwed(load.sent_tokens)
+                owed.look(load, passed_s, share)
 
     def read(self) -> Use:
         """Utilisation of the whole fleet: for each resource that of the fullest pool."""
         sums: dict[int, _Sum] = {}
-        for seat in self._fleet.seats.values():
-            if seat.load.usable > 0:
-                self._add(seat.load, seat.limit, seat.token_limit, sums, seat.pool)
+        for entry in self._fleet.entries.values():
+            if entry.seat is not None and entry.seat.load.usable > 0:
+                self._add(entry, entry.seat, sums)
         if not sums:
             return Use()
         parts = sums.values()
@@ -164,11 +143,11 @@ class Utilisation:
 
     def of(self, replica_id: ReplicaId) -> Use:
         """Utilisation of one replica. Nothing is known of a replica that has left or may not be used."""
-        seat, sums = self._fleet.seats.get(replica_id), dict[int, _Sum]()
-        if seat is None or seat.load.usable <= 0:
+        entry, sums = self._fleet.entries.get(replica_id), dict[int, _Sum]()
+        if entry is None or entry.seat is None or entry.seat.load.usable <= 0:
             return Use()
-        self._add(seat.load, seat.limit, seat.token_limit, sums, seat.pool)
-        one = sums[id(seat.pool)]
+        self._add(entry, entry.seat, sums)
+        one = sums[id(entry.seat.pool)]
         return Use(
             prefill=_share(one.prefill, one.prefill_of),
             slots=_share(one.slots, one.slots_of),
@@ -178,18 +157,19 @@ class Utilisation:
 
     def busy(self, replica_id: ReplicaId) -> float | None:
         """Share of its time that one replica needs for the prompts sent from here. None: its pace is unknown."""
-        load, known = self._fleet.get(replica_id), self._owed.get(replica_id)
-        return None if load is None or known is None or load.pace.token_s is None else known.busy
+        entry = self._fleet.entries.get(replica_id)
+        return None if entry is None or entry.seat is None else _busy(entry, entry.seat.load)
 
-    def _add(self, load: Load, limit: int, token_limit: int | None, sums: dict[int, _Sum], pool: ReplicaPool) -> None:
-        total = sums.get(id(pool))
+    def _add(self, entry: ReplicaEntry, seat: IndexEntry, sums: dict[int, _Sum]) -> None:
+        load, token_limit = seat.load, seat.token_limit
+        total = sums.get(id(seat.pool))
         if total is None:
-            total = sums[id(pool)] = _Sum()
-        said = self.said(load.id)
-        room = max(1, limit or int(load.limit * load.usable))
+            total = sums[id(seat.pool)] = _Sum()
+        said = self.said(seat.id)
+        room = max(1, seat.limit or int(load.limit * load.usable))
         total.slots += room * max(min(1.0, load.requests / room), _own_batch(said))
         total.slots_of += room
-        busy = self.busy(load.id)
+        busy = _busy(entry, load)
         if busy is not None:
             total.prefill += min(1.0, busy)
             total.prefill_of += 1.0
@@ -200,6 +180,10 @@ class Utilisation:
         if token_limit is not None:
             total.tokens += min(load.tokens, token_limit)
             total.tokens_of += max(1, token_limit)
+
+
+def _busy(entry: ReplicaEntry, load: Load) -> float | None:
+    return None if entry.owed is None or load.pace.token_s is None else entry.owed.busy
 
 
 def _own_batch(said: Said) -> float:
