@@ -2,14 +2,30 @@
 functions and constructors of a size that can be seen at once."""
 
 import ast
+import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from headgate.config.gateway import GatewayConfig
+from headgate.policy.compose import dispatcher_for
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "headgate"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+DRIVEN = {"on", "wake_at", "unfinished", "reconfigure"}
+ASKED = {
+    *("lanes", "tiers", "view", "waiting", "running", "queued", "under_way", "holdings", "computed"),
+    *("replicas", "replica", "standing", "sent_to", "room", "with_room", "any_usable", "unserved"),
+    *("utilisation", "use_of", "gauges_from"),
+    *("limits_of", "over_limit", "rates", "shared_limits", "part"),
+}
+"""All that is asked of a dispatcher outside its own folder: its drivers' part, and what it answers to others."""
+LOOKUPS = {"lanes": {"values", "items", "get"}, "tiers": {"values", "items", "get"}}
+"""Frozen values by name, which may be looked up; nothing else that a dispatcher has is gone through."""
+INSIDE = ("passage", "turns", "fair", "prefills", "standing_room", "admit", "retry")
+INDEX = ("index", "book", "entry", "full")
 FLEET_OWNERS = ("Controller", "Placement", "GatewayHands", "ProcessFleet")
 """Owners that a gateway has only where it starts and stops replicas itself."""
 
@@ -62,6 +78,40 @@ def test_every_decision_is_listed_and_every_number_is_accounted_for() -> None:
     rows = re.findall(r"^\| (?:\[(\d{4})\]\(([^)]+)\)|(\d{4})) \|", text, re.MULTILINE)
     assert sorted(name for _, name, _ in rows if name) == sorted(path.name for path in folder.glob("0*.md"))
     assert [int(used or unused) for used, _, unused in rows] == list(range(1, len(rows) + 1))
+
+
+def _is_dispatcher(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.lstrip("_") == "dispatcher"
+
+
+def _reaches(path: Path) -> Iterator[str]:
+    """Places where a module asks a dispatcher for something that is not on the list, or goes through what it has."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            room, _, name = node.module.removeprefix("headgate.policy.").partition(".")
+            if (room == "dispatch" and name in INSIDE) or (room == "replicas" and name in INDEX):
+                yield f"{where}: import of {node.module}"
+        if not isinstance(node, ast.Attribute):
+            continue
+        if _is_dispatcher(node.value) and node.attr not in DRIVEN | ASKED:
+            yield f"{where}: {node.attr}"
+        inner = node.value
+        through = isinstance(inner, ast.Attribute) and _is_dispatcher(inner.value)
+        if isinstance(inner, ast.Attribute) and through and node.attr not in LOOKUPS.get(inner.attr, ()):
+            yield f"{where}: {inner.attr}.{node.attr}"
+
+
+def test_no_module_reaches_into_the_dispatcher() -> None:
+    """Only policy/ knows its insides; all other rooms read `view(now)` or one of its own methods."""
+    modules = [path for path in MODULES if not path.is_relative_to(PACKAGE / "policy")]
+    assert [one for path in modules for one in _reaches(path)] == []
+
+
+def test_what_may_be_asked_of_a_dispatcher_is_there() -> None:
+    dispatcher = dispatcher_for(GatewayConfig(), random.Random(1))
+    assert sorted(name for name in DRIVEN | ASKED if not hasattr(dispatcher, name)) == []
 
 
 def _registries() -> Iterator[str]:

@@ -343,9 +343,9 @@ async def test_a_tick_that_raises_is_not_the_last(monkeypatch: pytest.MonkeyPatc
 @awaited
 async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with two_replicas(GatewayConfig()) as it:
-        shadows = Shadows(it.gateway.dispatcher.fleet, it.gateway.places, monotonic)
+        shadows = Shadows(it.gateway.dispatcher.with_room, it.gateway.places, monotonic)
         shadows.allow("x", 8)
-        monkeypatch.setattr(Shadows, "_replica", lambda self, model: it.gateway.dispatcher.fleet.loads["a"])
+        monkeypatch.setattr(Shadows, "_replica", lambda self, model: "a")
         for name in ("on_head", "on_events", "on_done"):
             trap = Trap(monkeypatch, ShadowCopy, name)
             trap.armed = True

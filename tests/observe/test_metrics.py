@@ -302,7 +302,7 @@ def test_what_waits_and_runs() -> None:
 def test_utilisation_is_that_of_the_scarcest_resource_and_each_is_told() -> None:
     scene = Scene()
     scene.join("a", slots=8, kv_ratio=0.9)
-    scene.dispatcher.use.said = lambda name: {"kv_ratio": 0.9}
+    scene.dispatcher.gauges_from(lambda name: {"kv_ratio": 0.9})
     scene.dispatcher.fleet.loads["a"].requests = 2
     scene.dispatcher.fleet.loads["a"].usable = 1.0
     samples = scene.samples()
@@ -312,6 +312,7 @@ def test_utilisation_is_that_of_the_scarcest_resource_and_each_is_told() -> None
     assert ("headgate_replica_prefill_busy", (("replica", "a"),)) not in samples
     for number in range(8):
         scene.dispatcher.fleet.loads["a"].pace.see(100 * number, 0, 0.1)
+    scene.now += 0.1
     assert find(scene.samples(), "headgate_replica_prefill_busy", replica="a") == 0
 
 

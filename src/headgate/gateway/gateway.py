@@ -211,7 +211,7 @@ class Gateway:
         """Whether an arrival has to wait for its tenant's share of the limits; None: no other gateway shares the
         limits."""
         self._places: dict[ReplicaId, Endpoint] = {}
-        acceptor.abilities = Abilities(self.dispatcher.fleet.replicas)
+        acceptor.abilities = Abilities(self.dispatcher.replicas)
         self.shadows: Shadows | None = None
         """Copies requests to shadowed versions; None: no model name has versions."""
         self._loop = asyncio.get_running_loop()
@@ -263,11 +263,8 @@ class Gateway:
 
     def _refuse_spent(self, tenant: str) -> None:
         """Raises Refused if the tenant's limits would not admit even one token. Takes nothing from the limits."""
-        limits = self.dispatcher.tenants.get(tenant)
-        if limits is None:
-            return
         now = self._clock()
-        over = self.dispatcher.limits.look(tenant, limits, 1, now)
+        over = self.dispatcher.over_limit(tenant, now)
         if over is not None:
             error = Refused(over_message(tenant, over), Outcome.OVER_LIMIT, over.retry_after_s)
             self._tell_rates(error, tenant, now)
@@ -435,10 +432,9 @@ class Gateway:
     def _tell_rates(self, error: ServeError, tenant: str, now: float) -> None:
         """Adds what is left of the tenant's limits to the error, in OpenAI's headers. The error's type says which limit
         is exceeded."""
-        limits = self.dispatcher.tenants.get(tenant)
-        if limits is None:  # it has only a concurrency limit, or its limits were removed meanwhile
+        view = self.dispatcher.rates(tenant, now)
+        if view is None:  # it has only a concurrency limit, or its limits were removed meanwhile
             return
-        view = self.dispatcher.limits.view(tenant, limits, now)
         headers: list[tuple[str, str]] = []
         for name, rate in (("requests", view.requests), ("tokens", view.tokens)):
             if rate is not None:

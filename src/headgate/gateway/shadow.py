@@ -16,8 +16,7 @@ import msgspec
 from headgate.gateway.answer.output import speaks
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
-from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.policy.replicas.index import RouteIndex
+from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.rollout.verdict import VersionSample
 from headgate.replica.http import Call, Connections, request_head
 from headgate.replica.openai import flaw_in, read_usage
@@ -53,13 +52,14 @@ class ShadowEndpoint(Protocol):
 class Shadows:
     def __init__(
         self,
-        fleet: RouteIndex,
+        with_room: Callable[[str], list[ReplicaId]],
         places: Mapping[ReplicaId, ShadowEndpoint],
         clock: Clock,
     ) -> None:
+        """`with_room` returns the usable replicas of a model that have a free slot."""
         self.told: Callable[[str, VersionSample], None] = lambda name, sample: None
         """Called with the model name and the sample of each copy that ended."""
-        self._fleet = fleet
+        self._with_room = with_room
         self._places = places
         self._clock = clock
         self._tallies: dict[str, ShadowTally] = {}
@@ -87,12 +87,12 @@ class Shadows:
         self._loop.call_soon(self._send, name, tally, model, path, body)
 
     def _send(self, name: str, tally: ShadowTally, model: str, path: str, body: dict[str, Any]) -> None:
-        load = self._replica(model)
-        if load is None:
+        replica_id = self._replica(model)
+        if replica_id is None:
             tally.under_way -= 1
             tally.left_out += 1
             return
-        place = self._places[load.id]
+        place = self._places[replica_id]
         pool = place.pool
         tally.copied += 1
 
@@ -109,13 +109,9 @@ class Shadows:
         except Exception as flaw:
             copy.on_broken(flaw)
 
-    def _replica(self, model: str) -> Load | None:
-        usable = [
-            load
-            for load in self._fleet.loads.values()
-            if load.usable > 0 and load.room > 0 and model in load.replica.names and load.id in self._places
-        ]
-        return min(usable, key=lambda load: self._places[load.id].pool.busy, default=None)
+    def _replica(self, model: str) -> ReplicaId | None:
+        usable = [replica_id for replica_id in self._with_room(model) if replica_id in self._places]
+        return min(usable, key=lambda replica_id: self._places[replica_id].pool.busy, default=None)
 
 
 class ShadowCopy:

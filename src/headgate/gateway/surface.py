@@ -46,6 +46,6 @@ class Surface:
     def _ready(self, exchange: Exchange) -> None:
         if self.draining:
             raise NotReady("draining")
-        if not any(load.usable > 0 for load in self._gateway.dispatcher.fleet.loads.values()):
+        if not self._gateway.dispatcher.any_usable():
             raise NotReady("no replica is ready yet")
         exchange.respond(200, b'{"status":"ready"}')

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Protocol
 
-from headgate.model.replica import Load, ReplicaId
+from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.view import ReplicaView
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.words import about_outage
 from headgate.policy.replicas.signs import HealthState
@@ -44,7 +45,7 @@ class FleetNews(Protocol):
 
 @dataclass(slots=True)
 class _Seen:
-    load: Load
+    joined_at: float
     since: float
     was_up: bool = False
 
@@ -69,9 +70,11 @@ class Conditions:
 
     def of(self, now: float) -> dict[ReplicaId, Condition]:
         """The condition of every known replica."""
-        loads, fleet = self._dispatcher.fleet.loads, self._fleet()
-        self._seen = {replica_id: self._noted(load, now) for replica_id, load in loads.items()}
-        return {replica_id: self._one(seen, fleet, now) for replica_id, seen in self._seen.items()}
+        replicas, fleet = self._dispatcher.view(now).replicas, self._fleet()
+        self._seen = {replica_id: self._noted(replica, now) for replica_id, replica in replicas.items()}
+        return {
+            replica_id: self._one(replicas[replica_id], seen, fleet, now) for replica_id, seen in self._seen.items()
+        }
 
     def read(self, now: float) -> FleetReading:
         found = self.of(now)
@@ -98,7 +101,7 @@ class Conditions:
 
     def why(self, replica_id: ReplicaId) -> str:
         """The known reason why a replica is not in use; empty: none is known."""
-        watch, standing = self._watches.get(replica_id), self._dispatcher.book.standing(replica_id)
+        watch, standing = self._watches.get(replica_id), self._dispatcher.standing(replica_id)
         if watch is not None and watch.why:
             return watch.why
         # The standing of a replica that health has not ejected yet says why it is in use.
@@ -113,7 +116,7 @@ class Conditions:
         condition."""
         if condition == "parked":
             return "parked"
-        watch, standing = self._watches.get(replica_id), self._dispatcher.book.standing(replica_id)
+        watch, standing = self._watches.get(replica_id), self._dispatcher.standing(replica_id)
         if condition != "up" and watch is not None and watch.phase != "ready":
             return watch.phase
         state = "ejected" if standing is None else standing.state.name.lower()
@@ -122,21 +125,20 @@ class Conditions:
 
     # -- one replica ---------------------------------------------------------------------------------------------
 
-    def _noted(self, load: Load, now: float) -> _Seen:
-        seen = self._seen.get(load.id)
-        if seen is None or seen.load is not load:
-            seen = _Seen(load, now)
+    def _noted(self, replica: ReplicaView, now: float) -> _Seen:
+        seen = self._seen.get(replica.id)
+        if seen is None or seen.joined_at != replica.joined_at:
+            seen = _Seen(replica.joined_at, now)
         return seen
 
-    def _one(self, seen: _Seen, fleet: FleetNews | None, now: float) -> Condition:
-        replica_id = seen.load.id
+    def _one(self, replica: ReplicaView, seen: _Seen, fleet: FleetNews | None, now: float) -> Condition:
+        replica_id = replica.id
         lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
         if lifecycle in _COMING:
             return "starting"
-        if lifecycle in _APART or (lifecycle is None and self._dispatcher.book.is_parked(replica_id)):
+        if lifecycle in _APART or (lifecycle is None and replica.parked):
             return "parked"
-        seat = self._dispatcher.fleet.seat(replica_id)
-        if seat is not None and seat.usable:
+        if replica.in_use:
             seen.was_up = self._any_was_up = True
             return "up"
         watch = self._watches.get(replica_id)
@@ -164,13 +166,5 @@ class Conditions:
 
     def _unserved(self, down: tuple[ReplicaId, ...]) -> tuple[str, ...]:
         """Lanes and models whose replicas are all down. Few replicas are down, so each of their names is looked up."""
-        fleet = self._dispatcher.fleet
-        lanes: dict[str, None] = {}
-        models: dict[str, None] = {}
-        for replica_id in down:
-            lanes.update(dict.fromkeys(sorted(fleet.loads[replica_id].replica.lanes)))
-            models.update(dict.fromkeys(sorted(fleet.loads[replica_id].replica.names)))
-        return (
-            *(f"lane {name}" for name in lanes if name in self._dispatcher.lanes and not fleet.serves_lane(name)),
-            *(f"model {name}" for name in models if not fleet.usable(name)),
-        )
+        lanes, models = self._dispatcher.unserved(down)
+        return (*(f"lane {name}" for name in lanes), *(f"model {name}" for name in models))

@@ -92,6 +92,8 @@ class Load:
     """Total prompt tokens ever sent to the replica."""
     pace: PrefillPace = field(default_factory=PrefillPace)
     """Fit of the time per prompt token, for figures and not for routing."""
+    joined_at: float = -inf
+    """When the replica joined with these slots; -inf: unknown."""
 
     @property
     def id(self) -> ReplicaId:

@@ -14,8 +14,9 @@ from headgate.measure.conditions import Conditions
 from headgate.measure.tenant_availability import TenantAvailability, availability
 from headgate.model.clock import Clock
 from headgate.model.outcome import ASIDE
-from headgate.model.replica import Load, ReplicaId
+from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.view import ReplicaView
 from headgate.policy.promises.alert import AlertChange, Severity
 from headgate.policy.promises.promise import LEAST
 from headgate.policy.promises.slo import (
@@ -102,7 +103,8 @@ class Alarms:
         self._last_minutes: CountSource
         self._counted: dict[str, Availability] = {}
         """Requests since the start by lane, as of the lane's last reading."""
-        self._in_use: dict[ReplicaId, Load] = {}
+        self._in_use: dict[ReplicaId, float] = {}
+        """When each replica joined that was usable at the last look."""
         self._first_at: float | None = None
 
     def look(self, now: float) -> list[AlertChange]:
@@ -120,25 +122,23 @@ class Alarms:
     # -- reading -----------------------------------------------------------------------------------------
 
     def _read(self, now: float) -> Reading:
-        loads = [load for load in self._dispatcher.fleet.loads.values() if load.usable > 0]
-        waiting = sum(self._dispatcher.waiting(name) for name in self._dispatcher.lanes)
+        view = self._dispatcher.view(now)
+        usable = [replica for replica in view.replicas.values() if replica.usable > 0]
         if now >= self._count_at:
             self._count_at = now + COUNT_EVERY_S
             self._last_minutes = self._figures.counts(300, now)
         ended = self._ended()
-        self._dispatcher.use.look(now)
-        use = self._dispatcher.use.read()
         return Reading(
             lanes={name: self._read_lane(name, ended.get(name, NOBODY), now) for name in self._whose_turn()},
-            waiting_per_replica=waiting / max(1, len(loads)),
-            utilisation=use.largest,
-            binding=use.binding,
+            waiting_per_replica=view.waiting / max(1, len(usable)),
+            utilisation=view.use.largest,
+            binding=view.use.binding,
             cold=self._last_minutes.cold,
             cold_of=self._last_minutes.requests,
             fleet=self._conditions.read(now),
             unknown=self._unknown(ended),
             tenant=None if self._tenants is None else self._tenants.worst(now),
-            joined=tuple(self._joined(loads, now)),
+            joined=tuple(self._joined(usable, now)),
         )
 
     def _whose_turn(self) -> list[str]:
@@ -192,16 +192,16 @@ class Alarms:
             refused=ended.refused - before.refused,
         )
 
-    def _joined(self, loads: list[Load], now: float) -> Iterator[str]:
+    def _joined(self, usable: list[ReplicaView], now: float) -> Iterator[str]:
         """Replicas that came into use since the last look: new ones, and those that were out and are back."""
-        before, self._in_use = self._in_use, {load.id: load for load in loads}
+        before, self._in_use = self._in_use, {seen.id: seen.joined_at for seen in usable}
         if self._first_at is None:
-            self._first_at = now if loads else None
+            self._first_at = now if usable else None
         elif now - self._first_at > START_S:
-            for load in loads:
-                if before.get(load.id) is not load:
-                    version = load.replica.tags.get("version", "")
-                    yield f"{load.id} (version {version})" if version else load.id
+            for seen in usable:
+                if before.get(seen.id) != seen.joined_at:
+                    version = seen.replica.tags.get("version", "")
+                    yield f"{seen.id} (version {version})" if version else seen.id
 
     # -- telling -----------------------------------------------------------------------------------------
 

@@ -7,9 +7,7 @@ from headgate.config.gateway import ObserveConfig
 from headgate.measure.conditions import Conditions
 from headgate.measure.figures import Figures
 from headgate.model.replica import Replica
-from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.hedge import RESULTS as HEDGE_RESULTS
-from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.policy.dispatch.view import DispatcherView
 from headgate.publish.exposition import Exposition, Family
 
 REPLICAS: Final = Family("headgate_replicas", "gauge", "Replicas by what is to be thought of them", "condition")
@@ -79,62 +77,52 @@ class ProbedReplica(Protocol):
     def load(self) -> dict[str, float]: ...
 
 
-def write_conditions(page: Exposition, dispatcher: Dispatcher, conditions: Conditions, now: float) -> None:
-    fleet = conditions.read(now)
+def write_conditions(page: Exposition, view: DispatcherView, conditions: Conditions) -> None:
+    fleet = conditions.read(view.at)
     by_condition = {"up": fleet.up, "starting": fleet.starting, "parked": fleet.parked, "down": len(fleet.down)}
     for condition, number in by_condition.items():
         page.sample(REPLICAS, (condition,), number)
     down = frozenset(fleet.down)
-    for replica_id in dispatcher.fleet.loads:
+    for replica_id in view.replicas:
         page.sample(DOWN, (replica_id,), int(replica_id in down))
     page.sample(OUTAGE, (), int(fleet.outage))
     page.sample(UNSERVED, (), len(fleet.unserved))
 
 
-def write_queues(page: Exposition, dispatcher: Dispatcher) -> None:
-    waiting = 0
-    for name in dispatcher.lanes:
-        waiting += dispatcher.waiting(name)
-        page.sample(WAITING, (name,), dispatcher.waiting(name))
-        page.sample(RUNNING, (name,), dispatcher.running(name))
-    usable = sum(load.usable > 0 for load in dispatcher.fleet.loads.values())
-    page.sample(WAITING_EACH, (), waiting / max(1, usable))
-    if dispatcher.hedger is not None:
-        for name in dispatcher.hedger.lanes:
-            for result in HEDGE_RESULTS:
-                page.sample(HEDGES, (name, result), dispatcher.hedger.counts.get((name, result), 0))
+def write_queues(page: Exposition, view: DispatcherView) -> None:
+    for name, counts in view.lanes.items():
+        page.sample(WAITING, (name,), counts.waiting)
+        page.sample(RUNNING, (name,), counts.running)
+    page.sample(WAITING_EACH, (), view.waiting / max(1, view.usable))
+    for labels, number in view.hedges.items():
+        page.sample(HEDGES, labels, number)
 
 
-def write_loads(page: Exposition, dispatcher: Dispatcher, now: float) -> None:
-    loads, use = dispatcher.fleet.loads, dispatcher.use
-    use.look(now)
-    for replica_id, load in loads.items():
+def write_loads(page: Exposition, view: DispatcherView) -> None:
+    for replica_id, seen in view.replicas.items():
         replica = (replica_id,)
-        page.sample(USABLE, replica, load.usable)
-        page.sample(BUSY, replica, load.requests)
-        page.sample(LIMIT, replica, load.limit)
-        if load.replica.slots is not None:
-            page.sample(SLOTS, replica, load.replica.slots)
-        page.sample(OUTSTANDING, replica, load.tokens)
-        if load.replica.token_limit is not None:
-            page.sample(TOKEN_LIMIT, replica, load.replica.token_limit)
-        busy = use.busy(replica_id)
-        if busy is not None:
-            page.sample(PREFILL_BUSY, replica, busy)
-    taken = use.read()
-    if taken.largest is not None:
-        page.sample(UTILISATION, (), taken.largest)
-    for resource, share in taken.known.items():
+        page.sample(USABLE, replica, seen.usable)
+        page.sample(BUSY, replica, seen.requests)
+        page.sample(LIMIT, replica, seen.limit)
+        if seen.replica.slots is not None:
+            page.sample(SLOTS, replica, seen.replica.slots)
+        page.sample(OUTSTANDING, replica, seen.tokens)
+        if seen.replica.token_limit is not None:
+            page.sample(TOKEN_LIMIT, replica, seen.replica.token_limit)
+        if seen.prefill_busy is not None:
+            page.sample(PREFILL_BUSY, replica, seen.prefill_busy)
+    if view.use.largest is not None:
+        page.sample(UTILISATION, (), view.use.largest)
+    for resource, share in view.use.known.items():
         page.sample(UTILISATION_BY, (resource,), share)
 
 
-def write_shared(page: Exposition, dispatcher: Dispatcher) -> None:
+def write_shared(page: Exposition, view: DispatcherView) -> None:
     """Writes what gateways share; nothing where no limits are shared."""
-    if isinstance(dispatcher.limits, SharedLimits):
-        low, high = dispatcher.book.part
-        page.sample(GATEWAYS, (), dispatcher.limits.gateways)
-        page.sample(CONNECTED, (), int(dispatcher.limits.connected))
-        page.sample(PART, (), high - low)
+    if view.shared is not None:
+        page.sample(GATEWAYS, (), view.shared.gateways)
+        page.sample(CONNECTED, (), int(view.shared.connected))
+        page.sample(PART, (), view.shared.part)
 
 
 def write_reported(page: Exposition, watches: Iterable[ProbedReplica]) -> None:

@@ -74,7 +74,7 @@ class Metrics:
         """A whole page of exposition.CONTENT_TYPE, or OPEN_CONTENT_TYPE. The caller must have handed all closed records
         to the figures before."""
         page, now = self._page, self._pulse.clock()
-        dispatcher, account = self._gateway.dispatcher, self._gateway.account
+        view, account = self._gateway.dispatcher.view(now), self._gateway.account
         page.open = open_metrics
         if self._observe.instruments:
             write_requests(page, self._figures)
@@ -83,15 +83,15 @@ class Metrics:
                 write_promises(page, self._slo, now)
         else:
             write_counts(page, account)
-        write_conditions(page, dispatcher, self._conditions, now)
-        write_answers(page, account, dispatcher.lanes)
+        write_conditions(page, view, self._conditions)
+        write_answers(page, account, view.lanes)
         if self._tenants is not None:
             write_tenants(page, self._tenants, now)
-        write_queues(page, dispatcher)
-        write_loads(page, dispatcher, now)
+        write_queues(page, view)
+        write_loads(page, view)
         write_reported(page, self._watches)
         write_cost(page, self._figures, self._observe)
-        write_shared(page, dispatcher)
+        write_shared(page, view)
         write_process(page, self._pulse)
         if self._gpus is not None:
             write_gpus(page, self._gpus)

@@ -176,7 +176,8 @@ def run(
     used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))
     world.run()
-    room = sum(int(load.limit) for load in dispatcher.fleet.loads.values())
+    seen = dispatcher.view(world.now)
+    limits = tuple(replica.limit for replica in seen.replicas.values())
     first_at = books.first_at or 0.0
     results = books.rows.results(
         title, source="simulation", promises=promised(config), facts=_facts(fleet, seed, level)
@@ -187,12 +188,12 @@ def run(
         events=world.events,
         present_s=gateway.present.area,
         at_work_s=gateway.at_work.area,
-        room=room,
+        room=sum(map(int, limits)),
         utilisation=used.mean,
         busy_s=sum(stand_in.busy_s for stand_in in stand_ins),
         replicas=fleet.replicas,
-        limits=tuple(load.limit for load in dispatcher.fleet.loads.values()),
-        ejections=dispatcher.health.ejections,
+        limits=limits,
+        ejections=seen.ejections,
     )
 
 

@@ -62,7 +62,7 @@ class UseWatch:
         self._gateway = gateway
         self._sums = dict.fromkeys(RESOURCES, 0.0)
         self._counts = dict.fromkeys(RESOURCES, 0)
-        gateway.dispatcher.use.said = self._said
+        gateway.dispatcher.gauges_from(self._said)
         world.at(world.now, self._look)
 
     @property
@@ -75,9 +75,8 @@ class UseWatch:
         return _NOTHING if stand_in is None else stand_in.gauges
 
     def _look(self, _: None) -> None:
-        use = self._gateway.dispatcher.use
-        use.look(self._world.now)
-        for name, value in use.read().known.items():
+        use = self._gateway.dispatcher.utilisation(self._world.now)
+        for name, value in use.known.items():
             self._sums[name] += value
             self._counts[name] += 1
         self._world.at(self._world.now + USE_S, self._look)

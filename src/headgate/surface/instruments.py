@@ -83,7 +83,9 @@ class Instruments:
         """Returns the status of rollouts, for the page."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
-        gateway.dispatcher.use.said = lambda name: NOTHING_SAID if (w := roster.watches.get(name)) is None else w.load
+        gateway.dispatcher.gauges_from(
+            lambda name: NOTHING_SAID if (watch := roster.watches.get(name)) is None else watch.load
+        )
         webhook = Webhook(observe.webhook, clock) if observe.webhook else None
         self.conditions = conditions = Conditions(gateway.dispatcher, roster.watches, lambda: roster.fleet)
         tenants = TenantAvailability(observe.labels, 1 - observe.availability, gateway.dispatcher.lanes)
@@ -230,7 +232,7 @@ class Instruments:
         """Notes how many replicas are held. Gateways that share replicas each pay for their part."""
         watches, fleet = self._roster.watches, self._roster.fleet
         held = len(watches) if fleet is None else fleet.paid_for() + sum(not fleet.owns(name) for name in watches)
-        low, high = self._gateway.dispatcher.book.part
+        low, high = self._gateway.dispatcher.part
         account = self._gateway.account
         self.figures.held.see(held * (high - low), account.prompt_tokens + account.output_tokens, now, wall())
 

@@ -33,10 +33,7 @@ class Holdings:
 
     def held(self) -> dict[str, int]:
         """Counts by name, in the order in which a request takes them."""
-        gateway, dispatcher = self._gateway, self._gateway.dispatcher
-        pools = dispatcher.pools.values()
-        states = [state for pool in pools for state in pool.lanes.values()]
-        loads = dispatcher.fleet.loads.values()
+        gateway = self._gateway
         connections = [place.pool for place in gateway.places.values()]
         return {
             "client_connections": 0 if self.server is None else self.server.answering,
@@ -44,20 +41,7 @@ class Holdings:
             "held_bytes": gateway.held.total,
             "tickets": len(gateway.tickets),
             "records_open": gateway.account.open_now,
-            "passages": len(dispatcher.passages),
-            "reservations": dispatcher.limits.reserved,
-            "waiting": sum(len(state.queue) for state in states),
-            "waiting_in_pools": sum(pool.waiting for pool in pools),
-            "waiting_tokens": sum(state.queue.tokens for state in states),
-            "running": sum(tally.running for pool in pools for tally in pool.tallies.values()),
-            "prefills": sum(state.prefills for state in states),
-            "prefills_tokens": sum(state.prefill_tokens for state in states),
-            "room": sum(load.requests for load in loads),
-            "room_indexed": sum(seat.requests for seat in dispatcher.fleet.seats()),
-            # Without tokens of requests that another replica answered first: they count in the load until this replica
-            # answers again, but no request holds them.
-            "prefill_tokens": sum(load.prefill_tokens - load.silent_tokens for load in loads),
-            "decode_tokens": sum(load.decode_tokens for load in loads),
+            **gateway.dispatcher.holdings(),
             "replica_connections": sum(pool.busy for pool in connections),
         }
 

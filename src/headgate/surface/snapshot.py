@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any, Protocol
 
+import msgspec
+
 from headgate import __version__
 from headgate.config.gateway import ObserveConfig
 from headgate.explain.diagnose import Finding, View, findings
@@ -16,10 +18,8 @@ from headgate.measure.pulse import Pulse
 from headgate.measure.timeline import BANDS
 from headgate.measure.windows import WindowCounts
 from headgate.model.clock import Clock, monotonic, wall
-from headgate.model.lane import Lane
-from headgate.model.replica import Load, ReplicaId
-from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.model.replica import ReplicaId
+from headgate.policy.dispatch.view import LaneCounts, ReplicaView
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.slo import promises
 from headgate.publish.fleet_metrics import cost_per_1000_tokens
@@ -75,20 +75,19 @@ class Snapshot:
 
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
-        dispatcher = sources.gateway.dispatcher
         state, fleet = sources.alarms.state(now), sources.fleet()
-        conditions = self._conditions.of(now)
+        conditions, seen = self._conditions.of(now), sources.gateway.dispatcher.view(now)
         return {
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
             "keyed": sources.gateway.acceptor.keyed,
-            "lanes": [self._lane(lane, state, now) for lane in dispatcher.lanes.values()],
-            "replicas": [self._replica(load, conditions[load.id]) for load in dispatcher.fleet.loads.values()],
+            "lanes": [self._lane(counts, state, now) for counts in seen.lanes.values()],
+            "replicas": [self._replica(replica, conditions[replica.id]) for replica in seen.replicas.values()],
             "outage": self._conditions.outage(now),
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
-            "shared": _shared(dispatcher),
+            "shared": None if seen.shared is None else msgspec.to_builtins(seen.shared),
             "alerts": state["alerts"],
             "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
             "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
@@ -115,15 +114,15 @@ class Snapshot:
             self._found = (now, seen, findings(seen))
         return self._found[1:]
 
-    def _lane(self, lane: Lane, state: dict[str, Any], now: float) -> dict[str, Any]:
-        figures, dispatcher, name = self._sources.figures, self._sources.gateway.dispatcher, lane.name
+    def _lane(self, counts: LaneCounts, state: dict[str, Any], now: float) -> dict[str, Any]:
+        figures, lane, name = self._sources.figures, counts.lane, counts.lane.name
         rates = figures.rates(WINDOW_S, now, lane=name)
         law = figures.little(name)
         states = {(p["lane"], p["figure"], p["percentile"]): p["state"] for p in state["promises"]}
         return {
             "name": name,
-            "waiting": dispatcher.waiting(name),
-            "running": dispatcher.running(name),
+            "waiting": counts.waiting,
+            "running": counts.running,
             "requests_per_s": rates.requests,
             "refused_per_s": rates.refused,
             "failed_per_s": rates.failed,
@@ -160,22 +159,21 @@ class Snapshot:
             }
         return told
 
-    def _replica(self, load: Load, condition: Condition) -> dict[str, Any]:
-        replica, watch = load.replica, self._sources.watches.get(load.id)
+    def _replica(self, seen: ReplicaView, condition: Condition) -> dict[str, Any]:
+        replica, watch = seen.replica, self._sources.watches.get(seen.id)
         said = watch.load if watch is not None else {}
-        standing = self._sources.gateway.dispatcher.book.standing(load.id)
-        fleet = self._sources.fleet()
-        lifecycle = None if fleet is None else fleet.lifecycle(load.id)
+        standing, fleet = seen.standing, self._sources.fleet()
+        lifecycle = None if fleet is None else fleet.lifecycle(seen.id)
         return {
-            "id": load.id,
-            "state": self._conditions.state(load.id, condition),
+            "id": seen.id,
+            "state": self._conditions.state(seen.id, condition),
             "condition": condition,
             "kind": replica.kind if watch is None else watch.replica.kind,
             "lifecycle": lifecycle,
-            "usable": load.usable,
-            "requests": load.requests,
-            "limit": load.limit,
-            "tokens": load.tokens,
+            "usable": seen.usable,
+            "requests": seen.requests,
+            "limit": seen.limit,
+            "tokens": seen.tokens,
             "kv_ratio": said.get("kv_ratio"),
             "batch_size": said.get("batch_size"),
             "version": replica.tags.get("version", ""),
@@ -188,8 +186,7 @@ class Snapshot:
     def _totals(self, now: float) -> dict[str, Any]:
         sources = self._sources
         rates = sources.figures.rates(WINDOW_S, now)
-        sources.gateway.dispatcher.use.look(now)
-        use = sources.gateway.dispatcher.use.read()
+        use = sources.gateway.dispatcher.view(now).use
         return {
             "requests": sources.gateway.account.opened,
             "requests_per_s": rates.requests,
@@ -207,14 +204,6 @@ class Snapshot:
 def _answered(counts: WindowCounts) -> dict[str, Any]:
     """The requests that asked, and the share answered; `availability` None: no request asked."""
     return {"asked": counts.asked, "availability": counts.answered / counts.asked if counts.asked else None}
-
-
-def _shared(dispatcher: Dispatcher) -> dict[str, Any] | None:
-    """The gateways that limits are shared with; None: limits are not shared."""
-    limits, (low, high) = dispatcher.limits, dispatcher.book.part
-    if not isinstance(limits, SharedLimits):
-        return None
-    return {"connected": limits.connected, "gateways": limits.gateways, "part": high - low}
 
 
 def _slow(told: Told, now: float) -> dict[str, Any]:

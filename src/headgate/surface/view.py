@@ -31,11 +31,10 @@ def view(
     lag_p99_s: float,
     now: float,
 ) -> View:
-    dispatcher.use.look(now)
-    use = dispatcher.use.read()
-    up = fleet.up
+    seen = dispatcher.view(now)
+    use, up = seen.use, fleet.up
     return View(
-        lanes=tuple(_lane(lane, figures, evidence, now) for lane in dispatcher.lanes.values()),
+        lanes=tuple(_lane(counts.lane, figures, evidence, now) for counts in seen.lanes.values()),
         replicas_up=up,
         replicas_out=fleet.down,
         why_out=fleet.why,
@@ -48,7 +47,7 @@ def view(
         use=use.known,
         binding=use.binding,
         utilisation_target=observe.utilisation_target,
-        waiting_per_replica=sum(dispatcher.waiting(name) for name in dispatcher.lanes) / max(1, up),
+        waiting_per_replica=seen.waiting / max(1, up),
         queue_per_replica=observe.queue_per_replica,
         loop_lag_p99_s=lag_p99_s,
         availability=observe.availability,

@@ -86,19 +86,20 @@ class ReplicaSet:
 
     def known(self, now: float) -> list[dict[str, Any]]:
         """Every replica as it is at this moment, for people: `state` as on the page, `parked` if it gets nothing."""
-        dispatcher, told = self._gateway.dispatcher, []
+        replicas, told = self._gateway.dispatcher.view(now).replicas, []
         for replica_id, watch in self.watches.items():
-            load, standing = dispatcher.fleet.get(replica_id), dispatcher.book.standing(replica_id)
+            seen = replicas.get(replica_id)
+            standing = None if seen is None else seen.standing
             state = watch.phase if watch.phase != "ready" else "ejected" if standing is None else standing.state.name
             told.append(
                 {
                     "id": replica_id,
                     "url": self.urls[replica_id],
-                    "state": "parked" if dispatcher.book.is_parked(replica_id) else state.lower(),
+                    "state": "parked" if seen is not None and seen.parked else state.lower(),
                     "since_s": None if standing is None else now - standing.since,
-                    "usable": 0.0 if load is None else load.usable,
-                    "requests": 0 if load is None else load.requests,
-                    "limit": None if load is None else load.limit,
+                    "usable": 0.0 if seen is None else seen.usable,
+                    "requests": 0 if seen is None else seen.requests,
+                    "limit": None if seen is None else seen.limit,
                     "why": watch.why or ("" if standing is None else standing.why),
                 }
             )
@@ -117,11 +118,10 @@ class ReplicaSet:
         self.catalog.found(replica.id, replica.kind)
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
-        return self._gateway.dispatcher.book.standing(replica_id)
+        return self._gateway.dispatcher.standing(replica_id)
 
     def sent(self, replica_id: ReplicaId) -> float | None:
-        seat = self._gateway.dispatcher.fleet.seat(replica_id)
-        return None if seat is None or seat.requests else seat.turn
+        return self._gateway.dispatcher.sent_to(replica_id)
 
     def spoke(self, replica_id: ReplicaId, since: float) -> bool:
         return self._gateway.spoke(replica_id, since)

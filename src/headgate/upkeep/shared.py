@@ -81,7 +81,7 @@ class Sharing:
 
     def hold(self, request: Request) -> bool:
         """Whether this arrival is kept here for a moment: `let_in` gets it soon."""
-        limits = self._dispatcher.tenants.get(request.tenant)
+        limits = self._dispatcher.limits_of(request.tenant)
         shared = self._limits
         if limits is None or not shared.connected:
             return False
@@ -172,7 +172,7 @@ class Sharing:
         self._lost(StoreGone(f"its answer could not be used: {type(flaw).__name__}: {flaw}"))
 
     async def _beat(self) -> None:
-        self._demand += 0.5 * (len(self._dispatcher.passages) - self._demand)
+        self._demand += 0.5 * (self._dispatcher.under_way - self._demand)
         try:
             demands, new = await self._store.beat(self._name, self._demand)
         except StoreGone as error:
@@ -186,11 +186,11 @@ class Sharing:
         if new or not shared.connected:  # the store knows nothing, or not all: what this gateway knows is the least
             self._floors.update(shared.used(self._clock()))
         event = Shared(max(1, len(demands)), low, high, True)
-        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.book.part, shared.connected):
+        if (event.gateways, (low, high), True) != (shared.gateways, self._dispatcher.part, shared.connected):
             self._hear(event)
 
     def _lost(self, error: StoreGone) -> None:
-        shared, (low, high) = self._limits, self._dispatcher.book.part
+        shared, (low, high) = self._limits, self._dispatcher.part
         if not self._told:
             self._told = True
             why = " ".join(str(error).split())[:200]
@@ -241,7 +241,7 @@ class Sharing:
         self._hear(Leased(ask.tenant, requests_s, tokens_s, lease.requests_full_s, lease.tokens_full_s))
 
     def _answered(self, held: HeldRequest) -> bool:
-        limits = self._dispatcher.tenants.get(held.request.tenant)
+        limits = self._dispatcher.limits_of(held.request.tenant)
         return held.asked or limits is None or self._limits.covers(held.request.tenant, limits, held.request.tokens)
 
     # -- how much ---------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Sharing:
 
     def _ask(self, tenant: str, needs: list[HeldRequest], now: float) -> AllowanceClaim | None:
         """What to ask for a tenant. None: it has what it should have."""
-        limits = self._dispatcher.tenants.get(tenant)
+        limits = self._dispatcher.limits_of(tenant)
         purse = self._limits.purses.get(tenant) or Purse()
         if limits is None:
             self._appetites.pop(tenant, None)
@@ -288,13 +288,13 @@ class Sharing:
         return AllowanceClaim(tenant, burst_s, charge, least, most, floor)
 
     def _return(self, tenant: str, purse: Purse) -> AllowanceClaim:
-        limits = self._dispatcher.tenants.get(tenant, TenantLimits())
+        limits = self._dispatcher.limits_of(tenant) or TenantLimits()
         return AllowanceClaim(tenant, 60.0 * limits.burst, (-purse.requests_s, -purse.tokens_s))
 
     @property
     def _limits(self) -> SharedLimits:
-        limits = self._dispatcher.limits
-        assert isinstance(limits, SharedLimits)  # since the first event
+        limits = self._dispatcher.shared_limits
+        assert limits is not None  # since the first event
         return limits
 
 

@@ -74,37 +74,32 @@ class GatewayHands:
         self._roster.route(replica_id, on, ramp)
 
     def waiting(self) -> int:
-        return sum(pool.waiting for pool in self._dispatcher.pools.values())
+        return self._dispatcher.queued()[0]
 
     def strained(self) -> bool:
         room = taken = 0
-        for load in self._dispatcher.fleet.loads.values():
-            if load.usable > 0:
-                room += int(load.limit)
-                taken += load.requests
+        for replica in self._dispatcher.view(self._clock()).replicas.values():
+            if replica.usable > 0:
+                room += int(replica.limit)
+                taken += replica.requests
         return taken >= FULL * room or self.waiting() > 0
 
     def demand(self, now: float) -> Demand:
-        queues = (
-            state.queue for pool in self._dispatcher.pools.values() if pool.waiting for state in pool.lanes.values()
-        )
+        waiting, waiting_tokens = self._dispatcher.queued()
         return Demand(
-            waiting=self.waiting(),
-            waiting_tokens=sum(queue.tokens for queue in queues),
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
             tokens_per_s=self._velocity(now),
             p95_ratio=self._ratio(now),
         )
 
     def work(self, replica_id: ReplicaId, now: float) -> Work:
-        load = self._dispatcher.fleet.get(replica_id)
-        if load is None:
+        seen = self._dispatcher.view(now).replicas.get(replica_id)
+        if seen is None:
             return Work()
-        cached = self._dispatcher.book.links(replica_id) * LINK_TOKENS
-        share = self._dispatcher.book.usable_share(replica_id, now)
-        self._dispatcher.use.look(now)
-        use = replace(self._dispatcher.use.of(replica_id), slots=None)
-        slots = max(1, int(load.limit))
-        return Work(load.requests, load.tokens, cached, slots, share, use.largest or 0.0, use.binding)
+        cached, slots = seen.cached_links * LINK_TOKENS, max(1, int(seen.limit))
+        use = replace(self._dispatcher.use_of(replica_id), slots=None)
+        return Work(seen.requests, seen.tokens, cached, slots, seen.share, use.largest or 0.0, use.binding)
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         return await self._ask(replica_id, "/health/live") is not None
@@ -128,7 +123,7 @@ class GatewayHands:
 
     def _velocity(self, now: float) -> float:
         arrived = self._arrived
-        arrived.append((now, self._dispatcher.arrived_tokens))
+        arrived.append((now, self._dispatcher.view(now).arrived_tokens))
         while now - arrived[0][0] > VELOCITY_S:
             arrived.popleft()
         (then, before), (_, tokens) = arrived[0], arrived[-1]

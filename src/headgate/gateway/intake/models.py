@@ -186,8 +186,6 @@ class Models:
 
 def room_in(dispatcher: Dispatcher) -> Callable[[str], Room]:
     def room(model: str) -> Room:
-        limit, used = dispatcher.fleet.capacity(model)
-        pool = dispatcher.pools.get(model if dispatcher.fleet.by_name(model) else None)
-        return Room(limit, used, 0 if pool is None else pool.waiting)
+        return Room(*dispatcher.room(model))
 
     return room

@@ -10,6 +10,7 @@ request that arrives ends in exactly one Refuse or is reported by exactly one En
 """
 
 import random
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
@@ -36,27 +37,39 @@ from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.plain import plain
 from headgate.model.record import Ahead
-from headgate.model.replica import Load
+from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.dispatch.admit import come_back_at
 from headgate.policy.dispatch.fair import FairQueue
 from headgate.policy.dispatch.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON, Hedger
-from headgate.policy.dispatch.limits import Grant, OverLimit, RateLimiter, TenantLimits, over_message
+from headgate.policy.dispatch.limits import Grant, OverLimit, RateLimiter, RateView, TenantLimits, over_message
 from headgate.policy.dispatch.passage import LONG_PROMPT, KeptRoom, LaneQueue, ModelQueue, Passage, Race, TierTally
 from headgate.policy.dispatch.prefills import Prefills, Unheard
 from headgate.policy.dispatch.retry import RetryBudget
 from headgate.policy.dispatch.shared_limits import SharedLimits
 from headgate.policy.dispatch.standing_room import NO_TENANTS, Comers, NamedTenants
 from headgate.policy.dispatch.turns import Turns
+from headgate.policy.dispatch.view import (
+    DispatcherView,
+    LaneCounts,
+    ReplicaView,
+    hedge_counts,
+    held_at_replicas,
+    held_in_queues,
+    queued_tokens,
+    replica_view,
+    replica_views,
+    shared_view,
+)
 from headgate.policy.replicas.affinity import Affinity
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.full import SetAside
-from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.health import Health, Standing
 from headgate.policy.replicas.outlier import About, answer_token_s
 from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
 from headgate.policy.replicas.signs import SAW, Saw
-from headgate.policy.replicas.utilisation import Utilisation
+from headgate.policy.replicas.utilisation import Said, Use, Utilisation
 
 TIMEOUTS: Final = TimeoutsConfig()
 TOKEN_S: Final = 0.025
@@ -119,12 +132,15 @@ class Dispatcher:
         """Prompt and expected output tokens of all admitted requests, from which the scaler computes the arrival
         rate."""
         self.use = Utilisation(self.fleet, self.held_up)
+        self._seen: DispatcherView | None = None
+        """The last view that was made. None: something has happened since."""
 
     def on(self, event: Event, now: float) -> list[Command]:
         """Handles one event and returns the commands that follow. If it raises, the commands decided until then are in
         `unfinished`: slots have been taken for them."""
         commands: list[Command] = []
         self.unfinished = commands
+        self._seen = None
         # Not a match statement: where this is compiled, its patterns look every field up by name.
         if self._unheard.wake_at <= now:
             for passage in self._unheard.prefilled(now):
@@ -164,9 +180,55 @@ class Dispatcher:
         self._set_alarm()
         return commands
 
+    # -- what others ask ----------------------------------------------------------------------------------------
+
+    def view(self, now: float) -> DispatcherView:
+        """What waits and runs, and how full the replicas are, as one frozen value. It is made once for all who ask at
+        one moment, and never for a request: what is asked per request has a method of its own."""
+        seen = self._seen
+        if seen is None or seen.at != now:
+            self.use.look(now)
+            self._seen = seen = DispatcherView(
+                now,
+                {name: self._counts(lane) for name, lane in self.lanes.items()},
+                replica_views(self.book, self.use, now),
+                self.use.read(),
+                hedge_counts(self.hedger),
+                shared_view(self.limits, self.book.part),
+                self.arrived_tokens,
+                self.health.ejections,
+            )
+        return seen
+
+    def _counts(self, lane: Lane) -> LaneCounts:
+        tokens = queued_tokens(self.pools.values(), lane.name)
+        return LaneCounts(lane, self.waiting(lane.name), self.running(lane.name), tokens)
+
     def waiting(self, lane: str) -> int:
         states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
         return sum(len(state.queue) for state in states) + self._set_aside.of(lane)
+
+    def running(self, lane: str) -> int:
+        return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
+
+    def queued(self) -> tuple[int, int]:
+        """(requests, tokens) in all queues, without requests that full replicas refused."""
+        return sum(pool.waiting for pool in self.pools.values()), queued_tokens(self.pools.values())
+
+    @property
+    def under_way(self) -> int:
+        """Requests that wait or run."""
+        return len(self.passages)
+
+    def holdings(self) -> dict[str, int]:
+        """Counts by name of what requests hold, each counted where it is kept. All are 0 while no request is under
+        way."""
+        return {
+            "passages": len(self.passages),
+            "reservations": self.limits.reserved,
+            **held_in_queues(self.pools.values()),
+            **held_at_replicas(self.fleet.seats()),
+        }
 
     def held_up(self) -> bool:
         """Whether requests wait for usable replicas, and not for a cap of their own lane or tenant."""
@@ -178,9 +240,6 @@ class Dispatcher:
                     return True
         return False
 
-    def running(self, lane: str) -> int:
-        return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
-
     def computed(self, request_id: str, now: float) -> int:
         """Output tokens that the replica has probably generated for each choice of an unstreamed request: the time
         since the request was sent, at the replica's pace. 0: no replica has the request."""
@@ -190,6 +249,97 @@ class Dispatcher:
         load = passage.load
         token_s = load.tpot_s if load.answer_token_s is None else load.answer_token_s
         return int((now - passage.sent_at) / max(token_s, 1e-6))
+
+    # -- what others ask about replicas ---------------------------------------------------------------------------
+
+    def replicas(self) -> list[Replica]:
+        """A copy of what is known of every replica, with the names that were found out; safe from any thread."""
+        return self.fleet.replicas()
+
+    def replica(self, replica_id: ReplicaId, now: float) -> ReplicaView | None:
+        """One replica as it is now. None: it has left."""
+        entry = self.book.entries.get(replica_id)
+        seat = None if entry is None else entry.seat
+        return None if entry is None or seat is None else replica_view(entry, seat, self.book, self.use, now)
+
+    def standing(self, replica_id: ReplicaId) -> Standing | None:
+        """The state of a replica's health. None: it has left."""
+        return self.book.standing(replica_id)
+
+    def sent_to(self, replica_id: ReplicaId) -> float | None:
+        """A number that grows with each request that the replica is sent. None: it has requests now, or has left."""
+        seat = self.fleet.seat(replica_id)
+        return None if seat is None or seat.requests else seat.turn
+
+    def room(self, model: str | None) -> tuple[int, int, int]:
+        """(limit, used, waiting) of a model: requests that its usable replicas may have at once, those of these slots
+        that are taken, and requests that wait for it. None: of models that no replica names."""
+        limit, used = self.fleet.capacity(model)
+        pool = self.pools.get(model if model is not None and self.fleet.by_name(model) else None)
+        return limit, used, 0 if pool is None else pool.waiting
+
+    def with_room(self, model: str) -> list[ReplicaId]:
+        """Usable replicas that name this model and have a free slot."""
+        loads = [seat.load for seat in self.fleet.seats()]
+        return [load.id for load in loads if load.usable > 0 and load.room > 0 and model in load.replica.names]
+
+    def any_usable(self) -> bool:
+        return any(seat.load.usable > 0 for seat in self.fleet.seats())
+
+    def unserved(self, replica_ids: Iterable[ReplicaId]) -> tuple[list[str], list[str]]:
+        """(lanes, models) that these replicas serve, and no usable replica does."""
+        lanes: dict[str, None] = {}
+        models: dict[str, None] = {}
+        for replica_id in replica_ids:
+            seat = self.fleet.seat(replica_id)
+            if seat is not None:
+                lanes.update(dict.fromkeys(sorted(seat.load.replica.lanes)))
+                models.update(dict.fromkeys(sorted(seat.load.replica.names)))
+        return (
+            [name for name in lanes if name in self.lanes and not self.fleet.serves_lane(name)],
+            [name for name in models if not self.fleet.usable(name)],
+        )
+
+    def utilisation(self, now: float) -> Use:
+        """Utilisation of the whole fleet, of which what is measured over time is measured up to now."""
+        self.use.look(now)
+        return self.use.read()
+
+    def use_of(self, replica_id: ReplicaId) -> Use:
+        """Utilisation of one replica, as last measured. Nothing is known of a replica that may not be used."""
+        return self.use.of(replica_id)
+
+    def gauges_from(self, said: Callable[[ReplicaId], Said]) -> None:
+        """Sets where to read what an engine reports of its own load."""
+        self.use.said = said
+
+    # -- what others ask about tenants ----------------------------------------------------------------------------
+
+    def limits_of(self, tenant: str) -> TenantLimits | None:
+        """None: the tenant has no limits per minute."""
+        return self.tenants.get(tenant)
+
+    def over_limit(self, tenant: str, now: float) -> OverLimit | None:
+        """The refusal of a request for a single token. None: the tenant's limits would admit it. Reserves nothing."""
+        limits = self.tenants.get(tenant)
+        return None if limits is None else self.limits.look(tenant, limits, 1, now)
+
+    def rates(self, tenant: str, now: float) -> RateView | None:
+        """What is left of the tenant's limits. None: the tenant has no limits per minute."""
+        limits = self.tenants.get(tenant)
+        return None if limits is None else self.limits.view(tenant, limits, now)
+
+    @property
+    def shared_limits(self) -> SharedLimits | None:
+        """The limits shared with other gateways, for the driver that shares them. None: they are not shared."""
+        return self.limits if isinstance(self.limits, SharedLimits) else None
+
+    @property
+    def part(self) -> tuple[float, float]:
+        """Range of each replica's slots that this gateway may use, 0 to 1."""
+        return self.book.part
+
+    # -- a changed config -----------------------------------------------------------------------------------------
 
     def reconfigure(
         self,
@@ -203,6 +353,7 @@ class Dispatcher:
         always the same two."""
         if ALGORITHMS[routing.algorithm].order != self.fleet.order:
             raise ValueError(f"{routing.algorithm} needs another index than {self._routing.algorithm}: start again")
+        self._seen = None
         self.lanes.update(lanes)
         self.tenants, self.tiers, self._routing = tenants, tiers, routing
         self._turns.reconfigure(self.lanes, tiers, expected)

@@ -54,7 +54,7 @@ class ReplicaBook:
         else:
             entry.found = GradientLimit(*UNKNOWN_SIZE)
             limit = entry.found.limit
-        load = Load(replica, limit, usable=0.0 if entry.parked else 1.0)
+        load = Load(replica, limit, usable=0.0 if entry.parked else 1.0, joined_at=now)
         self.index.add(entry, load)
         self._share_tokens(entry)
         entry.unseen = True

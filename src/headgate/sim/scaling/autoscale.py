@@ -15,9 +15,8 @@ from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Noise
 from headgate.model.event import Probed, ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.outcome import Outcome
-from headgate.model.replica import Load, Replica, ReplicaId
+from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.replicas.utilisation import Use
 from headgate.policy.scaling.forecast import Forecast
 from headgate.policy.scaling.lifecycle import ROUTED, Lifecycle, LifecycleEvent, next_state
 from headgate.policy.scaling.scale import FULL, Activate, Decision, Park, PoolView, Start
@@ -94,8 +93,6 @@ class _Seat:
     replica: Replica
     stand_in: SteppedReplica | ServiceReplica
     since: float
-    load: Load | None = None
-    """None: the replica is not warm yet."""
     state: Lifecycle = Lifecycle.STARTING
     parks: bool = False
     """Once drained, the replica is parked and not stopped."""
@@ -141,7 +138,7 @@ class Autoscale:
     def _glance(self, _: object = None) -> None:
         now = self._world.now
         for seat in [seat for seat in self._seats.values() if seat.state is Lifecycle.DRAINING]:
-            if seat.load is None or not seat.load.requests:
+            if self._is_idle(seat):
                 self._drained(seat)
         if now >= self._look_at or self._pressed():
             self._look(now)
@@ -163,21 +160,20 @@ class Autoscale:
             self.decisions.append((now, decision))
         self._wanted = wanted
         for seat in self._seats.values():
-            if seat.state in ROUTED and seat.load is not None and seat.load.usable < 1.0:
+            if seat.state in ROUTED and self._usable(seat) < 1.0:
                 self._gateway.hear(Probed(seat.replica.id, ok=True))
-                if seat.load.usable >= 1.0:
+                if self._usable(seat) >= 1.0:
                     self._move(seat, LifecycleEvent.RAMPED)
             else:
                 self._move(seat, LifecycleEvent.RAMPED)
 
     def view(self) -> PoolView:
         now = self._world.now
-        use = self._gateway.dispatcher.use
-        states = [state for pool in self._gateway.dispatcher.pools.values() for state in pool.lanes.values()]
+        waiting, waiting_tokens = self._gateway.dispatcher.queued()
         return PoolView(
-            members=tuple(_seen(seat, replace(use.of(seat.replica.id), slots=None)) for seat in self._seats.values()),
-            waiting=self._waiting(),
-            waiting_tokens=sum(state.queue.tokens for state in states if len(state.queue)),
+            members=tuple(self._seen(seat, now) for seat in self._seats.values()),
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
             tokens_per_s=self._intake.tokens_per_s(now),
             p95_ratio=self.firsts.p95(now),
             start_s=self._scaled.member.cold_start_s,
@@ -185,12 +181,35 @@ class Autoscale:
 
     def _pressed(self) -> bool:
         """True if the next look can't wait: requests wait, or soon will while a parked replica could take them."""
-        room, used = self._gateway.dispatcher.fleet.capacity(None)
+        waiting, _ = self._gateway.dispatcher.queued()
+        room, used, _ = self._gateway.dispatcher.room(None)
         parked = any(seat.state is Lifecycle.PARKED for seat in self._seats.values())
-        return self._waiting() > 0 or (parked and used >= FULL * room)
+        return waiting > 0 or (parked and used >= FULL * room)
 
-    def _waiting(self) -> int:
-        return sum(pool.waiting for pool in self._gateway.dispatcher.pools.values())
+    def _is_idle(self, seat: _Seat) -> bool:
+        seen = self._gateway.dispatcher.replica(seat.replica.id, self._world.now)
+        return seen is None or not seen.requests
+
+    def _usable(self, seat: _Seat) -> float:
+        """The share of a replica that may be used; 1: there is nothing to wait for."""
+        seen = self._gateway.dispatcher.replica(seat.replica.id, self._world.now)
+        return 1.0 if seen is None else seen.usable
+
+    def _seen(self, seat: _Seat, now: float) -> Seen:
+        """What the scaler sees of a replica, with the utilisation of its resources beside slots."""
+        load = self._gateway.dispatcher.replica(seat.replica.id, now)
+        use = replace(self._gateway.dispatcher.use_of(seat.replica.id), slots=None)
+        return Seen(
+            id=seat.replica.id,
+            state=seat.state,
+            since=seat.since,
+            requests=0 if load is None else load.requests,
+            outstanding_tokens=0 if load is None else load.tokens,
+            cached_tokens=seat.stand_in.cached_tokens,
+            slots=1 if load is None else max(1, int(load.limit)),
+            use=use.largest or 0.0,
+            binding=use.binding,
+        )
 
     def _sample(self, _: object = None) -> None:
         now, states = self._world.now, [seat.state for seat in self._seats.values()]
@@ -226,7 +245,6 @@ class Autoscale:
         hear(ReplicaParked(name, parked=True))  # known and watched, but gets no requests yet
         hear(ReplicaJoined(seat.replica))
         hear(Probed(name, ok=True))
-        seat.load = self._gateway.dispatcher.fleet.loads[name]
 
     def _activate(self, seat: _Seat) -> None:
         ramp = seat.state is Lifecycle.READY and self._world.now > 0
@@ -242,7 +260,7 @@ class Autoscale:
         if seat.state in ROUTED:
             self._gateway.hear(ReplicaParked(seat.replica.id, parked=True))
         self._move(seat, LifecycleEvent.DRAIN)
-        if seat.load is None or not seat.load.requests:
+        if self._is_idle(seat):
             self._drained(seat)
 
     def _drained(self, seat: _Seat) -> None:
@@ -266,22 +284,6 @@ class Autoscale:
         """Adds up what remains; the run is over."""
         self.present.change(0, self._world.now)
         self.busy_s += sum(seat.stand_in.busy_s for seat in self._seats.values())
-
-
-def _seen(seat: _Seat, use: Use) -> Seen:
-    """Returns what the scaler sees of a replica. `use`: the utilisation of its resources beside slots."""
-    load = seat.load
-    return Seen(
-        id=seat.replica.id,
-        state=seat.state,
-        since=seat.since,
-        requests=0 if load is None else load.requests,
-        outstanding_tokens=0 if load is None else load.tokens,
-        cached_tokens=seat.stand_in.cached_tokens,
-        slots=1 if load is None else max(1, int(load.limit)),
-        use=use.largest or 0.0,
-        binding=use.binding,
-    )
 
 
 _Maker = Callable[[int, float], _Seat]
@@ -333,7 +335,7 @@ def autoscale(
         events=world.events,
         present_s=gateway.present.area,
         at_work_s=gateway.at_work.area,
-        room=sum(int(load.limit) for load in dispatcher.fleet.loads.values()),
+        room=sum(int(replica.limit) for replica in dispatcher.view(world.now).replicas.values()),
         utilisation=used.mean,
         busy_s=pool.busy_s,
         replicas=pool.most,

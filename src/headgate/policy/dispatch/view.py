@@ -1,0 +1,173 @@
+"""Defines the dispatcher's read model: frozen values that say what waits, what runs, and how full replicas are.
+
+Metrics, alarms, the page, the scaler and the simulator read these values instead of the dispatcher's own objects, which
+only the dispatcher writes. Not compiled: no request makes a view.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from headgate.model.lane import Lane
+from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.dispatch.hedge import RESULTS, Hedger
+from headgate.policy.dispatch.limits import RateLimiter
+from headgate.policy.dispatch.passage import LaneQueue, ModelQueue
+from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.policy.replicas.book import ReplicaBook
+from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry
+from headgate.policy.replicas.health import Standing
+from headgate.policy.replicas.utilisation import Use, Utilisation
+
+
+class LaneCounts(msgspec.Struct, frozen=True, gc=False):
+    """One lane, over all models and tiers."""
+
+    lane: Lane
+    waiting: int
+    """Requests that wait for a replica."""
+    running: int
+    """Slots in use at replicas."""
+    tokens: int
+    """Tokens of the queued requests, prompt and expected output."""
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    replica: Replica
+    joined_at: float
+    """When the replica joined. A replica that has left and come back, or joined with other slots, has a later one."""
+    usable: float
+    """Share of the replica's slots that may be used. 0: none."""
+    in_use: bool
+    """Whether the replica counts as usable: it has a share, and could be reached when last tried."""
+    parked: bool
+    """Whether it is known and probed, and given no requests."""
+    requests: int
+    limit: float
+    """Maximum requests at once."""
+    tokens: int
+    """Prompt tokens without a first token yet, and output tokens still expected."""
+    share: float
+    """Share of its slots that the replica's health allows, whether it is parked or not."""
+    standing: Standing | None
+    """State of its health, since when and why. None: its health is unknown."""
+    prefill_busy: float | None
+    """Share of its time that the replica needs for the prompts sent from here. None: its pace is unknown."""
+    cached_links: int
+    """Links of conversations that the replica is known to have cached."""
+
+    @property
+    def id(self) -> ReplicaId:
+        return self.replica.id
+
+
+class SharedView(msgspec.Struct, frozen=True, gc=False):
+    """What is shared with other gateways."""
+
+    gateways: int
+    """Gateways that share, this one included."""
+    connected: bool
+    """Whether the shared store can be reached."""
+    part: float
+    """This gateway's share of each replica's slots, 0 to 1."""
+
+
+class DispatcherView(msgspec.Struct, frozen=True):
+    """The dispatcher at one moment."""
+
+    at: float
+    lanes: Mapping[str, LaneCounts]
+    replicas: Mapping[ReplicaId, ReplicaView]
+    use: Use
+    """Utilisation of the whole fleet."""
+    hedges: Mapping[tuple[str, str], int]
+    """Hedges that are over, by lane and result. Empty: no request is hedged."""
+    shared: SharedView | None
+    """None: limits are not shared."""
+    arrived_tokens: int
+    """Prompt and expected output tokens of all requests admitted since the start."""
+    ejections: int
+    """Replicas ejected since the start."""
+
+    @property
+    def waiting(self) -> int:
+        return sum(lane.waiting for lane in self.lanes.values())
+
+    @property
+    def usable(self) -> int:
+        """Number of replicas that have a usable share."""
+        return sum(replica.usable > 0 for replica in self.replicas.values())
+
+
+def replica_view(entry: ReplicaEntry, seat: IndexEntry, book: ReplicaBook, use: Utilisation, now: float) -> ReplicaView:
+    load = seat.load
+    return ReplicaView(
+        load.replica,
+        load.joined_at,
+        load.usable,
+        seat.usable,
+        entry.parked,
+        load.requests,
+        load.limit,
+        load.tokens,
+        book.usable_share(seat.id, now),
+        book.standing(seat.id),
+        use.busy(seat.id),
+        len(entry.links.seen),
+    )
+
+
+def replica_views(book: ReplicaBook, use: Utilisation, now: float) -> dict[ReplicaId, ReplicaView]:
+    return {
+        entry.id: replica_view(entry, entry.seat, book, use, now)
+        for entry in book.entries.values()
+        if entry.seat is not None
+    }
+
+
+def hedge_counts(hedger: Hedger | None) -> dict[tuple[str, str], int]:
+    """Hedges that are over, by lane and result, those without any included."""
+    if hedger is None:
+        return {}
+    return {(lane, result): hedger.counts.get((lane, result), 0) for lane in hedger.lanes for result in RESULTS}
+
+
+def shared_view(limits: RateLimiter, part: tuple[float, float]) -> SharedView | None:
+    if not isinstance(limits, SharedLimits):
+        return None
+    return SharedView(limits.gateways, limits.connected, part[1] - part[0])
+
+
+def held_in_queues(pools: Collection[ModelQueue]) -> dict[str, int]:
+    """Counts by name of what requests hold in the queues."""
+    states = list(_states(pools))
+    return {
+        "waiting": sum(len(state.queue) for state in states),
+        "waiting_in_pools": sum(pool.waiting for pool in pools),
+        "waiting_tokens": sum(state.queue.tokens for state in states),
+        "running": sum(tally.running for pool in pools for tally in pool.tallies.values()),
+        "prefills": sum(state.prefills for state in states),
+        "prefills_tokens": sum(state.prefill_tokens for state in states),
+    }
+
+
+def held_at_replicas(seats: Collection[IndexEntry]) -> dict[str, int]:
+    """Counts by name of what requests hold at replicas."""
+    loads = [seat.load for seat in seats]
+    return {
+        "room": sum(load.requests for load in loads),
+        "room_indexed": sum(seat.requests for seat in seats),
+        # Without tokens of requests that another replica answered first: they count in the load until this replica
+        # answers again, but no request holds them.
+        "prefill_tokens": sum(load.prefill_tokens - load.silent_tokens for load in loads),
+        "decode_tokens": sum(load.decode_tokens for load in loads),
+    }
+
+
+def queued_tokens(pools: Iterable[ModelQueue], lane: str | None = None) -> int:
+    """Tokens of the requests queued in a lane. None: in all lanes."""
+    return sum(state.queue.tokens for state in _states(pools) if lane is None or state.lane.name == lane)
+
+
+def _states(pools: Iterable[ModelQueue]) -> Iterator[LaneQueue]:
+    return (state for pool in pools for state in pool.lanes.values())
