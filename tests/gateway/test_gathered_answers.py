@@ -146,7 +146,16 @@ TWO = events(
     part(finish="stop").replace(b'"index":0', b'"index":1'),
     DONE,
 )
+LINE = "The sea is vast and blue, and nobody has seen the end of it. "
+LOOPS: dict[str, bytes] = {
+    "plain": part({"content": LINE}),
+    "behind-an-empty-thought": part({"reasoning_content": "", "content": LINE}),
+    "thought": part({"reasoning": LINE}),
+    "empty-finish": part({"content": LINE}, finish=""),
+}
+"""Events that come again and again."""
 ANSWERS: dict[str, Answer] = {
+    **{f"loop-{name}": [STREAM, chunk(b"data: %b\n\n" % line)] for name, line in LOOPS.items()},
     **{f"whole-{name}": answer for name, answer in WHOLE.items()},
     **{f"said-{name}": answer for name, (answer, _) in SAID.items()},
     **{f"refused-{name}": answer for name, (answer, _) in REFUSED.items()},
@@ -264,3 +273,11 @@ def test_a_long_answer_in_many_events_holds_nobody_up(url: str) -> None:
         15_000 * 1901 + sum(map(len, map(str, range(15_000)))),
     )
     assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_ended_however_it_is_told(url: str, name: str, streamed: bool) -> None:
+    said = ask(url + PATH, {**chat(f"say=loop-{name}", stream=streamed), "model": "public"})[1]
+    assert b'"headgate_stop":"repetition"' in said
+    ledger.check(url)

@@ -13,11 +13,12 @@ import pytest
 
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.output import TASKS, OutputConfig, TaskConfig
-from headgate.gateway.answer.bounded import Bounded, may_outlast, told_whole
+from headgate.gateway.answer.bounded import Bounded, _says_end, ended_in, may_outlast, told_whole
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.gathered import GatheredAnswer
-from headgate.gateway.answer.output import text_of
+from headgate.gateway.answer.output import speaks, text_of
 from headgate.gateway.answer.relay import Relay
+from headgate.gateway.answer.transcript import has_ended
 from headgate.gateway.intake.accept import Accepted, Acceptor
 from headgate.gateway.intake.identity import Identities
 from headgate.model.clock import monotonic
@@ -28,6 +29,7 @@ from headgate.policy.answers.output import Output
 from headgate.policy.answers.runaway import Detector
 from headgate.policy.compose import classifier
 from headgate.policy.dispatch.intake import RequestIntake
+from headgate.replica.openai import has_finish
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 from tests.engine.process import ask
@@ -185,6 +187,33 @@ def test_the_text_of_an_event_is_found_whoever_wrote_it(text: str, dumps: Any) -
         for data in (dumps(event_), compact):
             if data is not None:
                 assert json.loads(b'"' + text_of(data.encode()) + b'"') == text
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_content": "", "content": "x"},
+        {"content": "", "reasoning_content": "x"},
+        {"reasoning": "x"},
+        {"content": "", "reasoning": "x"},
+        {"reasoning": "", "reasoning_content": "", "content": "x"},
+        {"content": None, "reasoning": "x"},
+    ],
+)
+@pytest.mark.parametrize("separators", [None, (",", ":")])
+def test_a_text_is_found_behind_fields_that_are_empty(delta: dict[str, Any], separators: Any) -> None:
+    """Runaway detection saw no word of a model whose engine writes an empty `reasoning_content` before each."""
+    said = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    assert text_of(json.dumps(said, separators=separators).encode()) == b"x"
+
+
+@pytest.mark.parametrize("written", ['""', "null", ' ""', " null"])
+def test_a_finish_reason_that_is_empty_is_none(written: str) -> None:
+    said = b'{"choices":[{"index":0,"delta":{"role":"assistant"},"finish_reason":%b}]}' % written.encode()
+    end = b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
+    for look in (speaks, has_finish, has_ended, _says_end, ended_in):
+        assert not look(said)
+        assert look(end)
 
 
 @pytest.mark.parametrize(

@@ -182,10 +182,10 @@ def _no_number(word: str) -> None:
 
 
 def has_finish(event: bytes) -> bool:
-    """Whether the event gives one of its choices a finish_reason."""
+    """Whether the event gives one of its choices a finish_reason. Some engines write an empty one into every event."""
     try:
         choices = decode_event(event)["choices"]
-        return any(isinstance(choice.get("finish_reason"), str) for choice in choices)
+        return any(isinstance(finish := choice.get("finish_reason"), str) and finish != "" for choice in choices)
     except (ValueError, LookupError, TypeError, AttributeError):
         return False
 

@@ -6,6 +6,7 @@ with several choices, our own engine's included, the reader notes which choices 
 the others.
 """
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -37,8 +38,8 @@ SHORT: Final = 64
 it would save next to nothing, and reading along costs more than the answer itself."""
 TEXT: Final = "/v1/completions"
 _FINISH: Final = b'"finish_reason"'
-_NO_FINISH: Final = b'"finish_reason":null'
-_NO_FINISH_SPACED: Final = b'"finish_reason": null'
+_NULL_FINISH: Final = b'"finish_reason":null'
+_NO_FINISH: Final = re.compile(rb'"finish_reason":\s*(?:null|"")')
 
 
 def bounded(
@@ -140,16 +141,16 @@ class Several(Along):
 
 
 def _says_end(event: bytes) -> bool:
-    """Whether an event has a finish_reason that is not null."""
+    """Whether an event has a finish_reason that is neither null nor, as some engines write it, empty."""
     said = event.count(_FINISH)
-    return said > 0 and said > event.count(_NO_FINISH) + event.count(_NO_FINISH_SPACED)
+    return said > event.count(_NULL_FINISH) and said > len(_NO_FINISH.findall(event))
 
 
 def ended_in(event: bytes) -> frozenset[int]:
     """Indexes of the choices that end with this event."""
     try:
         choices = decode_event(event)["choices"]
-        ended = [choice["index"] for choice in choices if choice.get("finish_reason") is not None]
+        ended = [choice["index"] for choice in choices if choice.get("finish_reason")]
         return frozenset([index for index in ended if isinstance(index, int) and 0 <= index < MOST_CHOICES])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return NONE_ENDED

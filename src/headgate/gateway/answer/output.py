@@ -25,6 +25,7 @@ GRACE_S: Final = 1.0
 _CONTENT: Final = b'content":"'
 """The end of the field name, so that `reasoning_content` matches too."""
 _TEXT: Final = b'"text":"'
+_THOUGHT: Final = b'"reasoning":"'
 REASONING: Final = b'"reasoning'
 """Beginning of the names of fields that hold reasoning."""
 _NO_REASONING: Final = b'"reasoning_content":null'
@@ -51,12 +52,29 @@ def text_of(event: bytes) -> bytes:
     else:
         start = event.find(_TEXT)
         if start < 0:
-            return _decoded_text(event)
+            return _text_behind(event, 0) or _decoded_text(event)
         start += 8
+    end = _end_of(event, start)
+    if end == start:
+        return _text_behind(event, end)
+    return event[start:end] if end > 0 else b""
+
+
+def _end_of(event: bytes, start: int) -> int:
+    """Where the string ends that begins at `start`; -1: nowhere."""
     end = event.find(b'"', start)
     while end > 0 and event[end - 1] == 92 and _escaped(event, start, end):
         end = event.find(b'"', end + 1)
-    return event[start:end] if end > 0 else b""
+    return end
+
+
+def _text_behind(event: bytes, at: int) -> bytes:
+    """The text of an event whose first field for text is empty: some engines write each of them into every event."""
+    for name in (_CONTENT, _THOUGHT, _TEXT):
+        start = event.find(name, at) + len(name)
+        if start >= len(name) and (end := _end_of(event, start)) > start:
+            return event[start:end]
+    return b""
 
 
 _READ_TEXT: Final = msgspec.json.Decoder(str)
@@ -88,7 +106,8 @@ def _decoded_text(event: bytes) -> bytes:
     try:
         choices = decode_event(event)["choices"]
         delta = choices[0].get("delta") or choices[0]
-        text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content") or thought or delta.get("text") or ""
         # Only the encoding of a string has a quote at each end to cut off.
         return encode_told(text)[1:-1] if isinstance(text, str) else b""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
@@ -104,7 +123,7 @@ def speaks(event: bytes) -> bool:
         choices = decode_event(event)["choices"]
         for choice in choices:
             delta = choice.get("delta") or {}
-            if choice.get("finish_reason") is not None or choice.get("text"):
+            if choice.get("finish_reason") or choice.get("text"):
                 return True
             if any(value for name, value in delta.items() if name != "role"):
                 return True

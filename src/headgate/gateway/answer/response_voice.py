@@ -91,7 +91,7 @@ class Ending:
     def take(self, said: dict[str, Any]) -> None:
         for choice in said.get("choices") or ():
             finish = choice.get("finish_reason")
-            self.finish = finish if isinstance(finish, str) else self.finish
+            self.finish = finish if isinstance(finish, str) and finish else self.finish
             if "headgate_stop" in choice:
                 self.extra["headgate_stop"] = choice["headgate_stop"]
         if said.get("usage"):

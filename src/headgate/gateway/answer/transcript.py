@@ -134,7 +134,7 @@ def has_ended(last: bytes) -> bool:
         said = decode_event(last)
         if not said["choices"]:
             return isinstance(said.get("usage"), dict)
-        return any(one.get("finish_reason") is not None for one in said["choices"])
+        return any(one.get("finish_reason") for one in said["choices"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         return False
 
@@ -157,7 +157,7 @@ class Continuation:
             said = decode_event(event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return event  # [DONE], or no JSON
-        if not isinstance(said, dict) or "error" in said:
+        if not isinstance(said, dict) or said.get("error") is not None:
             return event
         usage = said.get("usage")
         speaks = isinstance(usage, dict)
@@ -171,7 +171,7 @@ class Continuation:
             if isinstance(delta, dict):
                 delta.pop("role", None)
                 speaks = speaks or any(delta.values())
-            speaks = speaks or bool(choice.get("text")) or choice.get("finish_reason") is not None
+            speaks = speaks or bool(choice.get("text") or choice.get("finish_reason"))
         return encode_told({**said, **self._head}) if speaks else None
 
     def _add_up(self, usage: dict[str, Any], timings: object) -> None:
