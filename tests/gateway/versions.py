@@ -16,6 +16,7 @@ from headgate.config.models import ModelConfig, VersionConfig
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.surface import Surface
 from headgate.model.clock import monotonic
+from headgate.model.event import Command, Event
 from headgate.model.record import Record
 from headgate.model.replica import Replica
 from headgate.replica.http import Connections
@@ -119,9 +120,14 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(
-    *models: ModelConfig, replicas: tuple[str, ...] = ("chat-1", "chat-2"), slots: int = 64, **more: Any
+    *models: ModelConfig,
+    replicas: tuple[str, ...] = ("chat-1", "chat-2"),
+    slots: int = 64,
+    events: Callable[[Event, float, list[Command]], None] | None = None,
+    **more: Any,
 ) -> AsyncIterator[Scene]:
-    """A replica of each of these models, all of which call it `double`."""
+    """A replica of each of these models, all of which call it `double`; `MODEL#2` is one more of MODEL. `events` gets
+    all that the dispatcher is told, and its commands."""
     engines, servers, tasks = {}, [], []
     config = GatewayConfig(models=models or (CHAT,), **more)
     loop = asyncio.get_running_loop()
@@ -133,12 +139,13 @@ async def scene(
             servers.append((model, await server.listen("127.0.0.1", 0), server))
             tasks.append(loop.create_task(engine.run()))
         it = Scene(config, engines)
+        it.gateway.events = events
         it.servers = {model: server for model, _, server in servers}
         it.port = await it.server.listen("127.0.0.1", 0)
         for model, port, _ in servers:
-            url = f"http://127.0.0.1:{port}"
+            url, name = f"http://127.0.0.1:{port}", model.partition("#")[0]
             it.roster.join(
-                Replica(id=model, url=url, model=model, served_as="double", kind="openai", slots=slots)
+                Replica(id=model, url=url, model=name, served_as="double", kind="openai", slots=slots)
             )  # fmt: skip
         fleet = it.gateway.dispatcher.fleet
         await until(lambda: all(load.usable == 1 for load in fleet.loads.values()))
