@@ -77,14 +77,14 @@ def test_an_engine_is_ready_when_its_warm_up_is_over_and_not_before() -> None:
             assert status == 503, path
             assert b"warming up" in said
         assert (await asyncio.to_thread(ask, f"{url}/v1/completions", {"prompt": "x"}))[0] == 503
-        assert b"headgate_engine_ready 0.0" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
-        assert (engine.batcher.counts.steps, server.cold_start) == (0, {})
+        assert b"headgate_engine_ready 0\n" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
+        assert (engine.batcher.counts.steps, server.figures.cold_start) == (0, {})
         engine.start()
         await warming
         assert (await ready(url))[0] == 200
-        assert b"headgate_engine_ready 1.0" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
+        assert b"headgate_engine_ready 1\n" in (await asyncio.to_thread(ask, f"{url}/metrics"))[1]
         assert engine.batcher.counts.steps > 2
-        assert server.cold_start["warm-up"] > 0.15
+        assert server.figures.cold_start["warm-up"] > 0.15
 
     uvloop.run(asyncio.wait_for(main(), 15))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headgate.config.engine import EngineConfig
-from headgate.engine.continued import said_before
 from headgate.engine.intake import Intake
 from headgate.engine.openai import TextBody
+from headgate.engine.runner.continued import said_before
 from headgate.engine.runner.emulated_tokenizer import EmulatedTokenizer
 from headgate.model.errors import ContextOverflow, InvalidRequest
 from headgate.model.sequence import Sequence

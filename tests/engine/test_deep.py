@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from headgate.engine import server as engine_server
+from headgate.engine import deep_check
 from headgate.engine.engine import Engine
 from headgate.engine.runner.emulated_runner import EmulatedRunner
 from headgate.machine.profile import Profile, StepCost
@@ -73,7 +73,7 @@ def test_on_a_full_engine_nobody_is_swapped_out_for_a_check_and_a_streams_token_
 
 def test_a_check_that_has_to_generate_waits_behind_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no token is fresh enough, its own generation is asked for: even then no sequence makes way for it."""
-    monkeypatch.setattr(engine_server, "FRESH_S", -1.0)
+    monkeypatch.setattr(deep_check, "FRESH_S", -1.0)
 
     async def check(engine: Engine, url: str) -> None:
         assert await deep(url) == (200, {"status": "generates", "proof": "a token of a running stream"})
@@ -105,7 +105,7 @@ def test_checks_at_once_share_one_generation() -> None:
 
 def test_a_full_engine_that_only_reads_prompts_is_well_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sequence decodes for longer than a check waits: that prompts are computed is the proof."""
-    monkeypatch.setattr(engine_server, "DEEP_CHECK_S", 0.5)
+    monkeypatch.setattr(deep_check, "DEEP_CHECK_S", 0.5)
     slow = replace(SMALL, cost=StepCost(fixed=0.05, per_prefill=0.02))
 
     async def check(engine: Engine, url: str) -> None:
@@ -117,8 +117,8 @@ def test_a_full_engine_that_only_reads_prompts_is_well_too(monkeypatch: pytest.M
 
 def test_an_engine_that_computes_nothing_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every slot is taken and the step under way does not end."""
-    monkeypatch.setattr(engine_server, "DEEP_CHECK_S", 0.3)
-    monkeypatch.setattr(engine_server, "FRESH_S", 0.1)
+    monkeypatch.setattr(deep_check, "DEEP_CHECK_S", 0.3)
+    monkeypatch.setattr(deep_check, "FRESH_S", 0.1)
 
     async def check(engine: Engine, url: str) -> None:
         assert isinstance(engine.runner, EmulatedRunner)
@@ -132,7 +132,7 @@ def test_an_engine_that_computes_nothing_fails_its_check(monkeypatch: pytest.Mon
 
 
 def test_a_full_queue_is_no_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_server, "FRESH_S", -1.0)
+    monkeypatch.setattr(deep_check, "FRESH_S", -1.0)
 
     async def check(engine: Engine, url: str) -> None:
         engine.batcher.config = replace(engine.batcher.config, queue_limit=0)

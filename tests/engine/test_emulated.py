@@ -344,7 +344,7 @@ def test_it_says_everywhere_that_it_is_emulated_and_how_far_time_is_stretched() 
         assert card["id"] == "emulated-quick"
         assert card["max_model_len"] == QUICK.context
         figures = await get("/metrics")
-        assert 'headgate_engine_emulated{dilation="1.5",profile="quick"} 1.0' in figures
+        assert 'headgate_engine_emulated{profile="quick",dilation="1.5"} 1\n' in figures
         assert "headgate_engine_emulation_behind_seconds_total" in figures
         page = await get("/")
         assert "emulated" in page
@@ -405,7 +405,7 @@ def test_under_memory_pressure_sequences_are_preempted_and_all_are_answered_in_f
         check_balance(engine.batcher)
 
     async def with_a_low_guess(engine: Engine, url: str, client: AsyncOpenAI) -> None:
-        engine.batcher._output = OutputLength(8, 8)
+        engine.batcher._output = engine.batcher._admission._output = OutputLength(8, 8)
         await check(engine, url, client)
 
     served(with_a_low_guess, tight)

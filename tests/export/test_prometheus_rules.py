@@ -12,7 +12,7 @@ import yaml
 
 from headgate.config.gateway import GatewayConfig, ObserveConfig
 from headgate.export.prometheus_rules import HISTOGRAMS, rules
-from headgate.measure.histogram import edges
+from headgate.measure.edges import edges
 from headgate.measure.tenant_availability import result_of
 from headgate.measure.windows import FIGURES
 from headgate.model.lane import LANES

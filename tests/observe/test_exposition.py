@@ -1,6 +1,6 @@
 import pytest
 
-from headgate.publish.exposition import Exposition, Family, number, wants_open
+from headgate.metrics.exposition import Exposition, Family, number, wants_open
 
 
 def test_numbers_are_written_as_prometheus_reads_them() -> None:

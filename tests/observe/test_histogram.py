@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.measure.histogram import MOST_EDGES, Histogram, edges
+from headgate.measure.edges import MOST_EDGES, edges
 from headgate.measure.windows import E2E, QUEUE, TPOT, TTFT
+from headgate.metrics.histogram import Histogram
 from headgate.model.lane import LANES, Lane
 from headgate.model.quantile import GRID
 

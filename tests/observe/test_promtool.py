@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.measure.histogram import Edges, Histogram
-from headgate.publish.exposition import Exposition
+from headgate.metrics.exposition import Exposition
+from headgate.metrics.histogram import Edges, Histogram
 from headgate.publish.metrics_page import families
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, gateway

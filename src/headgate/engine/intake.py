@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from msgspec import json
 
 from headgate.config.engine import EngineConfig
-from headgate.engine.continued import said_before
 from headgate.engine.openai import (
     MOST_CHOICES,
     ChatBody,
@@ -22,6 +21,7 @@ from headgate.engine.openai import (
     stops_of,
 )
 from headgate.engine.recommended import OPENAI, Recommended
+from headgate.engine.runner.continued import said_before
 from headgate.engine.runner.tokenizer import Message
 from headgate.engine.structured import Rules, rules_of
 from headgate.engine.tools import Tools, tools_of

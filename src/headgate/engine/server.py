@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ import msgspec
 from headgate.config.engine import EngineConfig
 from headgate.engine.answer import Answer, Wishes
 from headgate.engine.bound import Bounds
+from headgate.engine.deep_check import DeepCheck
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.engine.grammar.compiling import Compiling
 from headgate.engine.grammar.grammar import Compiled, Grammars
@@ -21,12 +21,13 @@ from headgate.engine.intake import Intake
 from headgate.engine.openai import AnswerFormat, ChatBody, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
 from headgate.engine.recommended import OPENAI
-from headgate.engine.status import Emulation, EngineCollector, EngineFigures, page
+from headgate.engine.status import Emulation, EngineFigures, page
 from headgate.engine.warmup import warm_up
+from headgate.metrics.exposition import CONTENT_TYPE
 from headgate.model.clock import Clock, wall
 from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, QueueFull, ServeError
 from headgate.model.outcome import Outcome
-from headgate.model.sequence import LOWEST_PRIORITY, Sequence
+from headgate.model.sequence import Sequence
 from headgate.wire.body import json
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
@@ -42,10 +43,6 @@ MOST_COUNTED_BYTES = 1024 * 1024
 """Maximum bytes of a body at /tokenize: some ten times the longest context."""
 MOST_COUNTING = 16
 """Maximum /tokenize requests waiting. They have a thread of their own, and delay no completion."""
-DEEP_CHECK_S = 10.0
-"""Seconds that a deep check waits for a sign that the model computes."""
-FRESH_S = 1.0
-"""Maximum age, in seconds, of a running stream's token that proves that the engine generates."""
 
 
 @dataclass(slots=True)
@@ -62,10 +59,7 @@ class EngineServer:
     def __init__(self, config: EngineConfig, clock: Clock, emulation: Emulation | None = None) -> None:
         self.config = config
         self.emulation = emulation
-        self.figures = EngineFigures()
-        if emulation is not None:
-            self.figures.emulated.labels(emulation.profile, f"{emulation.dilation:g}").set(1)
-        self.cold_start: dict[str, float] = {}
+        self.figures = EngineFigures(emulation)
         self.phase = "loading"
         self.router = Router(
             {
@@ -76,7 +70,7 @@ class EngineServer:
                 ("GET", "/health/live"): self._live,
                 ("GET", "/health/ready"): self._ready,
                 ("GET", "/health"): self._ready,
-                ("GET", "/health/deep"): self._deep,
+                ("GET", "/health/deep"): lambda exchange: self._deep.answer(exchange),
                 ("GET", "/metrics"): self._metrics,
                 ("GET", "/"): self._page,
             }
@@ -91,11 +85,7 @@ class EngineServer:
         self._preparing = 0
         self._counter = ThreadPoolExecutor(1, "count")
         self._counting = 0
-        self._spoke_at = -inf
-        """When a client's sequence last got a token."""
-        self._spoken: asyncio.Future[None] | None = None
-        """Resolves with the next such token; None: no deep check is running."""
-        self._checking: asyncio.Task[str] | None = None
+        self._deep = DeepCheck(clock, self._generate, self._engine_when_ready)
         self.compiling: Compiling | None = None
         """None: the runner follows no grammars."""
 
@@ -111,12 +101,10 @@ class EngineServer:
 
     def adopt(self, engine: Engine, intake: Intake) -> None:
         self._engine, self._intake = engine, intake
-        self.figures.registry.register(EngineCollector(engine))
         self.phase = "warming up"
 
     def record_phase(self, name: str, seconds: float) -> None:
-        self.cold_start[name] = seconds
-        self.figures.cold_start.labels(name).set(seconds)
+        self.figures.cold_start[name] = seconds
 
     async def warm(self) -> None:
         engine, intake = self._engine, self._intake
@@ -133,12 +121,12 @@ class EngineServer:
         await warm_up(self._generate, text, pinned, step_time, intake.context, limit_s, self._clock)
         self.record_phase("warm-up", self._clock() - began)
         self.phase = "ready"
-        self.figures.ready.set(1)
+        self.figures.ready = True
 
     def drain(self) -> None:
         """Turns readiness off first, so that gateways stop routing here; running requests continue."""
         self.phase = "draining"
-        self.figures.ready.set(0)
+        self.figures.ready = False
 
     async def _generate(self, prompt: list[int], pin: bool, priority: int = 0) -> None:
         """Generates one output token for a prompt of the server's own."""
@@ -167,7 +155,7 @@ class EngineServer:
 
     def _complete(self, exchange: Exchange, kind: type[ChatBody] | type[TextBody]) -> None:
         try:
-            intake = self._intake_when_ready()
+            _, intake = self._engine_when_ready()
         except ServeError as error:
             self._fail(exchange, error)
             return
@@ -190,7 +178,7 @@ class EngineServer:
 
     def _begin(self, exchange: Exchange, prepared: Prepared | ServeError) -> None:
         if exchange.done:  # the client left while its prompt was tokenized
-            self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+            self.figures.requests[Outcome.CANCELLED] += 1
         elif isinstance(prepared, ServeError):
             self._fail(exchange, prepared)
         elif prepared.rules is None or self.compiling is None:
@@ -200,7 +188,7 @@ class EngineServer:
 
             def compiled(found: Compiled | ServeError) -> None:
                 if exchange.done:
-                    self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+                    self.figures.requests[Outcome.CANCELLED] += 1
                 elif isinstance(found, ServeError):
                     self._fail(exchange, found)
                 else:
@@ -254,20 +242,18 @@ class EngineServer:
             return
         figures, now, sequence = self.figures, self._clock(), watched.sequence
         if said.error is not None:
-            figures.requests.labels(said.error.outcome.value).inc()
+            figures.requests[said.error.outcome] += 1
         elif watched.last_at is None:
-            figures.ttft.labels(sequence.lane).observe(now - sequence.arrived)
+            figures.ttft[sequence.lane].add(now - sequence.arrived)
         else:
-            figures.gap.labels(sequence.lane).observe(now - watched.last_at)
+            figures.gap[sequence.lane].add(now - watched.last_at)
         watched.last_at = now
         if said.tokens:
-            self._spoke_at = now
-            if self._spoken is not None and not self._spoken.done():
-                self._spoken.set_result(None)
+            self._deep.spoke(now)
         if said.finish is not None and said.timings is not None:
-            figures.requests.labels(Outcome.COMPLETED.value).inc()
-            figures.duration.labels(sequence.lane).observe(now - sequence.arrived)
-            figures.queue.labels(sequence.lane).observe(said.timings.queue_ms / 1e3)
+            figures.requests[Outcome.COMPLETED] += 1
+            figures.duration[sequence.lane].add(now - sequence.arrived)
+            figures.queue[sequence.lane].add(said.timings.queue_ms / 1e3)
         if said.finish is not None or said.error is not None:
             del self._watched[said.sequence_id]
 
@@ -277,19 +263,19 @@ class EngineServer:
         for sequence in sequences:
             if self._listeners.pop(sequence.id, None) is not None:
                 del self._watched[sequence.id]
-                self.figures.requests.labels(Outcome.CANCELLED.value).inc()
+                self.figures.requests[Outcome.CANCELLED] += 1
                 self._engine.cancel(sequence.id)
 
     def _fail(self, exchange: Exchange, error: ServeError) -> None:
-        self.figures.requests.labels(error.outcome.value).inc()
+        self.figures.requests[error.outcome] += 1
         exchange.fail(error)
 
-    def _intake_when_ready(self) -> Intake:
+    def _engine_when_ready(self) -> tuple[Engine, Intake]:
         if self._engine is not None and self._engine.failed is not None:
             raise self._engine.failed
-        if self._intake is None or self.phase != "ready":
+        if self._engine is None or self._intake is None or self.phase != "ready":
             raise NotReady(f"the engine is {self.phase}")
-        return self._intake
+        return self._engine, self._intake
 
     # -- everything else --------------------------------------------------------------------------------
 
@@ -313,7 +299,7 @@ class EngineServer:
             try:
                 if exchange.done:
                     raise Gone("the client left before its text was tokenized")
-                intake = self._intake_when_ready()
+                _, intake = self._engine_when_ready()
                 tokens = intake.tokenized(json.decode(exchange.body, TokenizeBody, LIMITS))
                 answer = {"count": len(tokens), "max_model_len": intake.context, "tokens": tokens}
             except ServeError as error:
@@ -347,63 +333,18 @@ class EngineServer:
 
     def _ready(self, exchange: Exchange) -> None:
         try:
-            self._intake_when_ready()
+            self._engine_when_ready()
         except ServeError as error:
             exchange.fail(error)
         else:
             exchange.respond(200, b'{"status":"ready"}')
 
-    def _deep(self, exchange: Exchange) -> None:
-        """Answers 200 only if the engine generates a token: a model that answers /health but can't generate is not
-        healthy. Concurrent checks share one generation."""
-        if self._checking is None:
-            self._checking = self._loop.create_task(self._deep_check())
-
-        def report(done: asyncio.Task[str]) -> None:
-            self._checking = None
-            if exchange.done or done.cancelled():
-                return
-            error = done.exception()
-            if error is None:
-                exchange.respond(200, msgspec.json.encode({"status": "generates", "proof": done.result()}))
-            else:
-                exchange.fail(error if isinstance(error, ServeError) else EngineFailed(f"no token: {error!r}"))
-
-        self._checking.add_done_callback(report)
-
-    async def _deep_check(self) -> str:
-        """Returns what proves that the engine generates. A check takes nothing from running streams: their tokens are
-        the proof if they come, and the check's own sequence has the lowest priority, so that it only gets free
-        capacity."""
-        self._intake_when_ready()
-        if self._clock() - self._spoke_at <= FRESH_S:
-            return "a token of a running stream"
-        engine = self._engine
-        assert engine is not None
-        prefilled = engine.batcher.counts.prefilled
-        spoken = self._spoken = self._loop.create_future()
-        own = self._loop.create_task(self._generate([1, 2, 3], False, LOWEST_PRIORITY))
-        try:
-            async with asyncio.timeout(DEEP_CHECK_S):
-                await asyncio.wait((own, spoken), return_when=asyncio.FIRST_COMPLETED)
-                if own.done() and isinstance(own.exception(), QueueFull):
-                    await spoken  # the queue is full; a running sequence's token is proof enough
-        except TimeoutError:
-            if engine.batcher.counts.prefilled == prefilled:  # long prompts may keep every slot from its first token
-                raise EngineFailed(f"no token within {DEEP_CHECK_S:g} s") from None
-            return "prompts that are being computed"
-        finally:
-            self._spoken = None
-            own.cancel()
-        if spoken.done():
-            return "a token of a running stream"
-        own.result()
-        return "a token of its own"
-
     def _metrics(self, exchange: Exchange) -> None:
-        exchange.respond(200, self.figures.text(), "text/plain; version=0.0.4; charset=utf-8")
+        exchange.respond(200, self.figures.text(self._engine), CONTENT_TYPE)
 
     def _page(self, exchange: Exchange) -> None:
         recommended = OPENAI if self._intake is None else self._intake.recommended
-        body = page(self.config.model_name, self.phase, self._engine, self.cold_start, self.emulation, recommended)
+        body = page(
+            self.config.model_name, self.phase, self._engine, self.figures.cold_start, self.emulation, recommended
+        )
         exchange.respond(200, body, "text/html; charset=utf-8")

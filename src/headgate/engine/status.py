@@ -1,25 +1,58 @@
 """Reports what the engine does: metrics for Prometheus, and a plain page for people."""
 
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 from html import escape
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
-from prometheus_client.registry import Collector
+from typing import Final
 
 from headgate import __version__
 from headgate.engine.engine import Engine
 from headgate.engine.recommended import Recommended
 from headgate.engine.runner.emulated_runner import EmulatedRunner
+from headgate.metrics.exposition import Exposition, Family
+from headgate.metrics.histogram import DURATION_EDGES, FIRST_TOKEN_EDGES, TOKEN_EDGES, Edges, Histogram
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 
-TTFT_EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-GAP_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-DURATION_EDGES = tuple(0.01 * 2**power for power in range(14))
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a creation time for every series doubles what is scraped
-Family = CounterMetricFamily | GaugeMetricFamily | SummaryMetricFamily
+REQUESTS: Final = Family("headgate_engine_requests_total", "counter", "Requests by how they ended", "outcome")
+TTFT: Final = Family(
+    "headgate_engine_time_to_first_token_seconds", "histogram", "First byte of the request to first token", "lane"
+)
+GAP: Final = Family("headgate_engine_inter_token_seconds", "histogram", "Between two tokens of one sequence", "lane")
+DURATION: Final = Family(
+    "headgate_engine_request_duration_seconds", "histogram", "First byte of the request to last token", "lane"
+)
+QUEUE: Final = Family("headgate_engine_queue_seconds", "histogram", "Waiting for a slot", "lane")
+COLD_START: Final = Family("headgate_engine_cold_start_seconds", "gauge", "Cold start by phase", "phase")
+READY: Final = Family("headgate_engine_ready", "gauge", "1 once warm-up is over")
+EMULATED: Final = Family(
+    "headgate_engine_emulated",
+    "gauge",
+    "1 where nothing is computed; every time here is stretched by the dilation",
+    "profile",
+    "dilation",
+)
+WAITING: Final = Family("headgate_engine_sequences_waiting", "gauge", "Sequences waiting for a slot")
+RUNNING: Final = Family("headgate_engine_sequences_running", "gauge", "Sequences in a slot")
+SLOTS: Final = Family("headgate_engine_slots", "gauge", "Sequences that fit at once")
+KV_USAGE: Final = Family("headgate_engine_kv_usage_ratio", "gauge", "KV blocks owned over all")
+KV_BLOCKS: Final = Family("headgate_engine_kv_blocks", "gauge", "KV blocks by what they hold", "state")
+PROMPT: Final = Family(
+    "headgate_engine_prompt_tokens_total", "counter", "Prompt tokens by where they came from", "source"
+)
+GENERATED: Final = Family("headgate_engine_generation_tokens_total", "counter", "Tokens generated")
+PREEMPTIONS: Final = Family(
+    "headgate_engine_preemptions_total", "counter", "Sequences that had to give up their slot", "kind"
+)
+EVICTIONS: Final = Family("headgate_engine_prefix_evictions_total", "counter", "Cached prefixes that lost their blocks")
+DRAFTS: Final = Family("headgate_engine_draft_tokens_total", "counter", "Drafted tokens by verdict", "verdict")
+STEPS: Final = Family("headgate_engine_step_seconds", "summary", "Whole steps")
+RUNS: Final = Family("headgate_engine_run_seconds", "summary", "Inside the model library")
+BEHIND: Final = Family(
+    "headgate_engine_emulation_behind_seconds_total", "counter", "Modelled time that this machine was too slow to keep"
+)
+STEP_MODEL: Final = Family("headgate_engine_step_model_seconds", "gauge", "Fitted step time by term", "term")
+TERMS: Final = ("fixed", "prefill", "decode", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,91 +76,74 @@ class Emulation:
 
 
 class EngineFigures:
-    """The metrics that the event loop counts. Labels are lanes and outcomes, so their number is bounded."""
+    """What the event loop counts, and the page of metrics. Labels are lanes and outcomes, so their number is
+    bounded."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "headgate_engine_requests", "Requests by how they ended", ["outcome"], registry=registry
-        )
-        self.ttft = Histogram(
-            "headgate_engine_time_to_first_token_seconds", "First byte of the request to first token", ["lane"],
-            buckets=TTFT_EDGES, registry=registry,
-        )  # fmt: skip
-        self.gap = Histogram(
-            "headgate_engine_inter_token_seconds", "Between two tokens of one sequence", ["lane"],
-            buckets=GAP_EDGES, registry=registry,
-        )  # fmt: skip
-        self.duration = Histogram(
-            "headgate_engine_request_duration_seconds", "First byte of the request to last token", ["lane"],
-            buckets=DURATION_EDGES, registry=registry,
-        )  # fmt: skip
-        self.queue = Histogram(
-            "headgate_engine_queue_seconds", "Waiting for a slot", ["lane"], buckets=TTFT_EDGES, registry=registry
-        )
-        self.cold_start = Gauge(
-            "headgate_engine_cold_start_seconds", "Cold start by phase", ["phase"], registry=registry
-        )
-        self.ready = Gauge("headgate_engine_ready", "1 once warm-up is over", registry=registry)
-        self.emulated = Gauge(
-            "headgate_engine_emulated", "1 where nothing is computed; every time here is stretched by the dilation",
-            ["profile", "dilation"], registry=registry,
-        )  # fmt: skip
-        for lane in LANES:
-            for histogram in (self.ttft, self.gap, self.duration, self.queue):
-                histogram.labels(lane)
-        for outcome in Outcome:
-            self.requests.labels(outcome.value)
+    def __init__(self, emulation: Emulation | None = None) -> None:
+        first, between, whole = Edges(FIRST_TOKEN_EDGES), Edges(TOKEN_EDGES), Edges(DURATION_EDGES)
+        self.requests = dict.fromkeys(Outcome, 0)
+        self.ttft = _by_lane(first)
+        self.gap = _by_lane(between)
+        self.duration = _by_lane(whole)
+        self.queue = _by_lane(first)
+        self.cold_start: dict[str, float] = {}
+        """Seconds by phase."""
+        self.ready = False
+        self._emulation = emulation
+        self._page = Exposition()
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, engine: Engine | None) -> bytes:
+        """Returns the page of metrics. None: the engine is still loading."""
+        page = self._page
+        for outcome, number in self.requests.items():
+            page.sample(REQUESTS, (outcome.value,), number)
+        by_family = {TTFT: self.ttft, GAP: self.gap, DURATION: self.duration, QUEUE: self.queue}
+        for family, histograms in by_family.items():
+            for lane, histogram in histograms.items():
+                page.histogram(family, (lane,), histogram)
+        for phase, seconds in self.cold_start.items():
+            page.sample(COLD_START, (phase,), seconds)
+        page.sample(READY, (), int(self.ready))
+        if self._emulation is not None:
+            page.sample(EMULATED, (self._emulation.profile, f"{self._emulation.dilation:g}"), 1)
+        if engine is not None:
+            write_engine(page, engine)
+        return page.render()
 
 
-class EngineCollector(Collector):
-    """The metrics that the engine thread counts, read at each scrape. They are plain numbers: reading needs no lock."""
+def _by_lane(edges: Edges) -> defaultdict[str, Histogram]:
+    made: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(edges))
+    for lane in LANES:
+        made[lane]  # a series that is there from the start can be seen to rise
+    return made
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
-    def collect(self) -> Iterator[Family]:
-        batcher, spent = self._engine.batcher, self._engine.spent
-        ledger, counts = batcher.ledger, batcher.counts
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        yield gauge("headgate_engine_sequences_waiting", "Sequences waiting for a slot", len(batcher.waiting))
-        yield gauge("headgate_engine_sequences_running", "Sequences in a slot", len(batcher.running))
-        yield gauge("headgate_engine_slots", "Sequences that fit at once", self._engine.runner.slots)
-        yield gauge("headgate_engine_kv_usage_ratio", "KV blocks owned over all", ledger.owned_blocks / ledger.blocks)
-        blocks = gauge("headgate_engine_kv_blocks", "KV blocks by what they hold", labels=["state"])
-        blocks.add_metric(["owned"], ledger.owned_blocks)
-        blocks.add_metric(["cached"], ledger.cached_blocks)
-        blocks.add_metric(["free"], ledger.blocks - ledger.owned_blocks - ledger.cached_blocks)
-        blocks.add_metric(["host"], ledger.host_used)
-        yield blocks
-        prompt = counter("headgate_engine_prompt_tokens", "Prompt tokens by where they came from", labels=["source"])
-        prompt.add_metric(["computed"], counts.prefilled)
-        prompt.add_metric(["cached"], counts.cached)
-        yield prompt
-        yield counter("headgate_engine_generation_tokens", "Tokens generated", counts.generated)
-        preempted = counter("headgate_engine_preemptions", "Sequences that had to give up their slot", labels=["kind"])
-        preempted.add_metric(["swap"], counts.swaps)
-        preempted.add_metric(["recompute"], counts.recomputes)
-        yield preempted
-        yield counter("headgate_engine_prefix_evictions", "Cached prefixes that lost their blocks", ledger.evictions)
-        drafts = counter("headgate_engine_draft_tokens", "Drafted tokens by verdict", labels=["verdict"])
-        drafts.add_metric(["accepted"], counts.accepted)
-        drafts.add_metric(["refused"], counts.drafted - counts.accepted)
-        yield drafts
-        yield SummaryMetricFamily("headgate_engine_step_seconds", "Whole steps", counts.steps, spent.step_s)
-        runner = self._engine.runner
-        if isinstance(runner, EmulatedRunner):
-            behind = "Modelled time that this machine was too slow to keep"
-            yield counter("headgate_engine_emulation_behind_seconds", behind, runner.behind_s)
-        model_s = runner.model_s
-        yield SummaryMetricFamily("headgate_engine_run_seconds", "Inside the model library", counts.steps, model_s)
-        terms = gauge("headgate_engine_step_model_seconds", "Fitted step time by term", labels=["term"])
-        for term, value in zip(("fixed", "prefill", "decode", "context"), batcher.step_time.coefficients, strict=True):
-            terms.add_metric([term], value)
-        yield terms
+def write_engine(page: Exposition, engine: Engine) -> None:
+    """Writes what the engine's thread counts. They are plain numbers: reading needs no lock."""
+    batcher, runner = engine.batcher, engine.runner
+    ledger, counts = batcher.ledger, batcher.counts
+    page.sample(WAITING, (), len(batcher.waiting))
+    page.sample(RUNNING, (), len(batcher.running))
+    page.sample(SLOTS, (), runner.slots)
+    page.sample(KV_USAGE, (), ledger.owned_blocks / ledger.blocks)
+    page.sample(KV_BLOCKS, ("owned",), ledger.owned_blocks)
+    page.sample(KV_BLOCKS, ("cached",), ledger.cached_blocks)
+    page.sample(KV_BLOCKS, ("free",), ledger.blocks - ledger.owned_blocks - ledger.cached_blocks)
+    page.sample(KV_BLOCKS, ("host",), ledger.host_used)
+    page.sample(PROMPT, ("computed",), counts.prefilled)
+    page.sample(PROMPT, ("cached",), counts.cached)
+    page.sample(GENERATED, (), counts.generated)
+    page.sample(PREEMPTIONS, ("swap",), counts.swaps)
+    page.sample(PREEMPTIONS, ("recompute",), counts.recomputes)
+    page.sample(EVICTIONS, (), ledger.evictions)
+    page.sample(DRAFTS, ("accepted",), counts.accepted)
+    page.sample(DRAFTS, ("refused",), counts.drafted - counts.accepted)
+    page.summary(STEPS, counts.steps, engine.spent.step_s)
+    if isinstance(runner, EmulatedRunner):
+        page.sample(BEHIND, (), runner.behind_s)
+    page.summary(RUNS, counts.steps, runner.model_s)
+    for term, value in zip(TERMS, batcher.step_time.coefficients, strict=True):
+        page.sample(STEP_MODEL, (term,), value)
 
 
 def page(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import inf
 
 from headgate.config.gateway import ObserveConfig
+from headgate.measure.edges import edges
 from headgate.measure.ended import EndedEarly
-from headgate.measure.histogram import edges
 from headgate.measure.little import Little
 from headgate.measure.series import COMPLETED, NEVER_QUEUED, Labels, LaneFigures, Series, Tokens
 from headgate.measure.tenants import Tenants

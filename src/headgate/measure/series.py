@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from math import inf
 from typing import Final
 
-from headgate.measure.histogram import Edges, Histogram
 from headgate.measure.little import AT_ONCE_S, TURNED_AWAY, Law
 from headgate.measure.timeline import Timeline
 from headgate.measure.windows import ANSWER, COLD, E2E, GAP, KEPT, LONG, QUEUE, TPOT, TTFT, Window, WindowCounts
+from headgate.metrics.histogram import Edges, Histogram
 from headgate.model.outcome import KINDS, Outcome
 from headgate.model.quantile import GRID
 from headgate.model.record import Record

@@ -5,7 +5,7 @@ Further tenants are counted as `other`. tenant_availability.py counts which tena
 
 from typing import Final
 
-from headgate.measure.histogram import Edges, Histogram
+from headgate.metrics.histogram import Edges, Histogram
 from headgate.model.labels import Cap
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 from headgate.config.gateway import ObserveConfig
 from headgate.measure.conditions import Conditions
 from headgate.measure.figures import Figures
+from headgate.metrics.exposition import Exposition, Family
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.view import DispatcherView
-from headgate.publish.exposition import Exposition, Family
 
 REPLICAS: Final = Family("headgate_replicas", "gauge", "Replicas by what is to be thought of them", "condition")
 DOWN: Final = Family(

@@ -14,9 +14,9 @@ from headgate.measure.figures import Figures
 from headgate.measure.gpu import Gpus
 from headgate.measure.pulse import Pulse
 from headgate.measure.tenant_availability import TenantAvailability
+from headgate.metrics.exposition import Exposition, Family
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.slo import Slo
-from headgate.publish.exposition import Exposition, Family
 from headgate.publish.fleet_metrics import (
     ProbedReplica,
     write_conditions,

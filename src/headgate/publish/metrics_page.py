@@ -5,8 +5,8 @@ python -m headgate.publish.metrics_page > docs/metrics.md
 
 from collections.abc import Iterator
 
+from headgate.metrics.exposition import Family
 from headgate.publish import fleet_metrics, metrics, promise_metrics, request_metrics
-from headgate.publish.exposition import Family
 
 SUFFIX_UNITS = {
     "_seconds": "seconds",

@@ -5,10 +5,10 @@ from typing import Final
 
 from headgate.gateway.account import Account
 from headgate.measure.tenant_availability import RESULTS, TenantAvailability, result_of
+from headgate.metrics.exposition import Exposition, Family
 from headgate.model.labels import OTHER
 from headgate.policy.promises.alert import Severity
 from headgate.policy.promises.slo import Slo
-from headgate.publish.exposition import Exposition, Family
 
 STATE: Final = Family(
     "headgate_slo_state", "gauge", "Promises: 0 ok, 1 at risk, 2 broken, -1 idle or too few to tell", "lane", "figure",

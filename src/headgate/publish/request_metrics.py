@@ -6,7 +6,7 @@ from typing import Final
 from headgate.gateway.account import Account
 from headgate.measure.figures import Figures
 from headgate.measure.windows import ANSWER, E2E, FIGURES, GAP, QUEUE, TPOT, TTFT, WINDOWS, WindowCounts
-from headgate.publish.exposition import Exposition, Family
+from headgate.metrics.exposition import Exposition, Family
 
 ALL: Final = ("lane", "model", "version", "tier", "quantization", "gpu_type")
 HISTOGRAMS: Final = {

@@ -19,10 +19,10 @@ from headgate.measure.figures import Figures
 from headgate.measure.gpu import find_gpus
 from headgate.measure.pulse import Pulse
 from headgate.measure.tenant_availability import TenantAvailability
+from headgate.metrics.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, wants_open
 from headgate.model.clock import Clock, wall
 from headgate.model.record import Record
 from headgate.publish.alarms import Alarms
-from headgate.publish.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, wants_open
 from headgate.publish.journal import Journal
 from headgate.publish.metrics import Metrics
 from headgate.publish.otlp import OtlpSender

@@ -148,7 +148,7 @@ async def _run_engine(
             await _warm(server, config)
         gc.collect()
         gc.freeze()  # what exists now stays: collections need not walk it while streams wait
-        progress.ready(where, config.model_name, sum(server.cold_start.values()))
+        progress.ready(where, config.model_name, sum(server.figures.cold_start.values()))
         await _until(stop, engine)
         progress.say("draining: running requests may finish")
         server.drain()

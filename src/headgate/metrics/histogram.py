@@ -1,31 +1,32 @@
-"""Counts durations between a few edges since the process began, for scrapers to add up.
-
-Edges are those of the GenAI semantic conventions, and finer around each bound that a lane promises: a promise whose
-bound falls between two edges can't be checked from a histogram. All lanes have the same edges, so that series add up.
-"""
+"""Counts durations between a few edges since the process began, for scrapers to add up."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
 from math import inf
 from typing import Final
 
-from headgate.measure.windows import ANSWER, E2E, GAP, QUEUE, TPOT, TTFT
-from headgate.model.lane import Lane
 from headgate.model.quantile import GRID, LEAST_S, ZERO
 
-CONVENTION = {
-    TTFT: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    TPOT: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    E2E: tuple(0.01 * 2**step for step in range(14)),
-    GAP: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    ANSWER: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
-    # The conventions have no edges for queue time; as a part of the time to the first token it has the same.
-    QUEUE: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-}
-AROUND = (1.0, 0.9, 1.1, 0.8, 1.25)
-"""Edges as shares of each bound. The bounds themselves come first: with very many lanes not all edges fit."""
-MOST_EDGES = 64
-"""Maximum edges per figure. Each costs a line for every series."""
+FIRST_TOKEN_EDGES: tuple[float, ...] = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+)
+TOKEN_EDGES: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+DURATION_EDGES: tuple[float, ...] = tuple(0.01 * 2**step for step in range(14))
+"""Edges in seconds, as in the GenAI semantic conventions: time to the first token, between tokens, of whole answers."""
 CUT: Final = -1
 
 
@@ -86,30 +87,3 @@ def _place(edges: tuple[float, ...], index: int) -> int:
     most = GRID.upto(index) * (1 + 1e-9) if index not in (ZERO, GRID.size - 1) else inf if index else LEAST_S
     below = bisect_left(edges, least)
     return below if below == bisect_right(edges, most) else CUT
-
-
-def edges(lanes: Iterable[Lane]) -> list[Edges]:
-    """The edges for each figure, in the order of the figures' indexes."""
-    bounds: list[list[float | None]] = [[] for _ in CONVENTION]
-    for lane in lanes:
-        bounds[TTFT] += [lane.ttft_target_s, lane.ttft_p50_s, lane.ttft_p99_s]
-        bounds[TPOT] += [lane.tpot_p50_s]
-        bounds[GAP] += [lane.gap_target_s]
-        bounds[E2E] += [lane.e2e_p95_s, lane.e2e_p99_s]
-        bounds[QUEUE] += [lane.wait_bound_s]
-        bounds[ANSWER] += [lane.gap_target_s]
-    return [Edges(_with_bounds(CONVENTION[figure], bounds[figure])) for figure in (TTFT, TPOT, E2E, QUEUE, GAP, ANSWER)]
-
-
-def _with_bounds(convention: tuple[float, ...], bounds: list[float | None]) -> tuple[float, ...]:
-    found = {_round(edge) for edge in convention}
-    for share in AROUND:
-        for bound in bounds:
-            if bound is not None and len(found) < MOST_EDGES:
-                found.add(_round(bound * share))
-    return tuple(sorted(found))
-
-
-def _round(edge: float) -> float:
-    """0.9 × 0.5 is 0.45, not 0.45000000000000001: edges are names, and must be the same everywhere."""
-    return float(f"{edge:.6g}")

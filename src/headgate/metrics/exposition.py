@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import inf, isfinite
 from typing import Literal
 
-from headgate.measure.histogram import Histogram
+from headgate.metrics.histogram import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = "application/openmetrics-text"
@@ -19,7 +19,7 @@ LEAST_RANK = 0.001
 SPARE = 64
 """Label sets remembered beyond twice those in use: replicas come and go."""
 
-Kind = Literal["counter", "gauge", "histogram"]
+Kind = Literal["counter", "gauge", "histogram", "summary"]
 
 
 class Family:
@@ -117,6 +117,13 @@ class Exposition:
         if block is None or block.histogram is not histogram:  # the series was forgotten, and has come back
             block = section.blocks[labels] = _Block(family, labels, histogram)
         section.lines.append(block.open_text() if self.open else block.text())
+
+    def summary(self, family: Family, count: int, total: float) -> None:
+        """Writes how often something was measured, and the sum of all measurements; no quantiles."""
+        section = self._sections.get(family)
+        if section is None:
+            section = self._sections[family] = _Section(family)
+        section.lines.append(f"{family.name}_count {count}\n{family.name}_sum {number(total)}\n")
 
     def render(self) -> bytes:
         """Returns the page and begins the next one. A family without samples is not on the page."""
