@@ -52,9 +52,13 @@ def left_over(url: str) -> dict[str, int]:
     return {name: count for name, count in held.items() if count}
 
 
+def not_zero(ledger: Holdings) -> dict[str, int]:
+    return {name: count for name, count in ledger.held().items() if count}
+
+
 async def settled(ledger: Holdings, within_s: float = WITHIN_S) -> None:
     """The same of a gateway in this process."""
     ends = time.monotonic() + within_s
-    while held := ledger.left_over():
+    while held := not_zero(ledger):
         assert time.monotonic() < ends, f"it still holds {held}, and no request is under way"
         await asyncio.sleep(0.002)

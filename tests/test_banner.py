@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headgate.config.file import hash_key
 from headgate.progress import Progress
 from tests.engine.process import headgate
+from tests.keys import hash_key
 
 KEY = "a-key-of-somebody"
 

@@ -1,6 +1,5 @@
 """The config file as a person meets it: the example is true, and whatever is wrong is named with its line and path."""
 
-import hashlib
 import re
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from headgate.config import gateway as gateway_config
 from headgate.config import hints
 from headgate.config.bounds import BOUNDS
 from headgate.config.engine import BatchConfig, EngineConfig
-from headgate.config.file import MOST_PROBLEMS, check_exposure, describe, hash_key, is_private, load, parse, replica_at
+from headgate.config.file import MOST_PROBLEMS, check_exposure, describe, is_private, load, parse, replica_at
 from headgate.config.fleet import EmulateConfig, FleetConfig
 from headgate.config.gateway import ROUTE_WEIGHTS, EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
 from headgate.model.errors import StartupError
@@ -362,14 +361,6 @@ def test_the_summary_counts_and_notes_what_may_not_be_meant() -> None:
         "note: no replica serves lane batch",
         "note: requests without a key are served too (anonymous.allowed)",
     ]
-
-
-def test_a_hashed_key_fits_the_file() -> None:
-    assert hash_key("sk-1") == hashlib.sha256(b"sk-1").hexdigest()
-    assert parse(f"admin_keys: [{hash_key('sk-1')}]", "x.yaml").admin_keys == (hash_key("sk-1"),)
-    for key in ("", "sk-1\n", " sk-1"):
-        with pytest.raises(StartupError, match="a key must not"):
-            hash_key(key)
 
 
 # -- anything at all --------------------------------------------------------------------------------------

@@ -143,7 +143,6 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
 
 TOO_LONG_FILES = """
 config/file.py
-engine/server.py
 gateway/answer/relay.py
 gateway/gateway.py
 policy/dispatch/dispatcher.py

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from headgate.cli import client
 from headgate.cli.proxy_probe import Look, ProbeReport, Tries, probe
-from headgate.config.file import hash_key
 from headgate.config.gateway import GatewayConfig
 from headgate.export.nginx import nginx
 from headgate.export.proxy import facing
 from tests.export import proxies
 from tests.export.proxies import eventually, free_port
 from tests.gateway.test_gateway import double, gateway
+from tests.keys import hash_key
 
 pytestmark = pytest.mark.timeout(60)
 

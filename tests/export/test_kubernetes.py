@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from headgate.config.file import hash_key, parse
+from headgate.config.file import parse
 from headgate.config.gateway import GatewayConfig
 from headgate.export.keda import keda, scaled_object
 from headgate.export.kubernetes import ManifestValues, checked, cluster_text, kubernetes, manifests
 from headgate.model.errors import StartupError
 from headgate.publish.metrics_page import families
+from tests.keys import hash_key
 
 EXAMPLE = (Path(__file__).parents[2] / "headgate.example.yaml").read_text()
 KEYS = {"tenants": {"t": {"key_sha256": [hash_key("k")]}}}

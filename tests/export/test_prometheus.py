@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from headgate.config.file import hash_key, load
+from headgate.config.file import load
 from headgate.config.gateway import GatewayConfig
 from headgate.export.grafana import dashboard, queries
 from headgate.export.prometheus_rules import rules
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway
+from tests.keys import hash_key
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headgate.config.file import hash_key
 from headgate.model.record import Record
 from tests.engine.process import ask, headgate
 from tests.gateway.test_gateway import chat, double, eventually, seen
+from tests.keys import hash_key
 from tests.ledger import ADMIN_KEY, ADMIN_KEYS
 
 pytestmark = pytest.mark.timeout(90)

@@ -3,7 +3,8 @@
 from typing import Any
 
 from headgate.config.gateway import ObserveConfig
-from headgate.measure.figures import Figures
+from headgate.measure.figures import Figures, Kept
+from headgate.measure.windows import FIGURES
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
@@ -20,3 +21,9 @@ def record(lane: str = "fast", **what: Any) -> Record:
 
 def figures(**observe: Any) -> Figures:
     return Figures(dict(LANES), ObserveConfig(**observe), T0)
+
+
+def compliance(figures: Figures, lane: str, now: float) -> list[Kept]:
+    """How the promises of a lane were kept in the last hour."""
+    sketches = {figure: figures.sketch(figure, 3600, now, lane=lane) for figure in FIGURES}
+    return figures.kept(lane, sketches, figures.counts(3600, now, lane=lane))

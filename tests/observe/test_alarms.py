@@ -24,6 +24,7 @@ from headgate.policy.replicas.health import Health
 from headgate.publish.alarms import Alarms
 from headgate.publish.webhook import Webhook
 from headgate.wire.exchange import Exchange
+from tests.observe.records import compliance
 from tests.wire.serving import live, serving, until
 
 WALL = 1_700_000_000.0
@@ -317,14 +318,14 @@ def test_a_lane_that_refuses_most_of_its_requests_keeps_no_promise() -> None:
     assert (p50["state"], p50["missed"], p50["arrivals_s"], p50["refused_or_failed"]) == ("critical", True, None, 520)
     assert p50["served_s"] == pytest.approx(0.1, rel=0.01)
     assert "520 of them refused or failed; 99.8 ms over the served" in p50["message"]
-    assert {round(kept.share, 6) for kept in figures.compliance("fast", scene.now)} == {round(339 / 859, 6)}
-    assert {kept.served for kept in figures.compliance("fast", scene.now)} == {1.0}
+    assert {round(kept.share, 6) for kept in compliance(figures, "fast", scene.now)} == {round(339 / 859, 6)}
+    assert {kept.served for kept in compliance(figures, "fast", scene.now)} == {1.0}
     # Nobody came to the others: that is neither well nor ill.
     for lane in ("slow", "long", "batch"):
         assert state["lanes"][lane]["state"] == "idle"
         assert state["lanes"][lane]["availability"]["1h"]["share"] is None
         assert {p["state"] for p in state["promises"] if p["lane"] == lane} == {"idle"}
-        assert figures.compliance(lane, scene.now) == []
+        assert compliance(figures, lane, scene.now) == []
 
 
 def test_a_few_that_got_no_answer_are_not_enough_to_call_a_lane_well() -> None:

@@ -10,7 +10,7 @@ from headgate.config.gateway import ObserveConfig
 from headgate.measure.figures import MOST_SERIES, Figures
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
-from tests.observe.records import T0, figures, record
+from tests.observe.records import T0, compliance, figures, record
 
 
 def count(of: Figures, figure: str, window_s: int, now: float, **which: str) -> int:
@@ -109,7 +109,7 @@ def test_a_new_config_is_followed() -> None:
     given.take([record(ttft_s=0.4), record("extra", ttft_s=1.0)], T0 + 6)
     assert given.counts(60, T0 + 6, lane="fast").late == 1
     assert given.counts(60, T0 + 6, lane="extra").requests == 1
-    assert [kept.within_s for kept in given.compliance("fast", T0 + 6)][1] == 0.3
+    assert [kept.within_s for kept in compliance(given, "fast", T0 + 6)][1] == 0.3
 
 
 @pytest.mark.timeout(60)

@@ -16,7 +16,6 @@ from headgate.explain.why import (
     UsualTimes,
     explain,
     headline,
-    main_cause,
     main_part,
     neighbours,
     usual,
@@ -24,6 +23,11 @@ from headgate.explain.why import (
 from headgate.model.outcome import Outcome
 from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Record
 from tests.policy.records import STAGES, record
+
+
+def main_cause(explanation: Explanation) -> str:
+    return main_part(explanation).because.kind
+
 
 USUAL = UsualTimes(accept_s=0.001, first_s=0.05, tokens=100, decode_s=0.4, tpot_s=0.02, gap_s=0.03, output_tokens=21)
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
-from hashlib import sha256
 from ipaddress import ip_address
 from math import isfinite
 from operator import itemgetter
@@ -103,13 +102,6 @@ def describe(config: GatewayConfig) -> str:
     if config.has_keys and config.anonymous.allowed:
         lines.append("note: requests without a key are served too (anonymous.allowed)")
     return "\n".join(lines)
-
-
-def hash_key(key: str) -> str:
-    """Returns the hash to write into the config file for this key."""
-    if not key or key != key.strip():
-        raise StartupError("a key must not be empty, nor begin or end with a space or a line end")
-    return sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def is_loopback(host: str) -> bool:

@@ -73,10 +73,6 @@ def main_part(explanation: Explanation) -> Part:
     return worst if worst.excess_s > MATERIAL * explanation.e2e_s else max(parts, key=lambda part: part.took_s)
 
 
-def main_cause(explanation: Explanation) -> Kind:
-    return main_part(explanation).because.kind
-
-
 _WHERE: dict[Stage, str] = {
     "accept": "to arrive: ",
     "queue": "in the queue ",

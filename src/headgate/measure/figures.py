@@ -324,11 +324,6 @@ class Figures:
         """Little's law for a lane; None: the lane is unknown, or too little has been measured."""
         return self.lanes[lane].law.read() if lane in self.lanes else None
 
-    def compliance(self, lane: str, now: float) -> list[Kept]:
-        """Every promise of the lane that applied to a request of the last hour."""
-        sketches = {figure: self.sketch(figure, 3600, now, lane=lane) for figure in FIGURES}
-        return self.kept(lane, sketches, self.counts(3600, now, lane=lane))
-
     def kept(self, lane: str, sketches: Mapping[str, Sketch], counts: WindowCounts) -> list[Kept]:
         """Every promise of the lane that applied to a request in `sketches`, which are by figure, or in `counts`."""
         found = []

@@ -44,7 +44,3 @@ class Holdings:
             **gateway.dispatcher.holdings(),
             "replica_connections": sum(pool.busy for pool in connections),
         }
-
-    def left_over(self) -> dict[str, int]:
-        """The entries that are not zero."""
-        return {name: count for name, count in self.held().items() if count}

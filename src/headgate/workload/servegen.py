@@ -15,7 +15,6 @@ from headgate.workload.arrival import Arrival
 from headgate.workload.traces import data
 
 WINDOW_S = 600.0
-LENGTHS_WINDOW_S = 21_600.0
 DAY_S = 86_400.0
 
 

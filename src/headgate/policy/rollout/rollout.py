@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from enum import Enum, auto
 from hashlib import blake2b
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -24,7 +24,6 @@ from headgate.config.models import ModelConfig
 from headgate.policy.rollout.verdict import Judge, Verdict, VerdictRow, VersionSample
 
 Mode = Literal["canary", "split", "blue_green", "shadow"]
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 HISTORY: Final = 50
 
 
