@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 async def plain(it: Scene, kind: str) -> None:
     """The only replica, as one that config says nothing of: it lists `double`."""
-    url = it.roster.urls["chat-1"]
+    url = it.roster.watches["chat-1"].replica.url
     it.roster.leave("chat-1")
     it.roster.join(Replica(id="plain", url=url, kind=kind, slots=8))
     fleet = it.gateway.dispatcher.fleet
@@ -92,3 +92,17 @@ async def test_an_alias_is_told_by_its_own_name(name: str, more: dict[str, Any],
         assert model_in(answer.body, stream) == {name}
         response = await it.http("POST", "/v1/responses", {"model": name, "input": "n=1"})
         assert json.loads(response.body)["model"] == name
+
+
+@awaited
+async def test_names_that_are_found_out_reach_all_that_keep_a_replica() -> None:
+    async with scene(replicas=("chat-1",)) as it:
+        it.roster.said("chat-1", ["chat-1", "poet"], frozenset({"poet"}))
+        load = it.gateway.dispatcher.fleet.get("chat-1")
+        assert load is not None
+        found = (load.replica, it.gateway.places["chat-1"].replica, it.roster.watches["chat-1"].replica)
+        assert [replica.names for replica in found] == [{"chat-1", "poet"}] * 3
+        assert len({replica.kind for replica in found}) == 1
+        assert it.roster.url("chat-1") == load.replica.url
+        it.roster.leave("chat-1")
+        assert it.roster.url("chat-1") is None

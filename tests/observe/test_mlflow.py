@@ -137,7 +137,7 @@ def records(contexts: Contexts) -> tuple[Record, Record]:
 async def send(endpoint: str, experiment: str) -> OtlpSender:
     sender = OtlpSender(endpoint, {"x-mlflow-experiment-id": experiment}, monotonic)
     rng = random.Random()
-    traces = Traces(LANES, 0.0, sender, rng, NoFigures(), replicas={"127.0.0.1:9000": "http://127.0.0.1:9000"})
+    traces = Traces(LANES, 0.0, sender, rng, NoFigures(), url_of={"127.0.0.1:9000": "http://127.0.0.1:9000"}.get)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(sender.run())
         traces.take(records(Contexts(0.0, rng)), 0.0)

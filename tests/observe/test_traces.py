@@ -269,7 +269,7 @@ def values(of: Span | Span.Event) -> dict[str, Any]:
 def tree(of: Record, replicas: dict[str, str] | None = None, why: Any = "slow") -> dict[str, Span]:
     """By name; a second of one name is name2."""
     spans: dict[str, Span] = {}
-    for span in spans_of(lambda into: add_spans(of, of.trace or PARENT, why, replicas or {}, into)):
+    for span in spans_of(lambda into: add_spans(of, of.trace or PARENT, why, (replicas or {}).get, into)):
         number = sum(other.name == span.name for other in spans.values())
         spans[span.name + (str(number + 1) if number else "")] = span
     return spans
@@ -484,7 +484,7 @@ def every(spans: list[Span]) -> Iterator[tuple[int, int]]:
 @steady
 @given(records)
 def test_whatever_the_record_says_the_trace_is_a_tree_within_its_root(of: Record) -> None:
-    root, *below = spans_of(lambda into: add_spans(of, PARENT, "share", {}, into))
+    root, *below = spans_of(lambda into: add_spans(of, PARENT, "share", lambda _: None, into))
     assert all(
         root.start_time_unix_nano <= since <= until <= root.end_time_unix_nano for since, until in every([root, *below])
     )

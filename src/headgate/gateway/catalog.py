@@ -14,7 +14,7 @@ import msgspec
 
 from headgate.gateway.intake.models import Models
 from headgate.model.errors import UnknownModel
-from headgate.model.event import Event, ReplicaJoined
+from headgate.model.event import ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
 from headgate.replica.dialects import dialect_of
 from headgate.wire.exchange import Exchange
@@ -26,16 +26,27 @@ MOST_NAMES = 256
 """Maximum names kept per replica: adapters are models too, and a replica may have thousands."""
 
 
-class Catalog:
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
-        self._replicas: dict[ReplicaId, Replica] = {}
-        self._said: dict[ReplicaId, tuple[str, ...]] = {}
-        """Names that each replica lists."""
-        self._given: dict[ReplicaId, frozenset[str]] = {}
+class CatalogEntry:
+    """A replica and its model names."""
+
+    __slots__ = ("adapters", "given", "replica", "said")
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        """With the names and the kind that were found out."""
+        self.given = replica.names
         """Names from the config; a replica's list never removes one."""
-        self._adapters: dict[ReplicaId, frozenset[str]] = {}
-        """Listed names that are adapters, by replica."""
+        self.said: tuple[str, ...] = ()
+        """Names that the replica lists."""
+        self.adapters: frozenset[str] = frozenset()
+        """Listed names that are adapters."""
+
+
+class Catalog:
+    def __init__(self, tell: Callable[[ReplicaJoined], None]) -> None:
+        """`tell` is told of each replica whose names or kind were found out."""
+        self._tell = tell
+        self._entries: dict[ReplicaId, CatalogEntry] = {}
         self._known: frozenset[str] | None = None
         """All names that requests may use; None: any."""
         self._any_serves_all = True
@@ -44,8 +55,7 @@ class Catalog:
         """Names that stand for other models; None: each name stands for itself."""
 
     def add(self, replica: Replica) -> None:
-        self._replicas[replica.id] = replica
-        self._given[replica.id] = replica.names
+        self._entries[replica.id] = CatalogEntry(replica)
         self._look_again()
 
     def refuse_unknown(self, model: str) -> None:
@@ -57,13 +67,13 @@ class Catalog:
     def meant_by_default(self) -> str:
         """The name that `default` stands for; empty: `default` is passed on, since some replica serves any name or
         there is no replica."""
-        if self._any_serves_all or not self._replicas:
+        if self._any_serves_all or not self._entries:
             return ""
         if self.models is not None and (public := self.models.names):
             return public[0]
-        for replica in self._replicas.values():
-            if replica.names:
-                return replica.model or min(replica.names)
+        for entry in self._entries.values():
+            if entry.replica.names:
+                return entry.replica.model or min(entry.replica.names)
         return ""
 
     def _unknown(self, model: str) -> str:
@@ -73,59 +83,57 @@ class Catalog:
 
     def _look_again(self) -> None:
         """Recomputes the known names. A replica that lists MOST_NAMES may have more, so then any name is accepted."""
-        self._any_serves_all = any(not replica.names for replica in self._replicas.values())
+        self._any_serves_all = any(not entry.replica.names for entry in self._entries.values())
         known: set[str] = set()
-        for replica in self._replicas.values():
-            said = self._said.get(replica.id, ())
-            known.update(replica.names, self._given[replica.id], said)
-            if dialect_of(replica).any_model or len(said) >= MOST_NAMES:
+        for entry in self._entries.values():
+            known.update(entry.replica.names, entry.given, entry.said)
+            if dialect_of(entry.replica).any_model or len(entry.said) >= MOST_NAMES:
                 self._known = None
                 return
         self._known = frozenset(known) if known else None
 
     def remove(self, replica_id: ReplicaId) -> None:
-        self._replicas.pop(replica_id, None)
-        self._said.pop(replica_id, None)
-        self._adapters.pop(replica_id, None)
-        self._given.pop(replica_id, None)
+        self._entries.pop(replica_id, None)
         self._look_again()
 
     def found(self, replica_id: ReplicaId, kind: str | None) -> None:
         """The prober has found which engine the replica runs."""
-        self._change(replace(self._replicas[replica_id], kind=kind))
+        entry = self._entries[replica_id]
+        self._change(entry, replace(entry.replica, kind=kind))
         self._look_again()
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
         """Takes the models that a replica lists, and which of them are adapters."""
-        self._said[replica_id] = tuple(models[:MOST_NAMES])
-        self._adapters[replica_id] = adapters & frozenset(self._said[replica_id])
-        given = self._given[replica_id]
-        if given:
-            loaded = (given | (adapters & frozenset(self._said[replica_id]))) - {self._replicas[replica_id].model}
-            self._change(replace(self._replicas[replica_id], models=loaded))
-        silent = [one for one in self._replicas.values() if not self._given[one.id] and self._said.get(one.id)]
-        differ = len({frozenset(self._said[one.id]) for one in silent}) > 1
-        for replica in silent:
-            names = frozenset(self._said[replica.id]) if differ else frozenset()
-            self._change(replace(replica, models=names))
+        listed = self._entries[replica_id]
+        listed.said = tuple(models[:MOST_NAMES])
+        listed.adapters = adapters & frozenset(listed.said)
+        if listed.given:
+            loaded = (listed.given | listed.adapters) - {listed.replica.model}
+            self._change(listed, replace(listed.replica, models=loaded))
+        silent = [entry for entry in self._entries.values() if not entry.given and entry.said]
+        differ = len({frozenset(entry.said) for entry in silent}) > 1
+        for entry in silent:
+            names = frozenset(entry.said) if differ else frozenset()
+            self._change(entry, replace(entry.replica, models=names))
         self._look_again()
 
-    def _change(self, replica: Replica) -> None:
-        if replica != self._replicas[replica.id]:
-            self._replicas[replica.id] = replica
+    def _change(self, entry: CatalogEntry, replica: Replica) -> None:
+        if replica != entry.replica:
+            entry.replica = replica
             self._tell(ReplicaJoined(replica))
 
     @property
     def adapters(self) -> frozenset[str]:
         """Names that are adapters of another model, over all replicas."""
-        return frozenset().union(*self._adapters.values())
+        return frozenset().union(*(entry.adapters for entry in self._entries.values()))
 
     @property
     def names(self) -> list[str]:
         found: dict[str, None] = {}
-        for replica in self._replicas.values():
+        for entry in self._entries.values():
+            replica = entry.replica
             own = [] if replica.model is None else [replica.model]
-            rest = sorted(replica.models) if self._given[replica.id] else self._said.get(replica.id, ())
+            rest = sorted(replica.models) if entry.given else entry.said
             found.update(dict.fromkeys([*own, *rest]))
         if self.models is None:
             return list(found)

@@ -5,7 +5,7 @@ gen_ai.response.time_to_first_chunk), and beside them gen_ai.system, the provide
 only that. gen_ai.server.* are the conventions' names for a server's metrics, here on its span.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
@@ -25,9 +25,9 @@ _STEP = 0x9E3779B97F4A7C15
 Value = str | int | float | bool | None
 
 
-def add_spans(record: Record, hop: str, why: Why, replicas: Mapping[str, str], into: "ScopeSpans") -> None:
+def add_spans(record: Record, hop: str, why: Why, url_of: Callable[[str], str | None], into: "ScopeSpans") -> None:
     """Adds the request's spans to `into`. `hop`: the traceparent that its replica got."""
-    _Tree(record, hop, into).grow(why, replicas)
+    _Tree(record, hop, into).grow(why, url_of)
 
 
 class _Tree:
@@ -39,23 +39,23 @@ class _Tree:
         self._root = int(hop[36:52], 16)
         self._count = 0
 
-    def grow(self, why: Why, replicas: Mapping[str, str]) -> None:
+    def grow(self, why: Why, url_of: Callable[[str], str | None]) -> None:
         record = self._record
         root = self.span(f"{record.operation} {record.model}", 0.0, record.e2e_s, _SERVER)
         root.parent_span_id = bytes.fromhex(record.parent)
-        there = _where(record.replica, replicas)
+        there = _where(record.replica, url_of)
         put(root, _of_request(record), there, {"headgate.sampled": why})
         if record.outcome.kind in ("failed", "refused"):
             self.fail(root, record.outcome.value, record.message, record.e2e_s)
         self.span("accept", 0.0, record.accept_s)
-        sent_s = self._queue(replicas)
+        sent_s = self._queue(url_of)
         if record.first_s > 0 or record.answered:
             route = self.span("route", sent_s, sent_s)
             candidates = ", ".join(f"{seen.replica_id} {seen.score:.3f}" for seen in record.seen)
             put(route, there, {"headgate.reason": record.reason, "headgate.candidates": candidates})
             self._generation(sent_s, there)
 
-    def _queue(self, replicas: Mapping[str, str]) -> float:
+    def _queue(self, url_of: Callable[[str], str | None]) -> float:
         """Adds spans for the waits, and for attempts that failed in between. Returns when the request was sent for the
         last time, in seconds after its arrival."""
         record, since_s = self._record, self._record.accept_s
@@ -77,7 +77,7 @@ class _Tree:
                 self.span("queue", since_s, attempt.at_s)
             since_s = attempt.at_s + attempt.took_s
             span = self.span("attempt", attempt.at_s, since_s, _CLIENT)
-            put(span, _where(attempt.replica, replicas), {"headgate.refused": attempt.refused})
+            put(span, _where(attempt.replica, url_of), {"headgate.refused": attempt.refused})
             self.fail(span, attempt.outcome.value, attempt.message, since_s)
         sent_s = record.accept_s + record.queue_s + record.retry_s
         if record.failed and sent_s - since_s > 1e-6:
@@ -221,12 +221,12 @@ def _of_request(record: Record) -> dict[str, Value]:
     }
 
 
-def _where(replica_id: str | None, replicas: Mapping[str, str]) -> dict[str, Value]:
+def _where(replica_id: str | None, url_of: Callable[[str], str | None]) -> dict[str, Value]:
     """A replica as the conventions name it: host and port, or the path of a socket; its id where no address is
     known."""
     if replica_id is None:
         return {}
-    url = replicas.get(replica_id, replica_id)
+    url = url_of(replica_id) or replica_id
     if url.startswith("unix:"):
         return {"server.address": url.removeprefix("unix:")}
     try:

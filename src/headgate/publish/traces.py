@@ -56,18 +56,18 @@ class Traces:
         rng: Random,
         figures: Percentiles,
         *,
-        replicas: Mapping[str, str] | None = None,
+        url_of: Callable[[str], str | None] = lambda _: None,
         left: Callable[[Record, str], None] | None = None,
     ) -> None:
-        """`replicas`: known addresses by replica id, read whenever a trace is made. `left` is called with the record of
-        every request that leaves a trace, and the trace's id; None: nothing is called."""
+        """`url_of`: the address of a replica, asked whenever a trace is made; None: it is not known. `left` is called
+        with the record of every request that leaves a trace, and the trace's id; None: nothing is called."""
         self._left = left
         self.kept: dict[Why, int] = {}
         self._threshold = threshold(share)
         self._sender = sender
         self._rng = rng
         self._figures = figures
-        self._replicas = replicas if replicas is not None else {}
+        self._url_of = url_of
         self._slow: dict[str, tuple[float, float | None, float | None]] = dict.fromkeys(lanes, (float("-inf"),) * 3)
         """By lane: when its p99 was last read, and the TTFT and e2e seconds above which a request is slow."""
 
@@ -80,7 +80,7 @@ class Traces:
             why = self._why(record, hop, now)
             if why is not None:
                 self.kept[why] = self.kept.get(why, 0) + 1
-                self._sender.put(partial(add_spans, record, hop, why, self._replicas))
+                self._sender.put(partial(add_spans, record, hop, why, self._url_of))
                 if self._left is not None:
                     self._left(record, hop[3:35])
 

@@ -131,7 +131,7 @@ class Instruments:
                 self._sender,
                 rng,
                 self.figures,
-                replicas=roster.urls,
+                url_of=roster.url,
                 left=self.figures.exemplify,
             )
             self._consumers.append(traces.take)

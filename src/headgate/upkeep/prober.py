@@ -108,6 +108,7 @@ class Prober:
     load: dict[str, float] = field(default_factory=dict)
     """What the replica last reported of its own load, and what its warm-up here took."""
     dialect: Dialect = PLAIN
+    _task: "asyncio.Future[None] | None" = None
     _own: dict[str, float] = field(default_factory=dict)
     _context: int | None = None
     _path: str = ""
@@ -131,6 +132,20 @@ class Prober:
     def __post_init__(self) -> None:
         self._given = self.replica.kind is not None
         self.dialect = dialect_of(self.replica)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self.run())
+
+    def stop(self) -> "asyncio.Future[None]":
+        """Stops looking after the replica. Returns what ends once that is over."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_future()
+        self._task.cancel()
+        return self._task
+
+    def described(self, replica: Replica) -> None:
+        """Takes in what was found out of the replica: its model names and its kind."""
+        self.replica = replica if replica.kind is not None else replace(replica, kind=self.replica.kind)
 
     async def run(self) -> None:
         """Takes the replica into use when it has answered and is warm; from then on the dispatcher judges what is seen

@@ -40,9 +40,8 @@ class ReplicaSet:
         warmup: Warmup,
         say: Callable[[str], None],
     ) -> None:
-        self.catalog = gateway.acceptor.names = Catalog(gateway.hear)
+        self.catalog = gateway.acceptor.names = Catalog(self._describe)
         self.watches: dict[ReplicaId, Prober] = {}
-        self.urls: dict[ReplicaId, str] = {}
         self.fleet: FleetView | None = None
         """None: no fleet starts and stops replicas here."""
         self._gateway = gateway
@@ -50,7 +49,6 @@ class ReplicaSet:
         self._intervals = (probe_interval_s, deep_interval_s)
         self._warmup = warmup
         self._say = say
-        self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def join(self, replica: Replica, *, parked: bool = False) -> Prober:
         """Adds a replica. It is used once it has answered; parked: only once `route` says so."""
@@ -59,14 +57,18 @@ class ReplicaSet:
         pool = self._new_pool(replica)
         self._gateway.join(replica, pool)
         self.catalog.add(replica)
-        self.urls[replica.id] = replica.url
         watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
         self.watches[replica.id] = watch
         if parked:
             self._gateway.hear(ReplicaParked(replica.id, True))
         self._gateway.hear(ReplicaJoined(replica))
-        self._tasks[replica.id] = asyncio.get_running_loop().create_task(watch.run())
+        watch.start()
         return watch
+
+    def url(self, replica_id: ReplicaId) -> str | None:
+        """The replica's address. None: it is not known, or has left."""
+        watch = self.watches.get(replica_id)
+        return None if watch is None else watch.replica.url
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
         """Sets whether the replica gets requests from now on. It stays known and watched, and its running requests
@@ -77,11 +79,10 @@ class ReplicaSet:
     def leave(self, replica_id: ReplicaId) -> None:
         """Retires a replica. It gets no more requests; those it has may finish."""
         watch = self.watches.pop(replica_id)
-        self._tasks.pop(replica_id).cancel()
+        watch.stop()
         self._gateway.hear(ReplicaLeft(replica_id))
         self._gateway.leave(replica_id)
         self.catalog.remove(replica_id)
-        del self.urls[replica_id]
         watch.pool.retire()
 
     def known(self, now: float) -> list[dict[str, Any]]:
@@ -94,7 +95,7 @@ class ReplicaSet:
             told.append(
                 {
                     "id": replica_id,
-                    "url": self.urls[replica_id],
+                    "url": watch.replica.url,
                     "state": "parked" if seen is not None and seen.parked else state.lower(),
                     "since_s": None if standing is None else now - standing.since,
                     "usable": 0.0 if seen is None else seen.usable,
@@ -114,8 +115,14 @@ class ReplicaSet:
 
     def found(self, replica: Replica) -> None:
         """Notes the replica's kind: from now on the gateway speaks to it as to that engine."""
-        self._gateway.join(replica, self.watches[replica.id].pool)
         self.catalog.found(replica.id, replica.kind)
+
+    def _describe(self, event: ReplicaJoined) -> None:
+        """Hands on what was found out of a replica, so that all who keep one have the same."""
+        watch = self.watches[event.replica.id]
+        watch.described(event.replica)
+        self._gateway.join(event.replica, watch.pool)
+        self._gateway.hear(event)
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
         return self._gateway.dispatcher.standing(replica_id)
@@ -127,9 +134,7 @@ class ReplicaSet:
         return self._gateway.spoke(replica_id, since)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
+        tasks = [watch.stop() for watch in self.watches.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         for watch in self.watches.values():
             watch.pool.close()
