@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headgate.measure.conditions import START_S, Conditions
-from headgate.model.event import ReplicaLeft, ReplicaParked
+from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica
 from headgate.policy.replicas.signs import Saw
 from tests.observe.test_alarms import Scene, replica
@@ -53,8 +53,8 @@ def test_parked_is_not_down_and_a_fleet_of_parked_ones_sleeps() -> None:
 
 
 def test_a_replica_that_is_new_is_starting_for_a_minute_and_down_after_it() -> None:
-    scene = Scene(replica("a"))
-    out(scene, "a")
+    scene = Scene()
+    scene.dispatcher.on(ReplicaJoined(replica("a")), 0.0)
     conditions = Conditions(scene.dispatcher, {"a": FakeWatch("starting", "connection refused")})
     fleet = conditions.read(0.0)
     assert (fleet.starting, fleet.down, fleet.outage) == (1, (), False)
@@ -64,10 +64,9 @@ def test_a_replica_that_is_new_is_starting_for_a_minute_and_down_after_it() -> N
 
 @pytest.mark.parametrize(("phase", "condition"), [("warming", "starting"), ("failed", "down"), ("ready", "down")])
 def test_what_its_warm_up_says_counts(phase: str, condition: str) -> None:
-    scene = Scene(replica("a"))
-    out(scene, "a")
+    scene = Scene()
+    scene.dispatcher.on(ReplicaJoined(replica("a")), 0.0)
     conditions = Conditions(scene.dispatcher, {"a": FakeWatch(phase)})
-    conditions.read(0.0)
     assert conditions.of(2 * START_S) == {"a": condition}
 
 
@@ -79,6 +78,12 @@ def test_one_that_was_up_and_is_warmed_again_is_still_down() -> None:
     out(scene, "a")
     watch.phase = "warming"
     assert conditions.read(1.0).outage
+
+
+def test_one_that_was_up_before_the_first_reading_is_down_and_not_new() -> None:
+    scene = Scene(replica("a"))
+    out(scene, "a")
+    assert Conditions(scene.dispatcher).of(1.0) == {"a": "down"}
 
 
 def test_one_that_can_not_be_reached_is_not_up_before_its_probes_say_so() -> None:

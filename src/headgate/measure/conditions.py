@@ -6,7 +6,6 @@ for alerts, metrics, the page and the doctor alike.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, Protocol
 
@@ -43,13 +42,6 @@ class FleetNews(Protocol):
     def news(self) -> dict[str, Any]: ...
 
 
-@dataclass(slots=True)
-class _Seen:
-    joined_at: float
-    since: float
-    was_up: bool = False
-
-
 class Conditions:
     def __init__(
         self,
@@ -60,8 +52,6 @@ class Conditions:
         self._dispatcher = dispatcher
         self._watches = {} if watches is None else watches
         self._fleet = fleet
-        self._seen: dict[ReplicaId, _Seen] = {}
-        """Each known replica as last seen; the fleet's size bounds it."""
         self._any_was_up = False
         self._began = inf
         """Time of the first reading; infinite: there was none yet."""
@@ -71,10 +61,7 @@ class Conditions:
     def of(self, now: float) -> dict[ReplicaId, Condition]:
         """The condition of every known replica."""
         replicas, fleet = self._dispatcher.view(now).replicas, self._fleet()
-        self._seen = {replica_id: self._noted(replica, now) for replica_id, replica in replicas.items()}
-        return {
-            replica_id: self._one(replicas[replica_id], seen, fleet, now) for replica_id, seen in self._seen.items()
-        }
+        return {replica_id: self._one(replica, fleet, now) for replica_id, replica in replicas.items()}
 
     def read(self, now: float) -> FleetReading:
         found = self.of(now)
@@ -125,13 +112,7 @@ class Conditions:
 
     # -- one replica ---------------------------------------------------------------------------------------------
 
-    def _noted(self, replica: ReplicaView, now: float) -> _Seen:
-        seen = self._seen.get(replica.id)
-        if seen is None or seen.joined_at != replica.joined_at:
-            seen = _Seen(replica.joined_at, now)
-        return seen
-
-    def _one(self, replica: ReplicaView, seen: _Seen, fleet: FleetNews | None, now: float) -> Condition:
+    def _one(self, replica: ReplicaView, fleet: FleetNews | None, now: float) -> Condition:
         replica_id = replica.id
         lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
         if lifecycle in _COMING:
@@ -139,12 +120,12 @@ class Conditions:
         if lifecycle in _APART or (lifecycle is None and replica.parked):
             return "parked"
         if replica.in_use:
-            seen.was_up = self._any_was_up = True
+            self._any_was_up = True
             return "up"
         watch = self._watches.get(replica_id)
         phase = "ready" if watch is None else watch.phase
-        new = not seen.was_up and phase != "failed" and lifecycle != "failed"
-        return "starting" if new and (phase == "warming" or now - seen.since < START_S) else "down"
+        new = not replica.came and phase != "failed" and lifecycle != "failed"
+        return "starting" if new and (phase == "warming" or now - replica.joined_at < START_S) else "down"
 
     # -- all of them -----------------------------------------------------------------------------------------------
 

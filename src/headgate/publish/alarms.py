@@ -14,7 +14,6 @@ from headgate.measure.conditions import Conditions
 from headgate.measure.tenant_availability import TenantAvailability, availability
 from headgate.model.clock import Clock
 from headgate.model.outcome import ASIDE
-from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.view import ReplicaView
 from headgate.policy.promises.alert import AlertChange, Severity
@@ -103,8 +102,8 @@ class Alarms:
         self._last_minutes: CountSource
         self._counted: dict[str, Availability] = {}
         """Requests since the start by lane, as of the lane's last reading."""
-        self._in_use: dict[ReplicaId, float] = {}
-        """When each replica joined that was usable at the last look."""
+        self._came = 0
+        """The last coming of a replica into use that was seen."""
         self._first_at: float | None = None
 
     def look(self, now: float) -> list[AlertChange]:
@@ -194,12 +193,12 @@ class Alarms:
 
     def _joined(self, usable: list[ReplicaView], now: float) -> Iterator[str]:
         """Replicas that came into use since the last look: new ones, and those that were out and are back."""
-        before, self._in_use = self._in_use, {seen.id: seen.joined_at for seen in usable}
+        before, self._came = self._came, max((seen.came for seen in usable), default=self._came)
         if self._first_at is None:
             self._first_at = now if usable else None
         elif now - self._first_at > START_S:
             for seen in usable:
-                if before.get(seen.id) != seen.joined_at:
+                if seen.came > before:
                     version = seen.replica.tags.get("version", "")
                     yield f"{seen.id} (version {version})" if version else seen.id
 

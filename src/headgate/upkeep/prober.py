@@ -108,7 +108,7 @@ class Prober:
     load: dict[str, float] = field(default_factory=dict)
     """What the replica last reported of its own load, and what its warm-up here took."""
     dialect: Dialect = PLAIN
-    _task: "asyncio.Future[None] | None" = None
+    _task: asyncio.Task[None] | None = None
     _own: dict[str, float] = field(default_factory=dict)
     _context: int | None = None
     _path: str = ""
@@ -136,10 +136,9 @@ class Prober:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self.run())
 
-    def stop(self) -> "asyncio.Future[None]":
-        """Stops looking after the replica. Returns what ends once that is over."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_future()
+    def stop(self) -> asyncio.Task[None]:
+        """Stops looking after the replica. Returns the task, which ends soon."""
+        assert self._task is not None
         self._task.cancel()
         return self._task
 
@@ -201,7 +200,7 @@ class Prober:
             target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
             warmed = await self.warmup.warm(target, all_of_it=asked)
             if warmed.adapters:
-                await self._ask_models()
+                self._hear(await self._cards())
             if warmed.why:
                 log.warning("replica %s: warm-up: %s", self.replica.id, warmed.why)
             self.phase, self.why = "ready" if warmed.ok else "failed", warmed.why
@@ -279,7 +278,7 @@ class Prober:
         while True:
             await asyncio.sleep(self.deep_s)
             self._tell_deep(await self.look_deep())
-            await self._ask_models()
+            self._hear(await self._cards())
 
     def _tell_deep(self, ok: bool | None) -> None:
         if ok is not None:
@@ -371,9 +370,6 @@ class Prober:
                 self.dialect, self._path = dialect_of(self.replica), ""
                 self.owner.found(self.replica)
         self._hear(cards)
-
-    async def _ask_models(self) -> None:
-        self._hear(await self._cards())
 
     def _hear(self, cards: list[Card]) -> None:
         if cards:  # if not, the last list still holds; whether the replica is well is asked elsewhere

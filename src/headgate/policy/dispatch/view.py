@@ -55,6 +55,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     """Share of its time that the replica needs for the prompts sent from here. None: its pace is unknown."""
     cached_links: int
     """Links of conversations that the replica is known to have cached."""
+    came: int
+    """Number of the replica's last coming into use, counted over all replicas. 0: it was never in use."""
 
     @property
     def id(self) -> ReplicaId:
@@ -114,6 +116,7 @@ def replica_view(entry: ReplicaEntry, seat: IndexEntry, book: ReplicaBook, use: 
         book.standing(seat.id),
         use.busy(seat.id),
         len(entry.links.seen),
+        entry.came,
     )
 
 

@@ -38,6 +38,7 @@ class ReplicaBook:
         """Range of each replica's slots that this gateway may use, 0 to 1: all, unless other gateways share them."""
         self._health = health
         self._affinity = affinity
+        self._came = 0
 
     # -- which replicas are there -------------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ class ReplicaBook:
         load = Load(replica, limit, usable=0.0 if entry.parked else 1.0, joined_at=now)
         self.index.add(entry, load)
         self._share_tokens(entry)
-        entry.unseen = True
+        entry.unseen, entry.came = True, 0
         self._watch_anew(entry, replica, HealthState.PROBATION, now)
 
     def _describe(self, entry: ReplicaEntry, load: Load, replica: Replica, now: float) -> None:
@@ -103,8 +104,7 @@ class ReplicaBook:
                 entry.health = self._health.add(load.replica, now, HealthState.RAMPING)
             share = self._health.share(entry.health, now)
         if load.usable != share:
-            load.usable = share
-            self.index.changed(load)
+            self._use(entry, load, share)
 
     def leave(self, replica_id: ReplicaId) -> None:
         entry = self.entries.get(replica_id)
@@ -305,6 +305,12 @@ class ReplicaBook:
             self._affinity.forget(entry.links)  # when the replica is back its cache is empty
             load.cold = True
             self.full.forget(entry)
-        load.usable = usable
-        self.index.changed(load)
+        self._use(entry, load, usable)
         return True
+
+    def _use(self, entry: ReplicaEntry, load: Load, share: float) -> None:
+        if load.usable == 0.0:
+            self._came += 1
+            entry.came = self._came
+        load.usable = share
+        self.index.changed(load)

@@ -112,6 +112,8 @@ class ReplicaEntry:
     """The replica is known and probed, and is given no requests."""
     unseen: bool = False
     """The replica has joined and not answered yet."""
+    came: int = 0
+    """Number of the replica's last coming into use, counted over all replicas. 0: it was never in use."""
 
 
 def new_entry(replica_id: ReplicaId, parked: bool = False) -> ReplicaEntry:
