@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from headgate.config import gateway as gateway_config
 from headgate.config import hints
 from headgate.config.bounds import BOUNDS
-from headgate.config.engine import BatchConfig, EngineConfig
-from headgate.config.file import MOST_PROBLEMS, check_exposure, describe, is_private, load, parse, replica_at
+from headgate.config.engine import EngineConfig
+from headgate.config.file import MOST_PROBLEMS, describe, load, parse, replica_at
 from headgate.config.fleet import EmulateConfig, FleetConfig
-from headgate.config.gateway import ROUTE_WEIGHTS, EmbeddedConfig, GatewayConfig, GatewayListenConfig, Tenant, TlsConfig
+from headgate.config.gateway import ROUTE_WEIGHTS, GatewayConfig, Tenant
+from headgate.config.listen import ListenConfig, TlsConfig, check_exposure
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
@@ -101,7 +102,7 @@ def test_what_the_example_does_not_mark_is_the_default() -> None:
 
 def test_what_the_example_has_off_can_be_switched_on() -> None:
     config = parse(without("replicas", switched_on(TEXT)), "x.yaml")
-    assert config.embedded == EmbeddedConfig()
+    assert config.embedded == EngineConfig()
     assert config.listen.tls == TlsConfig(cert=Path("/etc/headgate/cert.pem"), key=Path("/etc/headgate/key.pem"))
     assert config.fleet == FleetConfig(kind="processes", emulate=EmulateConfig(profile="h100-llama3-8b"))
     assert problems(without("fleet", switched_on(TEXT)))[0].endswith(
@@ -112,7 +113,7 @@ def test_what_the_example_has_off_can_be_switched_on() -> None:
 def test_the_example_shows_every_setting_and_every_choice() -> None:
     shown = set(re.findall(r"(\w+):", TEXT))
     for cls in (*vars(gateway_config).values(), *BOUNDS):
-        if isinstance(cls, type) and is_dataclass(cls) and cls not in (hints.Check, EngineConfig, BatchConfig):
+        if isinstance(cls, type) and is_dataclass(cls) and cls is not hints.Check:
             assert {one.name for one in fields(cls)} - {"name"} <= shown, cls
     for choices in (hints.Algorithm, hints.TierName, hints.Kind):
         assert all(choice in TEXT for choice in get_args(choices))
@@ -123,7 +124,7 @@ def test_the_example_shows_every_setting_and_every_choice() -> None:
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}"])
 def test_an_empty_file_means_the_defaults_and_the_embedded_engine(text: str) -> None:
-    assert parse(text, "x.yaml") == GatewayConfig(embedded=EmbeddedConfig())
+    assert parse(text, "x.yaml") == GatewayConfig(embedded=EngineConfig())
 
 
 def test_a_changed_promise_keeps_its_share_for_waiting() -> None:
@@ -323,14 +324,14 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost", "LocalHost"])
 def test_loopback_needs_no_key(host: str) -> None:
-    check_exposure(GatewayConfig(listen=GatewayListenConfig(host=host)), insecure=False)
+    check_exposure(ListenConfig(host=host), has_keys=False, insecure=False)
 
 
 @pytest.mark.parametrize(("uds_for", "private"), [("owner", True), ("group", False), ("everyone", False)])
 def test_a_unix_socket_needs_no_key_and_is_private_to_its_owner(uds_for: str, private: bool) -> None:
     config = parse(f"listen: {{host: 0.0.0.0, uds: /run/h.sock, uds_for: {uds_for}}}", "x.yaml")
-    check_exposure(config, insecure=False)
-    assert is_private(config.listen) is private
+    check_exposure(config.listen, has_keys=False, insecure=False)
+    assert config.listen.is_private is private
     assert describe(config).endswith("listens on unix:/run/h.sock")
 
 
@@ -343,11 +344,12 @@ def test_bodies_together_may_not_be_less_than_one_of_them() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "0", "localhost.example.org"])
 def test_other_addresses_need_a_key_or_insecure(host: str) -> None:
-    config = GatewayConfig(listen=GatewayListenConfig(host=host), admin_keys=(KEY,))
+    config = GatewayConfig(listen=ListenConfig(host=host), admin_keys=(KEY,))
+    keyed = replace(config, tenants=(Tenant(name="a", key_sha256=(KEY,)),))
     with pytest.raises(StartupError, match=rf"listen\.host: {host} .*key_sha256.*127\.0\.0\.1.*--insecure"):
-        check_exposure(config, insecure=False)
-    check_exposure(config, insecure=True)
-    check_exposure(replace(config, tenants=(Tenant(name="a", key_sha256=(KEY,)),)), insecure=False)
+        check_exposure(config.listen, config.has_keys, insecure=False)
+    check_exposure(config.listen, config.has_keys, insecure=True)
+    check_exposure(keyed.listen, keyed.has_keys, insecure=False)
 
 
 def test_the_summary_counts_and_notes_what_may_not_be_meant() -> None:

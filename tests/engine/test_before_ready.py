@@ -53,7 +53,7 @@ def test_an_engine_is_ready_when_its_warm_up_is_over_and_not_before() -> None:
 
     async def main() -> None:
         profile = PROFILES["h100-llama3-8b"]
-        config = emulated_config(profile, 1.0)
+        config = emulated_config(profile)
         server = EngineServer(config, monotonic, Emulation(profile.name))
         engine, intake = emulated_engine(
             profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=random.Random(1)

@@ -258,7 +258,7 @@ def test_the_model_library_is_not_loaded() -> None:
 
 @asynccontextmanager
 async def serving(profile: Profile, dilation: float = 1.0) -> Any:
-    config = emulated_config(profile, dilation)
+    config = emulated_config(profile)
     server = EngineServer(config, monotonic, Emulation(profile.name, dilation))
     engine, intake = emulated_engine(
         profile,
@@ -417,7 +417,7 @@ def test_promises_are_stretched_with_time_and_what_a_request_asks_for_is_not() -
     for dilation in (1.0, 4.0):
         _, intake = emulated_engine(
             QUICK,
-            emulated_config(QUICK, dilation),
+            emulated_config(QUICK),
             clock=monotonic,
             sink=lambda said: None,
             ids=itertools.count(1),

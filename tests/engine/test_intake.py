@@ -4,7 +4,7 @@ import itertools
 import random
 from pathlib import Path
 
-from headgate.config.engine import EngineConfig
+from headgate.config.engine import BatchConfig, EngineConfig
 from headgate.engine.intake import Intake
 from headgate.engine.openai import TextBody
 from headgate.engine.runner.emulated_tokenizer import EmulatedTokenizer
@@ -24,7 +24,7 @@ def sequence(made: Intake, tokens: int, arrived: float, **more: object) -> Seque
 
 
 def order(made: Intake, sequences: list[Sequence], now: float) -> list[int]:
-    ranked = sorted(sequences, key=lambda each: urgency(each, now, made.config.batch))
+    ranked = sorted(sequences, key=lambda each: urgency(each, now, BatchConfig()))
     return [each.prompt_len for each in ranked]
 
 

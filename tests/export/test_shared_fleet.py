@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.config.engine import EngineConfig
+from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
 from headgate.export.grafana import dashboard, queries
 from headgate.export.keda import scaled_object
@@ -171,6 +172,6 @@ def test_alerts_and_dashboard_are_about_the_fleet_too(tmp_path: Path) -> None:
 
 def test_replicas_that_each_gateway_starts_for_itself_are_not_added_up() -> None:
     """They have the same names on every machine."""
-    config = GatewayConfig(embedded=EmbeddedConfig())
+    config = GatewayConfig(embedded=EngineConfig())
     assert "avg_over_time(headgate_utilisation[5m])" in rules(config)
     assert utilisation() not in queries(dashboard(config))

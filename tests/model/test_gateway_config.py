@@ -12,7 +12,8 @@ from headgate.config import gateway as gateway_config
 from headgate.config import hints
 from headgate.config.bounds import BOUNDS
 from headgate.config.contradictions import contradictions, did_you_mean, replica_id
-from headgate.config.gateway import ANONYMOUS, ClassifyConfig, EmbeddedConfig, GatewayConfig, RelayConfig, Tenant
+from headgate.config.engine import EngineConfig
+from headgate.config.gateway import ANONYMOUS, ClassifyConfig, GatewayConfig, RelayConfig, Tenant
 from headgate.config.hints import HeaderValue, KeyHash, Name, ReplicaUrl, Seconds, Share, Text, WebOrigin
 from headgate.model.lane import LANES
 from headgate.model.replica import Replica
@@ -171,8 +172,8 @@ def test_a_tenant_nobody_can_be_is_refused() -> None:
 
 def test_the_embedded_engine_serves_alone() -> None:
     one = Replica(id="a", url="http://a")
-    assert found(embedded=EmbeddedConfig()) == []
-    assert [path for path, _ in found(embedded=EmbeddedConfig(), replicas=(one,))] == ["embedded"]
+    assert found(embedded=EngineConfig()) == []
+    assert [path for path, _ in found(embedded=EngineConfig(), replicas=(one,))] == ["embedded"]
 
 
 def test_reserves_fit_into_the_fleet() -> None:

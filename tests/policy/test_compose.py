@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from headgate.config.engine import BatchConfig
+from headgate.config.engine import BatchConfig, EngineConfig
 from headgate.config.gateway import (
     ClassifyConfig,
-    EmbeddedConfig,
     GatewayConfig,
     HealthConfig,
     RetryConfig,
@@ -75,18 +74,18 @@ def test_memory_is_what_slots_hold_unless_less_is_said() -> None:
     ("config", "most"),
     [
         (GatewayConfig(), 256),
-        (GatewayConfig(embedded=EmbeddedConfig()), 256),
-        (GatewayConfig(embedded=EmbeddedConfig(default_max_tokens=600)), 600),
+        (GatewayConfig(embedded=EngineConfig()), 256),
+        (GatewayConfig(embedded=EngineConfig(default_max_tokens=600)), 600),
         (
             GatewayConfig(
-                embedded=EmbeddedConfig(default_max_tokens=600),
+                embedded=EngineConfig(default_max_tokens=600),
                 output=OutputConfig(tasks={**TASKS, "other": TaskConfig(runaway="quick")}),
             ),
             600,
         ),
         (
             GatewayConfig(
-                embedded=EmbeddedConfig(default_max_tokens=600),
+                embedded=EngineConfig(default_max_tokens=600),
                 output=OutputConfig(tasks={**TASKS, "other": TaskConfig(max_tokens=90)}),
             ),
             90,
@@ -115,7 +114,7 @@ def test_an_operators_limit_counts_for_a_chat_that_names_no_task(
     told: int | None, tasks: dict[str, TaskConfig], most: int
 ) -> None:
     made = output_of(
-        GatewayConfig(embedded=EmbeddedConfig(default_max_tokens=told), output=OutputConfig(tasks={**TASKS, **tasks}))
+        GatewayConfig(embedded=EngineConfig(default_max_tokens=told), output=OutputConfig(tasks={**TASKS, **tasks}))
     )
     found = made.allow(None, None, None, 10, 4096, None, True, True)
     assert isinstance(found, Allowance)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from headgate.__main__ import EngineFlags
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig, Tenant
+from headgate.cli.engine import FLAGS
+from headgate.config.engine import EngineConfig
+from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.explain.diagnose import Finding, LaneView, View, findings
 from headgate.explain.explanation import Kind
 from headgate.explain.remedies import ANSWERS, GROUPS, REFUSALS
@@ -224,7 +225,7 @@ KNOBS = [knob for _, knob in ANSWERS.values()] + [knob for _, _, knob in REFUSAL
 
 
 def test_flags_of_our_engine_that_are_recommended_exist() -> None:
-    flags = {f"--{field.name.replace('_', '-')}" for field in fields(EngineFlags)}
+    flags = {flag.spelled for flag in FLAGS}
     ours = {flag for knob in KNOBS for part in re.findall(r"our engine: ([^;)]+)", knob) for flag in part.split(", ")}
     assert ours
     assert ours <= flags
@@ -232,7 +233,7 @@ def test_flags_of_our_engine_that_are_recommended_exist() -> None:
 
 def test_config_keys_that_are_recommended_exist() -> None:
     sections: dict[str, Any] = {field.name: field.type for field in fields(GatewayConfig)}
-    items = {"lanes": Lane, "tenants": Tenant, "replicas": Replica, "embedded": EmbeddedConfig}
+    items = {"lanes": Lane, "tenants": Tenant, "replicas": Replica, "embedded": EngineConfig}
     named = {key for knob in KNOBS for key in re.findall(r"\b([a-z]+)(?:\[\]|\.\*|\.\{lane\})?\.([a-z_]+)\b", knob)}
     assert len(named) > 10
     for section, key in named:

@@ -4,11 +4,11 @@ import hashlib
 import itertools
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import headgate
-from headgate.__main__ import EngineFlags
 from headgate.bench.asker import Asker, Asking
 from headgate.config.engine import EngineConfig
 from headgate.config.file import parse
@@ -135,11 +135,10 @@ def test_one_config_makes_one_batcher_emulated_and_simulated() -> None:
     profile = find("h100-llama3-8b")
     assert settings(simulated(SimGroup(profile=profile))) == settings(emulated(profile, emulated_config(profile)))
     config = parse("embedded: {longest_shared: 2048, step_limit_s: 0.07}", "x.yaml")
-    told = EngineFlags(longest_shared=2048, step_limit_ms=70).emulated(profile, 1.0)
+    told = replace(emulated_config(profile), longest_shared=2048, step_limit_s=0.07)
     found = simulated(fleet_from(config, profile).members[0])
     assert settings(found) == settings(emulated(profile, told))
-    slow = EngineFlags().emulated(profile, 2.0)
-    assert settings(simulated(dilated(profile, 2.0))) == settings(emulated(profile, slow, 2.0))
+    assert settings(simulated(dilated(profile, 2.0))) == settings(emulated(profile, emulated_config(profile), 2.0))
 
 
 def test_one_module_makes_batchers() -> None:

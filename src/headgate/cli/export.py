@@ -157,12 +157,10 @@ class ClusterFlags:
     """KEDA scales the engines, and the gateway does not."""
 
     def parts(self, config: GatewayConfig) -> "ManifestValues":
-        from headgate.config.gateway import EmbeddedConfig
+        from headgate.config.engine import EngineConfig
+        from headgate.config.flags import words_of
         from headgate.export.kubernetes import ManifestValues, checked
-        from headgate.wiring.fleet import engine_flags
 
-        embedded = config.embedded or EmbeddedConfig()
-        told = () if embedded == EmbeddedConfig() else tuple(engine_flags(embedded))
         return checked(
             ManifestValues(
                 name=self.name,
@@ -174,7 +172,7 @@ class ClusterFlags:
                 keda=self.keda,
                 engine_kind=self.engine,
                 engine_args=self.engine_arg or None,
-                engine_flags=told,
+                engine_flags=tuple(words_of(config.embedded or EngineConfig())),
             )
         )
 

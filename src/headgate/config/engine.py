@@ -1,7 +1,22 @@
-"""Configures the engine: each setting, its meaning and its default."""
+"""Configures the engine: each setting, its meaning and its default.
 
-from dataclasses import dataclass, field
+EngineConfig is the section `embedded` of a gateway's file, and config/flags.py makes the flags of `headgate engine` of
+its fields. Metadata of a field: `group`, the heading of its flag in --help; `flag`, where that is not the field's name.
+"""
+
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Annotated, Any
+
+from headgate.config.hints import GIGA, Count, CountOrZero, Prompt, Seconds, Text, between
+
+ENGINE_PORT = 8001
+"""Port on which an engine by itself listens."""
+BUNDLED_NAME = "smollm2-135m-instruct"
+"""Name of the model that comes with an installation."""
+MODEL, MEMORY, BATCHING = {"group": "Model"}, {"group": "Memory"}, {"group": "Batching"}
+Tokens = Annotated[int, between(32, GIGA)]
+"""At least two blocks of KV memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,46 +63,49 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    model: Path
-    """The GGUF file."""
-    model_name: str
-    """The model name that clients use and /v1/models lists."""
-    bundled: bool = False
-    """The model file came with the installation: the engine makes and keeps a faster form of it, where possible."""
-    slots: int = 8
-    """Sequences that can be in KV memory at once."""
-    context: int = 4096
-    """Tokens that a slot can hold: the longest prompt plus output."""
-    threads: int = 2
-    kv_tokens: int | None = None
-    """KV memory that the ledger may hand out, in tokens; None: all of it, slots × context."""
-    host_tokens: int | None = None
-    """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
-    default_max_tokens: int = 512
-    """Maximum output tokens of a request that gives no limit."""
-    truncate: bool = False
+    model: Path | None = field(default=None, metadata=MODEL)
+    """The GGUF file to serve; None: the bundled SmolLM2-135M-Instruct."""
+    model_name: Text | None = field(default=None, metadata=MODEL)
+    """The model name that clients use and /v1/models lists; None: the file's."""
+    loras: tuple[Path, ...] = field(default=(), metadata={**MODEL, "flag": "lora"})
+    """LoRA adapter (GGUF) to apply."""
+    chat_template: Path | None = field(default=None, metadata=MODEL)
+    """Jinja file used instead of the model's own chat template, for example for tools; None: the model's own."""
+    system_prompts: tuple[Prompt, ...] = field(default=(), metadata={**MODEL, "flag": "system_prompt"})
+    """System prompt to prefill and to pin in the prefix cache before the engine is ready."""
+    default_max_tokens: Count | None = field(default=None, metadata={**MODEL, "flag": "max_tokens"})
+    """Maximum output tokens of a request that gives neither a limit nor a task; None: 512, and in a gateway the limits
+    of the tasks `chat` (384) and `other` (256)."""
+    truncate: bool = field(default=False, metadata=MODEL)
     """Cut an over-long prompt from the left instead of refusing it."""
-    loras: tuple[Path, ...] = ()
-    chat_template: Path | None = None
-    """A Jinja file used instead of the model's own chat template, for example for tools; None: the model's own."""
-    system_prompts: tuple[str, ...] = ()
-    """Prefilled and pinned in the prefix cache before the engine is ready."""
-    warmup_limit_s: float = 3.0
-    """Maximum time for warm-up prompts; system prompts and adapters come on top."""
-    gap_target_s: float | None = None
-    """Overrides every lane's gap target; None: each lane's own."""
-    in_order: bool = False
-    """True: requests that name no lane are served first come, first served, as in most engines, not by size."""
-    batch: BatchConfig = field(default_factory=BatchConfig)
+    slots: Annotated[int, between(1, 100_000)] = field(default=8, metadata=MEMORY)
+    """Sequences that can be in KV memory at once."""
+    context: Tokens = field(default=4096, metadata=MEMORY)
+    """Tokens that a slot can hold: the longest prompt plus output."""
+    kv_tokens: Tokens | None = field(default=None, metadata=MEMORY)
+    """KV memory to hand out, in tokens; None: all of it, slots × context."""
+    host_tokens: CountOrZero | None = field(default=None, metadata=MEMORY)
+    """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
+    threads: Annotated[int, between(1, 1024)] | None = field(default=None, metadata=MEMORY)
+    """Threads that compute; None: one per core."""
+    gap_target_s: Seconds | None = field(default=None, metadata=BATCHING)
+    """Target for the longest gap between two tokens of a running stream; None: its lane's, 200 ms."""
+    step_limit_s: Seconds | None = field(default=None, metadata=BATCHING)
+    """Target for the longest step while no sequence decodes; None: 500 ms."""
+    longest_shared: Count | None = field(default=None, metadata=BATCHING)
+    """Tokens above which a sequence does not share a batch with shorter ones; None: any sequences may share."""
+    in_order: bool = field(default=False, metadata=BATCHING)
+    """Serve requests that name no lane first come, first served, as most engines do. Otherwise short ones go first."""
+    draft_batch: CountOrZero | None = field(default=None, metadata=BATCHING)
+    """Speculative decoding runs only while at most this many sequences decode, 0 turns it off; None: 2."""
 
+    @property
+    def served_name(self) -> str:
+        """The model name that clients use."""
+        return self.model_name or (BUNDLED_NAME if self.model is None else self.model.stem)
 
-@dataclass(frozen=True, kw_only=True)
-class ListenConfig:
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: Path | None = None
-    """Unix socket path, used instead of host and port; None: host and port."""
-    uds_mode: int = 0o600
-    """Permissions of the socket file: which users may connect."""
-    drain_s: float = 10.0
-    """How long running streams may finish after SIGTERM."""
+    def batch(self, usual: BatchConfig) -> BatchConfig:
+        """Returns the batch settings: those given here, and otherwise the machine's `usual` ones."""
+        names = {one.name for one in fields(self)} & {one.name for one in fields(usual)}
+        given: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
+        return replace(usual, **{name: value for name, value in given.items() if value is not None})

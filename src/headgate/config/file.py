@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
-from ipaddress import ip_address
 from math import isfinite
 from operator import itemgetter
 from pathlib import Path
@@ -21,12 +20,11 @@ import yaml
 
 from headgate.config.bounds import BOUNDS
 from headgate.config.contradictions import contradictions, did_you_mean, replica_id
+from headgate.config.engine import EngineConfig
 from headgate.config.gateway import (
     ANONYMOUS,
     ROUTE_WEIGHTS,
-    EmbeddedConfig,
     GatewayConfig,
-    GatewayListenConfig,
     RoutingConfig,
     Tenant,
 )
@@ -73,16 +71,6 @@ def replica_at(url: str) -> Replica:
     return _called(Replica(id="", url=url))
 
 
-def check_exposure(config: GatewayConfig, insecure: bool) -> None:
-    host = config.listen.host
-    if insecure or config.has_keys or config.listen.uds is not None or is_loopback(host):
-        return
-    raise StartupError(
-        f"listen.host: {host} can be reached from other machines, and no API key is configured; "
-        "give a tenant a key (tenants.NAME.key_sha256), listen on 127.0.0.1, or say --insecure"
-    )
-
-
 def describe(config: GatewayConfig) -> str:
     """Describes a config for `serve --check`: one line, and a note on each setting that is allowed but may be a
     mistake."""
@@ -102,19 +90,6 @@ def describe(config: GatewayConfig) -> str:
     if config.has_keys and config.anonymous.allowed:
         lines.append("note: requests without a key are served too (anonymous.allowed)")
     return "\n".join(lines)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def is_private(listen: GatewayListenConfig) -> bool:
-    """Whether only this machine can connect or, for a Unix socket, only this user: a proxy, which speaks for others,
-    usually runs as another user."""
-    return is_loopback(listen.host) if listen.uds is None else listen.uds_for == "owner"
 
 
 def _count(number: int, noun: str) -> str:
@@ -283,7 +258,7 @@ class _Reader:
         if "anonymous.allowed" not in self.lines:
             config = replace(config, anonymous=replace(config.anonymous, allowed=not config.has_keys))
         if config.embedded is None and (config.fleet.kind == "processes" or not config.replicas):
-            config = replace(config, embedded=EmbeddedConfig())
+            config = replace(config, embedded=EngineConfig())
         return config
 
     def lanes(self, node: yaml.Node, path: str) -> Any:

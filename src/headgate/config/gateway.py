@@ -6,9 +6,9 @@ that does not fit. Contradictions between two values are in contradictions.py.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from headgate.config.engine import BatchConfig, EngineConfig
+from headgate.config.engine import EngineConfig
 from headgate.config.fleet import FleetConfig
 from headgate.config.hedge import HedgeConfig
 from headgate.config.hints import (
@@ -16,12 +16,10 @@ from headgate.config.hints import (
     Algorithm,
     Count,
     CountOrZero,
-    Host,
     HttpUrl,
     KeyHash,
     Name,
     PerMinute,
-    Prompt,
     Seconds,
     SecondsOrZero,
     Share,
@@ -33,44 +31,14 @@ from headgate.config.hints import (
     above_zero,
     between,
 )
-from headgate.config.models import (
-    ModelConfig,
-    RolloutConfig,
-)
+from headgate.config.listen import ListenConfig
+from headgate.config.models import ModelConfig, RolloutConfig
 from headgate.config.output import OutputConfig
 from headgate.config.shared import SharedConfig
 from headgate.config.warm import WarmConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
 from headgate.model.tier import TIERS, Tier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
-    cert: Path
-    """PEM file with the certificate and its chain."""
-    key: Path
-    """PEM file with the private key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayListenConfig:
-    host: Host = "127.0.0.1"
-    """Address to listen on. One other than loopback needs a tenant's key, or --insecure."""
-    port: Annotated[int, between(0, 65_535)] = 8000
-    """TCP port; 0: a free one."""
-    names: tuple[Host, ...] = ()
-    """Names of this machine in the Host header, as a proxy in front writes them. Without any key, the gateway answers
-    only to these and to loopback's names, because a web page may point any other name here. With a tenant's key, it
-    answers to any name."""
-    uds: Path | None = None
-    """Unix socket to listen on instead of host and port; a leftover socket file is replaced. None: host and port."""
-    uds_for: Literal["owner", "group", "everyone"] = "owner"
-    """Which users may connect to the socket, by the file's permissions. Admin access without a key needs "owner"."""
-    tls: TlsConfig | None = None
-    """Certificate and key; None: plain HTTP."""
-    drain_s: SecondsOrZero = 10.0
-    """Maximum time for running streams to finish after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,47 +203,6 @@ class RetryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddedConfig:
-    """The settings of EngineConfig that apply to the engine inside the gateway."""
-
-    model: Path | None = None
-    """The GGUF file; None: the bundled model."""
-    model_name: Text | None = None
-    """The model name that clients use; None: the file's."""
-    slots: Annotated[int, between(1, 1024)] = EngineConfig.slots
-    """Sequences that can be in KV memory at once."""
-    context: Annotated[int, between(16, GIGA)] = EngineConfig.context
-    """Tokens that a slot can hold: the longest prompt plus output."""
-    threads: Annotated[int, between(1, 1024)] | None = None
-    """Threads of the engine; None: one per core."""
-    kv_tokens: Count | None = None
-    """KV memory to hand out, in tokens; None: slots × context."""
-    host_tokens: CountOrZero | None = None
-    """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
-    default_max_tokens: Count | None = None
-    """Maximum output tokens of a request that gives neither a limit nor a task, in place of the limit of the tasks
-    `chat` and `other`; None: those tasks' limits."""
-    truncate: bool = False
-    """Cut an over-long prompt from the left instead of refusing it."""
-    loras: tuple[Path, ...] = ()
-    """LoRA adapters (GGUF) to apply."""
-    chat_template: Path | None = None
-    """A Jinja file used instead of the model's own chat template; None: the model's own."""
-    system_prompts: tuple[Prompt, ...] = ()
-    """Prefilled and pinned in the prefix cache before the gateway is ready."""
-    gap_target_s: Seconds | None = None
-    """Target for the longest gap between two tokens of a running stream; None: its lane's."""
-    step_limit_s: Seconds = BatchConfig.step_limit_s
-    """Target for the longest step while no sequence decodes."""
-    longest_shared: Count | None = None
-    """Tokens above which a sequence does not share a batch with shorter ones; None: any sequences may share."""
-    in_order: bool = False
-    """True: requests that name no lane are served first come, first served; False: short ones first."""
-    draft_batch: CountOrZero = BatchConfig.draft_batch
-    """Speculative decoding runs only while at most this many sequences decode; 0 turns it off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     instruments: bool = True
     """False: requests are only counted, without percentiles, traces, alerts or explanations."""
@@ -318,7 +245,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    listen: GatewayListenConfig = field(default_factory=GatewayListenConfig)
+    listen: ListenConfig = field(default_factory=ListenConfig)
     """Where clients connect."""
     cors: CorsConfig = field(default_factory=CorsConfig)
     """The web pages that may use the gateway."""
@@ -336,7 +263,7 @@ class GatewayConfig:
     """SHA-256 of the keys that may change the running gateway. They belong to no tenant."""
     replicas: tuple[Replica, ...] = ()
     """Replicas that run already."""
-    embedded: EmbeddedConfig | None = None
+    embedded: EngineConfig | None = None
     """The gateway's own engine, which a fleet of processes runs too; None: other replicas serve."""
     fleet: FleetConfig = field(default_factory=FleetConfig)
     """The replicas that the gateway itself starts and stops."""

@@ -4,7 +4,6 @@ time."""
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from headgate.config.engine import EngineConfig
@@ -18,18 +17,15 @@ from headgate.model.clock import Clock
 from headgate.model.lane import Lane
 
 
-def emulated_config(profile: Profile, dilation: float = 1.0) -> EngineConfig:
+def emulated_config(profile: Profile) -> EngineConfig:
     """Returns the profile's settings. The caller may replace any of them with `dataclasses.replace`, except the
     profile's sizes."""
     return EngineConfig(
-        model=Path(f"{profile.name} (emulated)"),
         model_name=f"emulated-{profile.name}",
         slots=profile.slots,
         context=profile.context,
         kv_tokens=profile.kv_tokens,
         host_tokens=profile.host_tokens,
-        warmup_limit_s=3.0 * dilation,
-        batch=profile.batch_config(dilation),
     )
 
 
@@ -45,7 +41,10 @@ def emulated_engine(
 ) -> tuple[Engine, Intake]:
     """Returns an engine and intake for `EngineServer.adopt`. `dilation`: real seconds per second of the profile."""
     tokenizer = EmulatedTokenizer()
-    batcher = profile.batcher(config.batch, dilation)
+    usual = profile.batch_config(dilation)
+    # Without text no draft could be right.
+    batch = replace(config.batch(usual), draft_batch=usual.draft_batch)
+    batcher = profile.batcher(batch, dilation)
     runner = EmulatedRunner(profile, tokenizer.words, rng=rng, dilation=dilation, clock=clock)
     engine = EmulatedEngine(runner, tokenizer, batcher, clock, sink)
     return engine, DilatedIntake(config, tokenizer, batcher.ledger.longest, ids, rng, dilation=dilation)

@@ -35,6 +35,8 @@ MOST_IDS = 1_000_000
 MOST_KWARGS_BYTES = 16_384
 RESERVED = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"))
 """Names in a chat template that a client's chat_template_kwargs may not redefine."""
+DEFAULT_MAX_TOKENS = 512
+"""Maximum output tokens where neither the request nor the config gives a limit."""
 IN_ORDER = replace(LANES["slow"], ttft_target_s=86_400.0)
 """The lane of all requests when the engine serves in order of arrival: one priority, and a deadline too far off to
 matter."""
@@ -131,8 +133,9 @@ class Intake:
         return self.tokenizer.encode(text, special=True, bos=body.add_special_tokens)
 
     def check_model(self, model: str | None) -> None:
-        if model not in (None, "", "default", self.config.model_name):
-            raise UnknownModel(f"no model {model!r} here; this engine serves {self.config.model_name!r}", param="model")
+        if model not in (None, "", "default", self.config.served_name):
+            ours = self.config.served_name
+            raise UnknownModel(f"no model {model!r} here; this engine serves {ours!r}", param="model")
 
     def lane(self, body: ChatBody | TextBody, prompt_tokens: int) -> Lane:
         """Returns the lane that the request names, or the one that its size and kind suggest."""
@@ -222,7 +225,7 @@ class Intake:
             id=next(self.ids),
             tokens=list(tokens),
             prompt_len=len(tokens),
-            max_output=min(asked or self.config.default_max_tokens, self.context - len(tokens)),
+            max_output=min(asked or self.config.default_max_tokens or DEFAULT_MAX_TOKENS, self.context - len(tokens)),
             arrived=arrived,
             lane=lane.name,
             priority=lane.priority

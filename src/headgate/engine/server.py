@@ -43,6 +43,8 @@ MOST_COUNTED_BYTES = 1024 * 1024
 """Maximum bytes of a body at /tokenize: some ten times the longest context."""
 MOST_COUNTING = 16
 """Maximum /tokenize requests waiting. They have a thread of their own, and delay no completion."""
+WARMUP_LIMIT_S = 3.0
+"""Maximum seconds for warm-up prompts; system prompts and adapters come on top."""
 
 
 @dataclass(slots=True)
@@ -117,7 +119,8 @@ class EngineServer:
         ]
         intake.tokenizer.encode_chat([{"role": "user", "content": "The first chat compiles the template."}])
         text = intake.tokenizer.encode("The quick brown fox jumps over the lazy dog, and then does it again. ")
-        limit_s, step_time = self.config.warmup_limit_s, engine.batcher.step_time
+        dilation = 1.0 if self.emulation is None else self.emulation.dilation
+        limit_s, step_time = WARMUP_LIMIT_S * dilation, engine.batcher.step_time
         await warm_up(self._generate, text, pinned, step_time, intake.context, limit_s, self._clock)
         self.record_phase("warm-up", self._clock() - began)
         self.phase = "ready"
@@ -204,7 +207,7 @@ class EngineServer:
         name = ("chatcmpl-" if kind == "chat" else "cmpl-") + exchange.request_id
         emulated = None if self.emulation is None else self.emulation.fingerprint
         spelling, ids = intake.tokenizer.spelling, body.return_token_ids
-        dialect = AnswerFormat(kind, name, self.config.model_name, int(wall()), spelling, ids, emulated)
+        dialect = AnswerFormat(kind, name, self.config.served_name, int(wall()), spelling, ids, emulated)
         options = body.stream_options or StreamOptions()
         wishes = Wishes(
             stream=body.stream,
@@ -315,7 +318,7 @@ class EngineServer:
     def _models(self, exchange: Exchange) -> None:
         context = self.config.context if self._intake is None else self._intake.context
         card: dict[str, Any] = {
-            "id": self.config.model_name,
+            "id": self.config.served_name,
             "object": "model",
             "created": 0,
             "owned_by": "headgate" if self.emulation is None else "headgate-emulated",
@@ -345,6 +348,6 @@ class EngineServer:
     def _page(self, exchange: Exchange) -> None:
         recommended = OPENAI if self._intake is None else self._intake.recommended
         body = page(
-            self.config.model_name, self.phase, self._engine, self.figures.cold_start, self.emulation, recommended
+            self.config.served_name, self.phase, self._engine, self.figures.cold_start, self.emulation, recommended
         )
         exchange.respond(200, body, "text/html; charset=utf-8")

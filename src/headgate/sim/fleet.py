@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from headgate.config.engine import BatchConfig
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Profile
 from headgate.model.replica import Replica, ReplicaId
 
@@ -136,12 +135,8 @@ def fleet_from(config: GatewayConfig, profile: Profile, failures: Sequence[Failu
 
 def batch_from(config: GatewayConfig, usual: BatchConfig) -> BatchConfig | None:
     """Returns how the config's embedded engines batch; None: the config changes nothing."""
-    said, default = config.embedded, EmbeddedConfig()
+    said = config.embedded
     if said is None or config.replicas:
         return None
-    changed: dict[str, Any] = {
-        name: getattr(said, name)
-        for name in ("step_limit_s", "longest_shared")
-        if getattr(said, name) != getattr(default, name)
-    }
-    return replace(usual, **changed) if changed else None
+    made = replace(said.batch(usual), draft_batch=usual.draft_batch)  # there is no text in which a draft could be right
+    return None if made == usual else made

@@ -17,6 +17,7 @@ from headgate.config import file as config_file
 from headgate.config.contradictions import contradictions, did_you_mean
 from headgate.config.fleet import FleetConfig
 from headgate.config.gateway import GatewayConfig
+from headgate.config.listen import check_exposure
 from headgate.config.scale import ScaleConfig
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.identity import Identities
@@ -176,7 +177,7 @@ class ConfigChange:
             raise StartupError("; ".join(problems))
         if new.anonymous.allowed and new.has_keys and not self.config.has_keys:
             new = replace(new, anonymous=replace(new.anonymous, allowed=False))  # as the file's default is
-        config_file.check_exposure(new, insecure=not self.config.has_keys)
+        check_exposure(new.listen, new.has_keys, insecure=not self.config.has_keys)
         return self.take(new)
 
     def _apply(self, new: GatewayConfig) -> None:

