@@ -284,11 +284,16 @@ class Acceptor:
         except msgspec.ValidationError:
             changed = isinstance(body, dict) and made_whole(body)
         name = body.get("model") if isinstance(body, dict) else None
-        model = name if isinstance(name, str) else ""
-        alias = self._intake.output.alias(model)
-        model = model if alias is None or alias.model is None else alias.model
-        ranges = self.abilities.ranges((model,) if self.models is None else self.models.reach(model))
+        ranges = self.abilities.ranges(self._reached(name if isinstance(name, str) else ""))
         return looked_into(body, ranges), not changed
+
+    def _reached(self, name: str) -> tuple[str, ...]:
+        """Models that a request for this name may go to: a public name goes before an alias of the same name."""
+        models = self.models
+        alias = self._intake.output.alias(name)
+        if alias is not None and alias.model is not None and (models is None or not models.knows(name)):
+            name = alias.model
+        return (name,) if models is None else models.reach(name)
 
     def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
         """Path and body to send for a /v1/responses request: /v1/responses, if all replicas of its models have it;
@@ -298,10 +303,7 @@ class Acceptor:
         body = read(given)
         if isinstance(body["input"], list):
             self._bound("input", len(body["input"]))
-        model = body.get("model", "")
-        alias = self._intake.output.alias(model)
-        model = model if alias is None or alias.model is None else alias.model
-        names = (model,) if self.models is None else self.models.reach(model)
+        names = self._reached(body.get("model", ""))
         if not self.abilities.all_respond(names):
             try:
                 chat = as_chat(body)
