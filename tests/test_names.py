@@ -157,12 +157,9 @@ cli/load.py run
 cli/simulate.py plan
 cli/simulate.py simulate
 cli/tune.py tune
-export/nginx.py nginx
 gateway/answer/relay.py Relay.__init__
 gateway/gateway.py Gateway._close
 gateway/intake/accept.py Acceptor.accept
-measure/series.py Series.take
-surface/instruments.py Instruments.__init__
 wiring/gateway.py _serve_gateway
 """
 """Functions above MAX_FUNCTION_LINES today."""

@@ -17,8 +17,6 @@ IN_MEMORY = 1 << 20
 def nginx(facing: Facing, listen: int = 80, name: str = "_") -> str:
     """A file for conf.d: an upstream and a server, to be included inside `http {}`."""
     servers = "\n".join(f"    server {gateway};" for gateway in facing.gateways)
-    scheme = "https" if facing.tls else "http"
-    tls = "\n        proxy_ssl_server_name on;" if facing.tls else ""
     return f"""\
 # Made by `headgate export nginx`: change the config, not this file.
 # Put it into conf.d/, inside http {{}}. Each stream takes two of events {{ worker_connections }}.
@@ -47,6 +45,15 @@ server {{
     large_client_header_buffers 4 {max(1, facing.header_bytes // 1024)}k;
     keepalive_requests 1000000;
 
+{_location(facing)}
+}}
+"""
+
+
+def _location(facing: Facing) -> str:
+    scheme = "https" if facing.tls else "http"
+    tls = "\n        proxy_ssl_server_name on;" if facing.tls else ""
+    return f"""\
     location / {{
         proxy_pass {scheme}://headgate;
         proxy_http_version 1.1;{tls}
@@ -75,9 +82,7 @@ server {{
         # Only a gateway that can't be reached is another one's turn: the gateway does its own retries.
         proxy_next_upstream error;
         proxy_intercept_errors off;
-    }}
-}}
-"""
+    }}"""
 
 
 def server_name(text: str) -> str:

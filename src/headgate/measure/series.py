@@ -145,6 +145,49 @@ class Series:
         whole, own = lane.window.current.counts, self.window.current.counts
         whole.requests += 1
         own.requests += 1
+        self.take_tokens(record, whole, own)
+        how = record.outcome
+        outcome: str = how._value_  # `value` is a property, and not a quick one
+        self.outcomes[outcome] += 1
+        e2e_s = record.e2e_s
+        index = GRID.index(e2e_s)
+        if how is COMPLETED:
+            self.see(E2E, e2e_s, index)
+            if record.output_tokens > lane.longest and record.output_tokens // record.choices > lane.longest:
+                self.keep(LONG, index)
+                lane.long_answers.add(e2e_s)
+        else:
+            lane.trouble(outcome, record, whole, own)
+        if outcome not in NEVER_QUEUED:
+            queue_s = record.queue_s
+            self.see(QUEUE, queue_s, GRID.index(queue_s))
+        if outcome not in TURNED_AWAY or record.queue_s > AT_ONCE_S:
+            law = lane.law
+            law.left += 1
+            law.stayed_s += e2e_s
+
+        self.take_first_token(record, whole, own)
+        tpot_s = record.tpot_s
+        if tpot_s is not None:
+            self.see(TPOT, tpot_s, GRID.index(tpot_s))
+            self.see_gaps(record)
+        engine = record.engine
+        if engine is not None and engine.prefill_ms > 0.0:
+            lane.prefill.add(engine.prefill_ms / 1e3)
+            lane.decode.add(engine.decode_ms / 1e3)
+        elif record.stream and record.ttft_s is not None:
+            lane.prefill.add(record.first_s)
+            lane.decode.add(record.stream_s)
+        if record.cold:
+            whole.cold += 1
+            own.cold += 1
+            lane.cold_requests += 1
+        if record.attempts > 1:
+            whole.retried += 1
+            own.retried += 1
+            lane.retries += record.attempts - 1
+
+    def take_tokens(self, record: Record, whole: WindowCounts, own: WindowCounts) -> None:
         tokens = self.tokens
         number = record.prompt_tokens
         if number:
@@ -162,61 +205,23 @@ class Series:
             own.output_tokens += number
             tokens.output += number
 
-        how = record.outcome
-        outcome: str = how._value_  # `value` is a property, and not a quick one
-        self.outcomes[outcome] += 1
-        e2e_s = record.e2e_s
-        index = GRID.index(e2e_s)
-        if how is COMPLETED:
-            self.see(E2E, e2e_s, index)
-            if number > lane.longest and number // record.choices > lane.longest:
-                self.keep(LONG, index)
-                lane.long_answers.add(e2e_s)
-        else:
-            lane.trouble(outcome, record, whole, own)
-        if outcome not in NEVER_QUEUED:
-            queue_s = record.queue_s
-            self.see(QUEUE, queue_s, GRID.index(queue_s))
-        if outcome not in TURNED_AWAY or record.queue_s > AT_ONCE_S:
-            law = lane.law
-            law.left += 1
-            law.stayed_s += e2e_s
-
-        ttft_s = record.ttft_s
+    def take_first_token(self, record: Record, whole: WindowCounts, own: WindowCounts) -> None:
+        lane, ttft_s = self.lane, record.ttft_s
+        late = False
         if ttft_s is not None:
             self.see(TTFT, ttft_s, GRID.index(ttft_s))
-            if ttft_s > lane.late_after_s:
-                whole.late += 1
-                own.late += 1
+            late = ttft_s > lane.late_after_s
             if record.cold:
                 self.keep(COLD, GRID.index(ttft_s))
                 lane.cold_ttft.add(ttft_s)
-        elif how is COMPLETED and not record.stream:
+        elif record.outcome is COMPLETED and not record.stream:
             # The first token's time is unknown: the answer is judged by its whole time.
-            token_s = per_token_s(e2e_s, number // record.choices, lane.first_counts)
+            token_s = per_token_s(record.e2e_s, record.output_tokens // record.choices, lane.first_counts)
             self.see(ANSWER, token_s, GRID.index(token_s))
-            if token_s > lane.late_token_s:
-                whole.late += 1
-                own.late += 1
-        tpot_s = record.tpot_s
-        if tpot_s is not None:
-            self.see(TPOT, tpot_s, GRID.index(tpot_s))
-            self.see_gaps(record)
-        engine = record.engine
-        if engine is not None and engine.prefill_ms > 0.0:
-            lane.prefill.add(engine.prefill_ms / 1e3)
-            lane.decode.add(engine.decode_ms / 1e3)
-        elif record.stream and ttft_s is not None:
-            lane.prefill.add(record.first_s)
-            lane.decode.add(record.stream_s)
-        if record.cold:
-            whole.cold += 1
-            own.cold += 1
-            lane.cold_requests += 1
-        if record.attempts > 1:
-            whole.retried += 1
-            own.retried += 1
-            lane.retries += record.attempts - 1
+            late = token_s > lane.late_token_s
+        if late:
+            whole.late += 1
+            own.late += 1
 
     def see(self, figure: int, value: float, index: int) -> None:
         """Counts a value; `index` is its bucket of GRID."""

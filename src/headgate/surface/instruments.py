@@ -9,9 +9,10 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
 
-from headgate.config.gateway import GatewayConfig
+from headgate.config.gateway import GatewayConfig, ObserveConfig, RecordConfig
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.trace_context import Contexts
 from headgate.measure.conditions import Conditions
@@ -94,20 +95,7 @@ class Instruments:
             gateway, self.figures, self.pulse, observe, roster.watches.values(), find_gpus(), self.alarms.slo,
             conditions, tenants,
         )  # fmt: skip
-        sources = Sources(
-            gateway=gateway,
-            figures=self.figures,
-            alarms=self.alarms,
-            pulse=self.pulse,
-            observe=observe,
-            conditions=conditions,
-            watches=roster.watches,
-            fleet=lambda: roster.fleet,
-            rollouts=lambda: self.rollouts(),
-            clock=clock,
-            refresh=self.catch_up,
-        )
-        self.admin = Admin(sources, access)
+        self.admin = Admin(self._sources(observe), access)
         price = observe.price_per_replica_hour if self._on else None
         self.usage = UsageTable(observe.labels, access, wall, self.figures.held, price)
         self._consumers.append(self.usage.take)
@@ -117,27 +105,48 @@ class Instruments:
         if self._on:
             self._consumers += [self.figures.take, self.admin.take, tenants.take]
         if config.record.path is not None:
-            record = config.record
-            assert record.path is not None
-            self._journal = Journal(record.path, record.rotate_bytes, record.files, record.prompts)
-            self._consumers.append(self._journal.take)
-            if record.prompts:
-                gateway.keep_prompt = self._journal.keep_prompt
-        if observe.otlp_endpoint is not None and self._on:
-            self._sender = OtlpSender(observe.otlp_endpoint, observe.otlp_headers, clock)
-            traces = Traces(
-                gateway.dispatcher.lanes,
-                observe.trace_share,
-                self._sender,
-                rng,
-                self.figures,
-                url_of=roster.url,
-                left=self.figures.exemplify,
-            )
-            self._consumers.append(traces.take)
-            gateway.contexts = Contexts(observe.trace_share, rng)
+            self._write_journal(config.record.path, config.record)
         self._exporter: OtlpMetrics | None = None
-        if self._sender is not None and observe.otlp_metrics:
+        if observe.otlp_endpoint is not None and self._on:
+            self._export(observe.otlp_endpoint, observe, rng)
+
+    def _sources(self, observe: ObserveConfig) -> Sources:
+        roster = self._roster
+        return Sources(
+            gateway=self._gateway,
+            figures=self.figures,
+            alarms=self.alarms,
+            pulse=self.pulse,
+            observe=observe,
+            conditions=self.conditions,
+            watches=roster.watches,
+            fleet=lambda: roster.fleet,
+            rollouts=lambda: self.rollouts(),
+            clock=self._clock,
+            refresh=self.catch_up,
+        )
+
+    def _write_journal(self, path: Path, record: RecordConfig) -> None:
+        self._journal = Journal(path, record.rotate_bytes, record.files, record.prompts)
+        self._consumers.append(self._journal.take)
+        if record.prompts:
+            self._gateway.keep_prompt = self._journal.keep_prompt
+
+    def _export(self, endpoint: str, observe: ObserveConfig, rng: random.Random) -> None:
+        """Sends traces and, where asked for, metrics to an OpenTelemetry backend."""
+        self._sender = OtlpSender(endpoint, observe.otlp_headers, self._clock)
+        traces = Traces(
+            self._gateway.dispatcher.lanes,
+            observe.trace_share,
+            self._sender,
+            rng,
+            self.figures,
+            url_of=self._roster.url,
+            left=self.figures.exemplify,
+        )
+        self._consumers.append(traces.take)
+        self._gateway.contexts = Contexts(observe.trace_share, rng)
+        if observe.otlp_metrics:
             self._exporter = OtlpMetrics(self._text, self._sender, wall)
 
     def routes(self) -> Routes:
