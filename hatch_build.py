@@ -17,8 +17,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOT = {
     "explain": "neighbours",
-    "gateway": "account gateway",
-    "gateway/answer": "backlog bounded output relay repeats transcript",
+    "gateway": "account gateway placing",
+    "gateway/answer": "backlog bounded output relay transcript",
     "gateway/intake": "accept asks identity prompt",
     "machine": "step_features",
     "measure": "edges evidence figures little series tenants windows",

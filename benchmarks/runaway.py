@@ -31,8 +31,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machine, verdict_grid  # noqa: E402
 from tests.ordinary.corpus import ordinary  # noqa: E402
 
-from headgate.gateway.answer.output import text_of  # noqa: E402
-from headgate.gateway.answer.repeats import Repeats  # noqa: E402
+from headgate.gateway.answer.output import (  # noqa: E402
+    Repeats,
+    text_of,
+)
 from headgate.policy.answers.runaway import (  # noqa: E402
     LEAST,
     LINES,

@@ -144,7 +144,6 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
 TOO_LONG_FILES = """
 config/file.py
 gateway/answer/relay.py
-gateway/gateway.py
 policy/dispatch/dispatcher.py
 policy/scaling/scale.py
 sim/service.py
@@ -158,7 +157,6 @@ cli/simulate.py plan
 cli/simulate.py simulate
 cli/tune.py tune
 gateway/answer/relay.py Relay.__init__
-gateway/gateway.py Gateway._close
 gateway/intake/accept.py Acceptor.accept
 wiring/gateway.py _serve_gateway
 """

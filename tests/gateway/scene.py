@@ -10,11 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from headgate.config.gateway import GatewayConfig
+from headgate.gateway.account import Summary
 from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.answer.bounded import Bounded, Several
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.output import closing
-from headgate.gateway.answer.relay import Relay, Summary
+from headgate.gateway.answer.relay import Relay
 from headgate.gateway.answer.response_reader import ResponseReader
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError

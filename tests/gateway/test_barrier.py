@@ -19,9 +19,10 @@ from headgate.gateway.answer.backlog import Backlog
 from headgate.gateway.answer.bounded import Bounded
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.relay import Relay
-from headgate.gateway.gateway import Gateway, Ticket
+from headgate.gateway.gateway import Gateway
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.accept import Acceptor
+from headgate.gateway.placing import Placing, Ticket
 from headgate.gateway.shadow import ShadowCopy, Shadows
 from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import monotonic
@@ -213,12 +214,13 @@ CASES: list[tuple[type, str, Way]] = [
     (Ticket, "may_go_on", broken),
     (Ticket, "on_broken_off", broken),
     (Ticket, "on_end", whole),
-    *((Gateway, name, whole) for name in ("_carry_out", "_send", "_head", "_body", "ended", "_close")),
+    *((Gateway, name, whole) for name in ("_carry_out", "ended", "_close")),
+    *((Placing, name, whole) for name in ("send", "_head", "_body")),
     (Gateway, "ended", left),
     (Gateway, "attempt_failed", refused),
     (Gateway, "broken_off", broken),
-    (Gateway, "_go_on", broken),
-    (Gateway, "abort", left),
+    (Placing, "go_on", broken),
+    (Placing, "abort", left),
     (Acceptor, "learn", whole),
     (Acceptor, "learn", streamed),
     (Acceptor, "accept", whole),
@@ -343,7 +345,7 @@ async def test_a_tick_that_raises_is_not_the_last(monkeypatch: pytest.MonkeyPatc
 @awaited
 async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with two_replicas(GatewayConfig()) as it:
-        shadows = Shadows(it.gateway.dispatcher.with_room, it.gateway.places, monotonic)
+        shadows = Shadows(it.gateway.dispatcher.with_room, it.gateway.placing.places, monotonic)
         shadows.allow("x", 8)
         monkeypatch.setattr(Shadows, "_replica", lambda self, model: "a")
         for name in ("on_head", "on_events", "on_done"):
@@ -357,7 +359,7 @@ async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.Monke
         await until(lambda: not shadows.counts("x")["under_way"])
         shadows.copy("x", "double", "/v1/chat/completions", {"model": object()}, 10)
         await until(lambda: not shadows.counts("x")["under_way"])
-        await until(lambda: not it.gateway.places["a"].pool.busy)
+        await until(lambda: not it.gateway.placing.places["a"].pool.busy)
 
 
 def ask_body(text: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ async def test_names_that_are_found_out_reach_all_that_keep_a_replica() -> None:
         it.roster.said("chat-1", ["chat-1", "poet"], frozenset({"poet"}))
         load = it.gateway.dispatcher.fleet.get("chat-1")
         assert load is not None
-        found = (load.replica, it.gateway.places["chat-1"].replica, it.roster.watches["chat-1"].replica)
+        found = (load.replica, it.gateway.placing.places["chat-1"].replica, it.roster.watches["chat-1"].replica)
         assert [replica.names for replica in found] == [{"chat-1", "poet"}] * 3
         assert len({replica.kind for replica in found}) == 1
         assert it.roster.url("chat-1") == load.replica.url

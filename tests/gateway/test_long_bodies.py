@@ -243,7 +243,7 @@ async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_f
     async with scene(tenants=tenants, anonymous=Tenant(name="anonymous", allowed=False)) as it:
         sockets = Sockets(it.gateway)
         blocked = threading.Event()
-        it.gateway.aside(partial(wait_for, blocked))
+        it.gateway.long.aside(partial(wait_for, blocked))
         long = json.dumps({**chat("n=1", model="chat"), "zz": "x" * 100_000}).encode()
         recorders = []
         try:
@@ -252,7 +252,7 @@ async def test_a_long_message_is_counted_as_held_and_waits_in_its_tenants_turn_f
                 recorder.talk.on_message(long)
                 recorders.append(recorder)
             assert it.gateway.held.total == 2 * len(long)
-            assert set(it.gateway._aside._queue._waiting) == set(names)
+            assert set(it.gateway.long._thread._queue._waiting) == set(names)
         finally:
             blocked.set()
         await until(lambda: all(recorder.said for recorder in recorders))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.answer.output import plain
-from headgate.gateway.answer.repeats import FIRST, MOST, Repeats
+from headgate.gateway.answer.output import FIRST_LOOK, MOST_BETWEEN_LOOKS, Repeats, plain
 from headgate.policy.answers.runaway import Detector
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen
@@ -111,8 +110,8 @@ def test_it_is_told_as_soon_as_if_every_event_were_looked_at(size: int, at_once:
     exact = next(count for count, piece in enumerate(pieces, 1) if detector.hear(piece.encode()))
     found = ended_after(pieces, at_once)
     assert found is not None
-    assert found <= max(exact + 2, FIRST)
-    assert found * size <= 60 + 5 * len(LINE) + FIRST * size
+    assert found <= max(exact + 2, FIRST_LOOK)
+    assert found * size <= 60 + 5 * len(LINE) + FIRST_LOOK * size
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
@@ -160,7 +159,7 @@ def test_prose_is_looked_at_seldom() -> None:
     for one in events:
         repeats.hear([one])
     assert looks < len(events) / 4
-    assert MOST >= FIRST
+    assert MOST_BETWEEN_LOOKS >= FIRST_LOOK
 
 
 def test_what_the_replica_has_ended_itself_is_left_to_it() -> None:

@@ -78,7 +78,7 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
     async with engine() as behind:
         replica = Replica(id="a", url=behind.url, slots=4, kind=kind)
         pool = Connections(behind.url, clock=monotonic)
-        gateway.join(replica, pool)
+        gateway.placing.join(replica, pool)
         catalog.add(replica)
         gateway.hear(ReplicaJoined(replica))
         gateway.hear(Probed("a", ok=True))

@@ -97,7 +97,7 @@ class Scene:
     def join(self, replica: Engine) -> Connections:
         made = Replica(id="a", url=replica.url, slots=4, tags={"version": "2", "gpu_type": "H100"})
         pool = Connections(replica.url, clock=monotonic)
-        self.gateway.join(made, pool)
+        self.gateway.placing.join(made, pool)
         self.gateway.hear(ReplicaJoined(made))
         self.gateway.hear(Probed("a", ok=True))
         return pool

@@ -12,6 +12,7 @@ answer must be complete before it can lead: its events are kept until then, up t
 
 from typing import Any, Final, Protocol
 
+from headgate.gateway.account import RequestTimeline
 from headgate.gateway.answer.bounded import Bounded, Several, bounded
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.gather import Gather
@@ -24,9 +25,10 @@ from headgate.model.errors import Gone, InvalidRequest, ReplicaAnswered, Replica
 from headgate.model.event import Event, Hedge, HedgeWon
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
-from headgate.model.record import Attempt, ConsideredReplica, Hedged
+from headgate.model.record import Hedged
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, WON
+from headgate.replica.dialects import dialect_of
 from headgate.replica.http import Call
 from headgate.replica.mend import mended
 from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s
@@ -40,23 +42,15 @@ _ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
 
 
 class HedgedTicket(Protocol):
-    """The part of the gateway's Ticket that a hedge reads and writes."""
+    """The part of the gateway's Ticket that a hedge uses."""
 
     accepted: Accepted
-    replica: Replica | None
-    reason: str
-    seen: tuple[ConsideredReplica, ...]
-    since: float
-    retry_s: float
-
-    def note(self, attempt: Attempt) -> None: ...
-
-
-class HedgeDriver(Protocol):
-    """The gateway, as a hedge uses it. `ticket` is the one that the Rival was made with."""
+    timeline: RequestTimeline
 
     def hear(self, event: Event, now: float | None = None) -> None: ...
-    def abort(self, ticket: Any, replica_id: ReplicaId) -> None: ...
+
+    def abort(self, replica_id: ReplicaId) -> None:
+        """Tells the replica that its answer is not needed."""
 
 
 class Rival:
@@ -68,7 +62,6 @@ class Rival:
         "_clock",
         "_command",
         "_first",
-        "_gateway",
         "_generation_s",
         "_head",
         "_kept",
@@ -84,7 +77,6 @@ class Rival:
 
     def __init__(
         self,
-        gateway: HedgeDriver,
         ticket: HedgedTicket,
         relay: Relay,
         replica: Replica,
@@ -93,17 +85,17 @@ class Rival:
         clock: Clock,
         now: float,
     ) -> None:
-        assert ticket.replica is not None
+        first = ticket.timeline.replica
+        assert first is not None
         accepted, allowance = ticket.accepted, ticket.accepted.allowance
-        own = replica.kind == "headgate"
-        self._gateway = gateway
+        own = dialect_of(replica).promises
         self._ticket = ticket
         self._relay = relay
         self._replica = replica
         self._command = command
         self._clock = clock
         self._at = now
-        self._first: ReplicaId = ticket.replica.id
+        self._first: ReplicaId = first.id
         self._generation_s = generation_s(lane, own, accepted.request.stream)
         reader = None if allowance is None or own else bounded(accepted, allowance, lane, relay, clock)
         self._reader: Relay | Bounded | Several | Gather | ResponseReader = relay if reader is None else reader
@@ -143,8 +135,8 @@ class Rival:
         if not self._leads:
             self._relay.rival = None
             self.cancel()
-        self._gateway.abort(self._ticket, loser)
-        self._gateway.hear(HedgeWon(self._ticket.accepted.request.id, winner))
+        self._ticket.abort(loser)
+        self._ticket.hear(HedgeWon(self._ticket.accepted.request.id, winner))
 
     def over(self, outcome: Outcome) -> None:
         """The exchange has ended with this outcome; the relay has cancelled the calls that were still open."""
@@ -152,29 +144,26 @@ class Rival:
             self.settle()
         elif not self._result:
             self._result = CANCELLED
-            self._gateway.abort(self._ticket, self._replica.id)
+            self._ticket.abort(self._replica.id)
 
     def cancel(self) -> None:
         if self._call is not None:
             self._call.cancel()
 
     def stand_in(self, error: ReplicaFailed, refused: bool) -> None:
-        ticket, request_id = self._ticket, self._ticket.accepted.request.id
-        at_s, took_s = ticket.since - ticket.accepted.request.arrived, self._clock() - ticket.since
-        ticket.note(Attempt(self._first, at_s, took_s, error.outcome, refused, error.message))
+        request_id = self._ticket.accepted.request.id
+        self._ticket.timeline.note(error, refused, self._clock())
         self._result = TOOK_OVER
         self._lead()
-        self._gateway.hear(failure(request_id, self._first, error, refused))
+        self._ticket.hear(failure(request_id, self._first, error, refused))
 
     def _lead(self) -> None:
         """Makes this call the relay's, as if there had been no other, and passes on what was kept."""
-        ticket, call, command = self._ticket, self._call, self._command
+        call, command = self._call, self._command
         assert call is not None
         self._leads = True
         self._relay.hand_over(self._generation_s)
-        ticket.replica, ticket.reason, ticket.seen = self._replica, command.reason, command.seen
-        ticket.retry_s += self._at - ticket.since
-        ticket.since = self._at
+        self._ticket.timeline.move(self._replica, self._at, command.reason, command.seen)
         self._reader.start(call)
         if self._head is not None:
             self._reader.on_head(*self._head)
@@ -191,7 +180,7 @@ class Rival:
             error.twice = True
         self.cancel()
         request_id = self._ticket.accepted.request.id
-        self._gateway.hear(failure(request_id, self._replica.id, error, refused))
+        self._ticket.hear(failure(request_id, self._replica.id, error, refused))
 
     # -- told by the connection to the replica -------------------------------------------------------------
 

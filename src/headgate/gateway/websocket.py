@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from websockets.frames import CloseCode
 
-from headgate.gateway.gateway import ASIDE_BYTES, Gateway
+from headgate.gateway.gateway import Gateway
 from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, ServeError
 from headgate.wire.body import json
+from headgate.wire.body.long_json import LONG_BYTES
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
@@ -264,9 +265,9 @@ class Conversation:
 
     def _begin(self, exchange: MessageExchange) -> None:
         try:
-            if len(exchange.body) > ASIDE_BYTES:
+            if len(exchange.body) > LONG_BYTES:
                 self._unopened = True
-                self._gateway.take_long(exchange, lambda: self._open(exchange))
+                self._gateway.long.take(exchange, lambda: self._open(exchange))
                 return
             try:
                 self._open(exchange)

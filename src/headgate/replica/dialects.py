@@ -19,8 +19,10 @@ from headgate.replica.fields import OWN
 
 LONGEST_SESSION: Final = 128
 
-Continue = Literal["flags", "flag", "message", "trimmed"]
-"""How a chat continues a reply that broke off: its text is the last message, with these differences:
+Continue = Literal["pieces", "flags", "flag", "message", "trimmed"]
+"""How an engine continues a reply that broke off. `pieces`: it takes the pieces in which the reply came, makes exactly
+the tokens of them that were said, and counts them itself. Otherwise the text is the last message, with these
+differences:
 
 flags    continue_final_message, without the generation prompt
 flag     continue_final_message alone
@@ -85,10 +87,16 @@ class Dialect:
     """Whether the engine has /v1/embeddings, or that is unknown. The engine refuses if its model cannot embed."""
     ranges: Ranges = OPENAI_RANGES
     """The highest values that the engine accepts, where they go beyond OpenAI's."""
+    promises: bool = False
+    """Whether the engine takes lane, priority and targets of a request as fields, and the bounds of its answer (time,
+    repetition), which it then keeps itself."""
+    takes_default: bool = False
+    """Whether the engine takes `default` for its model."""
     any_model: bool = False
     """Whether the engine serves models that its list does not name, such as adapters."""
-    responses: bool = True
-    """Whether the engine is known to have /v1/responses. Others get a chat instead, where that means the same."""
+    responses: bool | None = True
+    """Whether the engine has /v1/responses; None: unknown. Engines that are not known to have it get a chat instead,
+    where that means the same."""
 
 
 DIALECTS: Final[dict[str, Dialect]] = {
@@ -97,8 +105,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
         Dialect(
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
-            chat_continued="flags", warms_itself=True, embeddings=False, responses=False,
-            ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
+            chat_continued="pieces", warms_itself=True, embeddings=False, responses=False, promises=True,
+            takes_default=True, ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
         ),
         Dialect(
             # Any priority but 0 is an error without --scheduling-policy priority. Adapters can be loaded only where
@@ -134,7 +142,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="llama_cpp", name="llama.cpp's server", owned_by="llamacpp", prefix="llamacpp:",
             chat_continued="message", ranges=MANY_STOPS,
         ),
-        Dialect(kind="openai", name="an OpenAI server", metrics=None, responses=False),
+        Dialect(kind="openai", name="an OpenAI server", metrics=None, responses=None),
     )
 }  # fmt: skip
 PLAIN: Final = DIALECTS["openai"]
@@ -171,7 +179,7 @@ Shape = Callable[[Asked, Lane, Tier, str], dict[str, Any]]
 def shape_for(replica: Replica) -> Shape | None:
     """None: the body goes as it is. Decided once per replica, not per request."""
     dialect = dialect_of(replica)
-    if dialect.kind == "headgate":
+    if dialect.promises:
         return with_promises
     told = dialect.priority if replica.priority else None
     if told is None and not dialect.strict and dialect.priority is None and dialect.abort is None:
@@ -240,8 +248,7 @@ def continued(
     a grammar too. For streams only: of a whole answer the client has seen nothing yet, and llama.cpp's repeats what was
     said."""
     dialect = DIALECTS.get(kind or "", PLAIN)
-    if dialect.kind == "headgate":
-        # It turns the pieces into exactly the tokens that were said, and counts them itself.
+    if dialect.chat_continued == "pieces":
         return {**body, "continued": list(pieces or (said,))} if can_continue(path, body) else None
     if not _alone(body) or body.get("response_format"):
         return None

@@ -24,7 +24,7 @@ import msgspec
 from headgate.explain.neighbours import Neighbour, keep, neighbours
 from headgate.explain.why import Explanation, explain, headline, main_part
 from headgate.measure.evidence import Evidence
-from headgate.measure.underway import neighbours_at, so_far
+from headgate.measure.underway import neighbours_at
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
 from headgate.model.plain import plain
 from headgate.model.record import Record
@@ -131,7 +131,7 @@ class Admin:
         wanted = unquote(exchange.path.removeprefix("/admin/requests/"))
         now = self._sources.clock()
         ticket = self._gateway.tickets.get(wanted)
-        record = so_far(ticket, now) if ticket is not None else self._kept(wanted)
+        record = self._gateway.so_far(ticket, now) if ticket is not None else self._kept(wanted)
         if record is None:
             kept = self._gateway.account.records.maxlen
             message = f"no request {wanted[:128]!r}: it never came here, or is not among the last {kept} any more"

@@ -34,7 +34,7 @@ class Holdings:
     def held(self) -> dict[str, int]:
         """Counts by name, in the order in which a request takes them."""
         gateway = self._gateway
-        connections = [place.pool for place in gateway.places.values()]
+        connections = [place.pool for place in gateway.placing.places.values()]
         return {
             "client_connections": 0 if self.server is None else self.server.answering,
             "received_bytes": 0 if self.server is None else self.server.receiving,

@@ -55,7 +55,7 @@ class ReplicaSet:
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
         pool = self._new_pool(replica)
-        self._gateway.join(replica, pool)
+        self._gateway.placing.join(replica, pool)
         self.catalog.add(replica)
         watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
         self.watches[replica.id] = watch
@@ -81,7 +81,7 @@ class ReplicaSet:
         watch = self.watches.pop(replica_id)
         watch.stop()
         self._gateway.hear(ReplicaLeft(replica_id))
-        self._gateway.leave(replica_id)
+        self._gateway.placing.leave(replica_id)
         self.catalog.remove(replica_id)
         watch.pool.retire()
 
@@ -110,8 +110,8 @@ class ReplicaSet:
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         self.catalog.said(replica_id, models, adapters)
-        self._gateway.adapters = self.catalog.adapters
-        self._gateway.listed(replica_id, models, adapters)
+        self._gateway.account.know_adapters(self.catalog.adapters)
+        self._gateway.placing.listed(replica_id, models, adapters)
 
     def found(self, replica: Replica) -> None:
         """Notes the replica's kind: from now on the gateway speaks to it as to that engine."""
@@ -121,7 +121,7 @@ class ReplicaSet:
         """Hands on what was found out of a replica, so that all who keep one have the same."""
         watch = self.watches[event.replica.id]
         watch.described(event.replica)
-        self._gateway.join(event.replica, watch.pool)
+        self._gateway.placing.join(event.replica, watch.pool)
         self._gateway.hear(event)
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:

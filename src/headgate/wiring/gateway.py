@@ -22,6 +22,7 @@ from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.judge import HeaderJudge
+from headgate.gateway.placing import Placing
 from headgate.gateway.surface import Surface
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock, monotonic, wall
@@ -208,8 +209,8 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     dispatcher = dispatcher_for(config, random.Random(seed))
     intake = intake_for(config, dispatcher.lanes)
     acceptor = Acceptor(intake, identities(config), _wire_limits(config), config.limits.open_fields)
-    account = Account(config.observe.keep)
-    gateway = Gateway(dispatcher, acceptor, account, relay_limits(config), clock, wall() - clock())
+    account = Account(config.observe.keep, wall() - clock())
+    gateway = Gateway(dispatcher, acceptor, account, Placing(dispatcher, relay_limits(config), clock), clock)
     gateway.held.most = config.limits.held_bytes
     return gateway
 

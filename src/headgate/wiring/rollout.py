@@ -28,7 +28,7 @@ class RolloutWiring:
         self._gateway = gateway
         self._catalog = catalog
         self._models = Models({}, room_in(gateway.dispatcher))
-        shadows = gateway.shadows = Shadows(gateway.dispatcher.with_room, gateway.places, clock)
+        shadows = gateway.shadows = Shadows(gateway.dispatcher.with_room, gateway.placing.places, clock)
         self.rollouts = Rollouts(config.models, self._models, shadows, config.rollout.state, wall)
         self._admin = RolloutAdmin(self.rollouts, access, instruments.catch_up)
         instruments.add(self.rollouts.take)

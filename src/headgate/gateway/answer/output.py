@@ -1,4 +1,5 @@
-"""Reads the text out of stream events, and writes the events that end a stream in the replica's place.
+"""Reads the text out of stream events, for the repetition detector and others, and writes the events that end a stream
+in the replica's place.
 
 The first events of every stream are read here, and all events of a stream that is watched or could be continued by
 another replica. Only a stream that the gateway itself ends needs the closing events.
@@ -12,6 +13,7 @@ import msgspec
 
 from headgate.model.lane import Lane
 from headgate.policy.answers.output import Allowance
+from headgate.policy.answers.runaway import Detector
 from headgate.replica.openai import decode_event, encode_told
 from headgate.wire.errors import Headers
 
@@ -30,6 +32,14 @@ REASONING: Final = b'"reasoning'
 """Beginning of the names of fields that hold reasoning."""
 _NO_REASONING: Final = b'"reasoning_content":null'
 """Some engines write this into every event."""
+
+
+FIRST_LOOK: Final = 2
+"""Events before the detector first gets some: the bytes per event are not known yet."""
+MOST_BETWEEN_LOOKS: Final = 32
+"""Maximum events between two looks of the detector."""
+MOST_IN_DOUBT: Final = 4
+"""The same while there is a candidate repetition: the repeating unit may change at any time."""
 
 
 def answer_headers(allowance: Allowance | None, lane: str, given: dict[str, str], queue_s: float) -> Headers:
@@ -205,3 +215,53 @@ def bounds_told(allowance: Allowance, lane: Lane) -> dict[str, Any]:
     if lane.generation_s is not None:
         told["generation_limit_ms"] = lane.generation_s * 1e3
     return told
+
+
+class Repeats:
+    """Feeds the events of an answer to the repetition detector, as seldom as possible.
+
+    Nearly all answers are ordinary, and most are short. So events are only collected until they can matter: until the
+    detector could reach another verdict, at the number of bytes that an event of this answer usually has. Then they are
+    read together."""
+
+    __slots__ = ("_detector", "_due", "_waiting", "heard")
+
+    def __init__(self, detector: Detector) -> None:
+        self._detector = detector
+        self._waiting: list[bytes] = []
+        """Events that have come and were not read yet."""
+        self._due = 1 if detector.period else FIRST_LOOK
+        """Number of waiting events at which they are read."""
+        self.heard = 0
+        """Number of events of the last `hear` that were read until the runaway was detected."""
+
+    def hear(self, events: list[bytes]) -> bool:
+        """Takes the next events. True: the answer has run away."""
+        waiting = self._waiting
+        before = len(waiting)
+        waiting += events
+        if len(waiting) < self._due:
+            return False
+        looked_at = 0
+        while len(waiting) - looked_at >= self._due:
+            end = looked_at + self._due
+            if self._look(waiting[looked_at:end]):
+                self.heard = end - before
+                waiting.clear()  # the caller may let it continue, if the replica has ended the answer itself
+                return True
+            looked_at = end
+        del waiting[:looked_at]
+        return False
+
+    def _look(self, events: list[bytes]) -> bool:
+        detector = self._detector
+        pieces = [text_of(event) for event in events]
+        size = 0
+        for piece in pieces if detector.period else [b"".join(pieces)]:
+            size += len(piece)
+            if detector.hear(piece if 92 not in piece else plain(piece)):  # a backslash
+                return True
+        each = size // len(events)  # an event of several tokens has more bytes
+        most = MOST_IN_DOUBT if detector.period else MOST_BETWEEN_LOOKS
+        self._due = max(1, min(most, detector.patience // each)) if each else FIRST_LOOK
+        return False

@@ -13,6 +13,7 @@ continue it. A relay is over exactly once.
 from math import inf
 from typing import Final, Protocol
 
+from headgate.gateway.account import Summary
 from headgate.gateway.answer.backlog import Backlog, RelayLimits
 from headgate.gateway.answer.output import speaks, thinks
 from headgate.gateway.answer.transcript import MOST_KEPT, Continuation, Transcript
@@ -29,7 +30,6 @@ from headgate.model.errors import (
 )
 from headgate.model.lane import WhenSlow
 from headgate.model.outcome import Outcome
-from headgate.model.record import EngineTimings
 from headgate.replica.http import Call
 from headgate.replica.openai import (
     FULL,
@@ -77,73 +77,6 @@ GAP_EACH: Final = 64
 MOST_GAPS: Final = 64
 _AFTER_DONE_S = 1.0
 """Seconds after [DONE] until the replica must end its HTTP message; then the connection is closed."""
-
-
-class Summary:
-    """How an exchange ended that its relay answered. Times are on the relay's clock."""
-
-    # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = (
-        "cached_tokens",
-        "error",
-        "events",
-        "first_at",
-        "first_byte_at",
-        "gaps",
-        "last_at",
-        "outcome",
-        "sent_at",
-        "stalled_s",
-        "status",
-        "stop",
-        "timings",
-        "usage",
-    )
-
-    def __init__(
-        self,
-        *,
-        outcome: Outcome,
-        status: int,
-        error: ServeError | None,
-        usage: tuple[int, int] | None,
-        cached_tokens: int,
-        timings: EngineTimings | None,
-        events: int,
-        sent_at: float | None,
-        first_byte_at: float | None,
-        first_at: float | None,
-        last_at: float | None,
-        gaps: tuple[tuple[float, float], ...],
-        stalled_s: float,
-        stop: str = "",
-    ) -> None:
-        self.stop: Final = stop
-        """Why the answer was ended early, with the text so far; empty: it was not."""
-        self.outcome: Final = outcome
-        self.status: Final = status
-        """The HTTP status that the client got; 499 if it left before it got one."""
-        self.error: Final = error
-        self.usage: Final = usage
-        """Prompt and output tokens as the replica counted them; None: it reported none."""
-        self.cached_tokens: Final = cached_tokens
-        """Prompt tokens found in the replica's cache."""
-        self.timings: Final = timings
-        """The replica's own account of where its time went; None: it gave none."""
-        self.events: Final = events
-        """Events passed on to the client. Usually one is a token, so the number stands in for usage that was not
-        reported."""
-        self.sent_at: Final = sent_at
-        self.first_byte_at: Final = first_byte_at
-        self.first_at: Final = first_at
-        """When the first token came; for an unstreamed answer, when the engine says that it was there. None: there was
-        no token, or the time is unknown."""
-        self.last_at: Final = last_at
-        self.gaps: Final = gaps
-        """The replica's longest silences between two reads with events, longest first: seconds, and since when. Time
-        while the client was behind does not count."""
-        self.stalled_s: Final = stalled_s
-        """Seconds that the client was behind."""
 
 
 class RelayOwner(Protocol):
@@ -714,6 +647,25 @@ class Relay:
         if rival is not None:
             rival.cancel()
 
+    def so_far(self, now: float) -> Summary:
+        """The answer as if it ended now, with the outcome COMPLETED, since nothing has gone wrong yet."""
+        first_at, last_at = self.first_at, self.last_at
+        silent_since = first_at if last_at is None else last_at
+        return Summary(
+            outcome=COMPLETED,
+            status=200,
+            error=None,
+            usage=None,
+            cached_tokens=0,
+            timings=None,
+            events=0 if first_at is None else self.events,
+            sent_at=None,
+            first_at=first_at,
+            last_at=now,
+            gaps=() if first_at is None or silent_since is None else ((now - silent_since, silent_since),),
+            stalled_s=0.0,
+        )
+
     def _end(self, outcome: Outcome, error: ServeError | None = None, status: int | None = None) -> None:
         usage, call, backlog = self._usage, self._call, self._backlog
         stop = self.stop or (usage.timings.stop if usage is not None and usage.timings is not None else "")
@@ -730,7 +682,6 @@ class Relay:
                 timings=None if usage is None else usage.timings,
                 events=self.events,
                 sent_at=None if call is None else call.sent_at,
-                first_byte_at=None if call is None else call.first_byte_at,
                 first_at=self.first_at,
                 last_at=self.last_at,
                 gaps=tuple(self._gaps),

@@ -24,7 +24,7 @@ class Abilities:
     def all_respond(self, models: Collection[str]) -> bool:
         """Whether all replicas of these models are known to have /v1/responses; False while there is no replica."""
         serving = self._serving(models)
-        return bool(serving) and all(dialect_of(replica).responses for replica in serving)
+        return bool(serving) and all(dialect_of(replica).responses is True for replica in serving)
 
     def unfit(self, path: str, model: str) -> frozenset[ReplicaId]:
         """Replicas of this model that do not have `path`. Raises NotOffered if all of them lack it, but not while the
@@ -60,4 +60,4 @@ class Abilities:
 
 def _has(dialect: Dialect, path: str) -> bool:
     """Whether a dialect has the path. A server of unknown kind (`openai`) is assumed to have /v1/responses."""
-    return dialect.embeddings if path == EMBEDDINGS else dialect.responses or dialect.kind == "openai"
+    return dialect.embeddings if path == EMBEDDINGS else dialect.responses is not False
