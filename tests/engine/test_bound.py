@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headgate.engine.bound import CERTAIN, REPETITION, TIME, Bound, Bounds
+from headgate.engine.bound import CERTAIN, REPETITION, TIME, Bound, Bounds, bounds_for
 from headgate.engine.runner.sampler import Sampler, chance
 from headgate.model.sampling import Sampling
 from tests.engine.process import ask, headgate
@@ -51,6 +51,21 @@ def test_time_counts_from_the_first_token_on() -> None:
     assert bound.judge("a", (), 100.0, 101.9) == ""
     assert bound.judge("a", (), 100.0, 102.0) == TIME
     assert not bound.doubts
+
+
+def test_what_the_prompt_asks_for_that_often_is_said_that_often() -> None:
+    line = "I will not talk in class while the teacher speaks. "
+    body = {"messages": [{"role": "user", "content": f"Write {line!r} 30 times in one line."}]}
+    bounds = bounds_for(body, "safe", None)
+    assert bounds == Bounds("safe", None, 30)
+    bound = Bound(bounds)
+    said = [bound.judge(line, (1.0,) * 12, None, 0.0) for _ in range(40)]
+    assert 29 < said.index(REPETITION) < 34
+
+
+def test_a_request_without_bounds_has_none() -> None:
+    assert bounds_for({"prompt": "30 times"}, "off", None) is None
+    assert bounds_for({"prompt": "30 times"}, "off", 500.0) == Bounds("off", 0.5)
 
 
 def test_an_unbounded_text_may_say_the_same_for_ever() -> None:

@@ -20,6 +20,7 @@ from headgate.policy.answers.output import Allowance
 from headgate.replica.dialects import can_continue
 from tests.engine.process import ask, headgate
 from tests.gateway.scene import DONE, USAGE, payloads, scene
+from tests.gateway.test_output import accepted
 from tests.replica.engine import END, STREAM, event, token
 from tests.wire.serving import live, until
 
@@ -207,8 +208,9 @@ async def test_what_was_repeated_before_it_broke_off_counts_afterwards() -> None
         talk.send(STREAM + event(FIRST) + 3 * token(again))
         talk.close()
         await until(lambda: broken)
-        reader = still_bounded(Allowance("chat", None, "", (), "safe"), relay)
-        assert still_bounded(Allowance("chat", None, "", (), "off"), relay) is relay
+        asked = accepted({})
+        reader = still_bounded(asked, Allowance("chat", None, "", (), "safe"), relay)
+        assert still_bounded(asked, Allowance("chat", None, "", (), "off"), relay) is relay
         relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", reader))
         talk = await on.replica.asked()
         talk.send(STREAM + token(again))

@@ -79,6 +79,17 @@ def test_what_says_otherwise_is_left_alone(url: str) -> None:
         assert said.count(b"data: ") == 41
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_what_was_asked_for_that_often_is_left_alone_and_no_more(url: str, stream: bool) -> None:
+    path = f"{url}/v1/chat/completions"
+    said = ask(path, chat("n=30 Say it 30 times.", stream=stream, max_tokens=400))[1]
+    assert b"headgate_stop" not in said
+    assert said.count(LINE.encode()) in (30, 60)
+    said = ask(path, chat("n=300 itl=5 Say it 30 times.", stream=stream, max_tokens=400))[1]
+    assert b'"headgate_stop":"repetition"' in said
+    assert 30 <= said.count(LINE.encode()) <= 2 * 40  # the double says a text in two fields
+
+
 def test_an_answer_in_one_piece_that_is_short_anyway_is_the_engines_own(url: str, engine: str) -> None:
     said = ask(f"{url}/v1/chat/completions", chat("n=20", max_tokens=64))[1]
     assert json.loads(said)["choices"][0]["message"]["content"] == LINE * 20

@@ -1,5 +1,7 @@
 """Whole answers, as people ask for them, in which lines or sentences come again. None may be ended."""
 
+from base64 import b64encode
+
 _HAIL = (
     "Hail Mary, full of grace, the Lord is with thee. Blessed art thou amongst women, and blessed is the fruit of thy "
     "womb, Jesus. Holy Mary, Mother of God, pray for us sinners, now and at the hour of our death. Amen.\n\n"
@@ -190,4 +192,12 @@ ANSWERS = {
     )
     + "\n\n"
     + ("Flow, river, flow, wherever you go,\nFlow, river, flow, take me along,\n\n") * 4,
+    "twenty lines": "Sure! Here you go:\n\n"
+    + "I will always do my homework before I go out to play with my friends.\n" * 20,
+    "twenty in quotes": '"The quick brown fox jumps over the lazy dog."\n' * 20,
+    "asserts": "```python\n" + "    self.assertEqual(result, expected)\n" * 25 + "```",
+    "inserts": "INSERT INTO users (name, email) VALUES ('John Doe', 'john@example.com');\n" * 20,
+    "dialogue": "User: Hello\nAssistant: Hello! How can I help you today?\n" * 20,
+    "hare": "Hare Krishna, Hare Krishna, Krishna Krishna, Hare Hare,\nHare Rama, Hare Rama, Hare Hare.\n\n" * 17,
+    "base64": b64encode(b"The quick brown fox jumps over the lazy dog. " * 30).decode(),
 }

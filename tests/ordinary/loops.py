@@ -47,14 +47,14 @@ LOOPS: dict[str, tuple[str, str]] = {
 }
 
 LATE: dict[str, tuple[str, str, int]] = {
-    "a line": ("", "I will not talk in class while the teacher speaks.\n", 18),
-    "a checklist": ("Before you go:\n", "- [ ] Check that the window in this room is closed\n", 18),
-    "a log": ("Log:\n", "WARN connection refused by the database server, trying again soon\n", 14),
+    "a line": ("", "I will not talk in class while the teacher speaks.\n", 30),
+    "a checklist": ("Before you go:\n", "- [ ] Check that the window in this room is closed\n", 30),
+    "a log": ("Log:\n", "WARN connection refused by the database server, trying again soon\n", 30),
     "json": ("[", '{"name": "to be filled in", "text": "what the user likes most"}, ', 60),
     "code": ("```c\n", "    if (value == null) { return null; }\n", 80),
-    "html": ("<ul>\n", "  <li>Write what this point is about here</li>\n", 20),
-    "a table": ("| a | b |\n|---|---|\n", "| to be decided | by the whole team in the coming week |\n", 16),
-    "a round": ("", "Row, row, row your boat,\nGently down the stream.\nMerrily, merrily,\nLife is a dream.\n\n", 14),
+    "html": ("<ul>\n", "  <li>Write what this point is about here</li>\n", 30),
+    "a table": ("| a | b |\n|---|---|\n", "| to be decided | by the whole team in the coming week |\n", 30),
+    "a round": ("", "Row, row, row your boat,\nGently down the stream.\nMerrily, merrily,\nLife is a dream.\n\n", 30),
     "words": (STORY, "over and over again, ", 40),
     "sorry": ("", "I am sorry. ", 260),
     "a smile": ("", "\U0001f600", 800),

@@ -5,10 +5,12 @@ the probability of each token. A model that is nearly certain of every token of 
 of a runaway.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from headgate.config.output import Runaway
+from headgate.policy.answers.asked import times_asked
 from headgate.policy.answers.runaway import Detector
 
 CERTAIN: Final = 0.95
@@ -26,6 +28,19 @@ class Bounds:
     runaway: Runaway = "off"
     limit_s: float | None = None
     """Maximum seconds from the first token on; None: unlimited."""
+    asked: int = 0
+    """Times that the prompt asks for something to be said; 0: it does not say."""
+
+    def times_asked(self) -> int:
+        return self.asked
+
+
+def bounds_for(body: Mapping[str, Any], runaway: Runaway, limit_ms: float | None) -> Bounds | None:
+    """The bounds of a request with this body, which has its messages or its prompt; None: it has none."""
+    if runaway == "off" and limit_ms is None:
+        return None
+    limit_s = None if limit_ms is None else max(0.0, limit_ms / 1e3)
+    return Bounds(runaway, limit_s, 0 if runaway == "off" else times_asked(body))
 
 
 class Bound:
@@ -33,7 +48,7 @@ class Bound:
 
     def __init__(self, bounds: Bounds) -> None:
         self._limit_s = bounds.limit_s
-        self._detector = None if bounds.runaway == "off" else Detector(bounds.runaway)
+        self._detector = None if bounds.runaway == "off" else Detector(bounds.runaway, bounds.times_asked)
         self._share = 1.0 if self._detector is None else self._detector.share
         self._chance = 0.0
 

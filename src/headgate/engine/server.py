@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.config.engine import EngineConfig
 from headgate.engine.answer import Answer, Wishes
-from headgate.engine.bound import Bounds
+from headgate.engine.bound import bounds_for
 from headgate.engine.deep_check import DeepCheck
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
 from headgate.engine.grammar.compiling import Compiling
@@ -219,8 +219,8 @@ class EngineServer:
             one_call=isinstance(body, ChatBody) and body.parallel_tool_calls is False,
         )
         answer = Answer(exchange, dialect, prepared.sequences, wishes, prepared.tokenize_ms, self._abandon)
-        limit_s = None if body.generation_limit_ms is None else max(0.0, body.generation_limit_ms / 1e3)
-        bounds = Bounds(body.runaway, limit_s) if body.runaway != "off" or limit_s is not None else None
+        asked = {"messages": body.messages} if isinstance(body, ChatBody) else {"prompt": body.prompt}
+        bounds = bounds_for(asked, body.runaway, body.generation_limit_ms)
         for sequence in prepared.sequences:
             self._listeners[sequence.id] = answer.hear
             self._watched[sequence.id] = _Watched(sequence)

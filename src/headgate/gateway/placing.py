@@ -217,7 +217,7 @@ class Placing:
         ticket.timeline.replica = place.replica
         body = self._body(ticket, accepted.asking(rest), place, self._dispatcher.lanes[accepted.request.lane])
         allowance = accepted.allowance
-        reader = relay if allowance is None or place.dialect.promises else still_bounded(allowance, relay)
+        reader = relay if allowance is None or place.dialect.promises else still_bounded(accepted, allowance, relay)
         relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
 
     def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:

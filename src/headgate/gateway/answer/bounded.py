@@ -47,27 +47,27 @@ def bounded(
     """The reader between a replica and its Relay; None: the answer is not read along."""
     request = accepted.request
     if accepted.path == RESPONSES:  # an unstreamed answer is the engine's own, and not read along
-        detector = Detector(allowance.runaway) if allowance.runaway != "off" else None
+        detector = Detector(allowance.runaway, accepted.times_asked) if allowance.runaway != "off" else None
         return ResponseReader(relay, detector) if request.stream else None
     watched = allowance.runaway != "off" and request.choices == 1
     if request.stream:
         if request.choices > 1:
             return Several(relay)
-        return Bounded(relay, Detector(allowance.runaway)) if watched else None
+        return Bounded(relay, Detector(allowance.runaway, accepted.times_asked)) if watched else None
     tokens = allowance.tokens
     watched = watched and (tokens is None or tokens > SHORT)
     if (watched or may_outlast(tokens, lane)) and not told_whole(accepted.body):
-        detector = Detector(allowance.runaway) if watched else None
+        detector = Detector(allowance.runaway, accepted.times_asked) if watched else None
         shape = (request.choices, accepted.path != TEXT, request.model)
         return Gather(relay, lane.generation_s, detector, request.prompt_tokens, clock, *shape)
     return None
 
 
-def still_bounded(allowance: Allowance, relay: Relay) -> "Bounded | Relay":
+def still_bounded(accepted: Accepted, allowance: Allowance, relay: Relay) -> "Bounded | Relay":
     """The reader for the rest of a stream that broke off. The detector gets the text before the break first."""
     if allowance.runaway == "off":
         return relay
-    detector = Detector(allowance.runaway)
+    detector = Detector(allowance.runaway, accepted.times_asked)
     for piece in bytes(relay.transcript.said or b"").split(b"\n"):
         detector.hear(plain(piece))
     return Bounded(relay, detector)

@@ -23,6 +23,7 @@ from headgate.gateway.intake.responses import Untold, as_chat, cap, read
 from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.model.lane import Lane
 from headgate.model.request import NOBODY, Request
+from headgate.policy.answers.asked import times_asked
 from headgate.policy.answers.output import Allowance, Output, apply
 from headgate.policy.dispatch.intake import Classifier, RequestIntake
 from headgate.replica.dialects import can_continue
@@ -103,6 +104,10 @@ class Accepted:
     @property
     def can_go_on(self) -> bool:
         return can_continue(self.path, self.body) if self.goes_on is None else self.goes_on
+
+    def times_asked(self) -> int:
+        """How often the prompt asks for something to be said; 0: it does not say. Seldom called: see Detector."""
+        return times_asked(self.whole())
 
     def lighten(self) -> None:
         """Keeps the long fields of the body in encoded form only."""

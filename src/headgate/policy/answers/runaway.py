@@ -11,10 +11,12 @@ may differ; logs, tables and songs count upwards too, and are no runaways.
 
 How much evidence is enough depends on the unit that repeats. A sentence that comes for the fourth time is no accident;
 but tables, pictures, zeros and refrains repeat short and simple units on purpose, and need far more evidence. So do
-lines that were asked for: forms, checklists, logs, rounds, prayers (`policy/answers/grown.py`).
+lines that were asked for: forms, checklists, logs, rounds, prayers (`policy/answers/grown.py`). And where the prompt
+says how often (`policy/answers/asked.py`), that often is not enough.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 from unicodedata import category
 
@@ -66,10 +68,12 @@ SENTENCES: Final = RepeatKind(2.75, LEAST)
 """Several different words, and hardly anything else. Enough near the end of the fourth occurrence."""
 MEMBERS: Final = RepeatKind(2.75, LEAST)
 """Members of one JSON object: no object has the same names again and again."""
-LINES: Final = RepeatKind(12.0, 800)
+LINES: Final = RepeatKind(24.0, 1200)
 """Equal lines that may have been asked for: a sentence ten times, a form, test data."""
 PHRASES: Final = RepeatKind(8.0, 700)
 """A few words: choruses fade out, programs try again."""
+MAX_STAMMER: Final = 32
+"""Maximum characters of a unit that counts as parts of a word."""
 STAMMER: Final = RepeatKind(8.0, 320)
 """Parts of a word: `_list_list_list`. Laughter and a long no are shorter."""
 PATTERNS: Final = RepeatKind(16.0, 3000)
@@ -77,9 +81,14 @@ PATTERNS: Final = RepeatKind(16.0, 3000)
 
 
 class Detector:
-    __slots__ = ("_fences", "_needed", "_said", "_text", "_unlooked", "matched", "period", "share")
+    __slots__ = ("_asked", "_fences", "_needed", "_said", "_text", "_times", "_unlooked", "matched", "period", "share")
 
-    def __init__(self, setting: Runaway = "safe") -> None:
+    def __init__(self, setting: Runaway = "safe", asked: Callable[[], int] | None = None) -> None:
+        """`asked` tells how often the prompt asks for something to be said; 0: it does not say. It is called once, if
+        the text repeats enough; None: unknown."""
+        self._asked = asked
+        self._times = 0
+        """Times that the prompt asks for, once that has been looked up."""
         self.share = 0.5 if setting == "quick" else 1.0
         """Share of the usual evidence that is enough: 0.5 with `quick`, for operators who know more than the text
         tells; else 1."""
@@ -160,6 +169,16 @@ class Detector:
             return False
         if (kind is SENTENCES or kind is PHRASES) and not self._has_grown():
             self._needed = max(LINES.times * period, LINES.least)
+        return self.matched >= self._needed * self.share and self._more_than_asked()
+
+    def _more_than_asked(self) -> bool:
+        """Whether the unit has been said more often than the prompt asks for."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._times = asked()
+        if not self._times:
+            return True
+        self._needed = max(self._needed, (self._times + 1) * self.period / self.share)
         return self.matched >= self._needed * self.share
 
     def _has_grown(self) -> bool:
@@ -187,9 +206,12 @@ def kind_of(unit: str) -> RepeatKind:
     share = (letters + min(float(gaps), len(words) / (times - 1))) / size
     if share < 0.8:
         return PATTERNS
+    solid = not _SPACE.search(unit)
+    if simple and solid and size > MAX_STAMMER:
+        return PATTERNS  # base64 and the like: words of our alphabet have spaces between them
     if different >= 6 or (different >= 4 and len(unit) >= 60):
         return SENTENCES if is_prose(unit) else LINES
-    if not _SPACE.search(unit):
+    if solid:
         return STAMMER if len(set(unit)) >= 3 else PATTERNS
     if different >= 3 or share >= 0.95:
         return PHRASES if is_prose(unit) else LINES
