@@ -32,7 +32,6 @@ HOT = {
     "policy/replicas": "affinity allowance book entry full gradient health holders index outlier route signs",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest replica service watch world",
-    "sim/scaling": "signals",
     "wire": "errors exchange limits message origin outbox places protocol reader router state websocket",
     "wire/body": "canonical",
 }

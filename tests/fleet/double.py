@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headgate.fleet.member import Demand, Work
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started
 from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.scaling.member import Demand, Work
 
 
 def replica(name: str) -> Replica:

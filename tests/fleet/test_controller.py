@@ -8,11 +8,12 @@ import pytest
 
 from headgate.config.fleet import FleetConfig
 from headgate.config.scale import ScaleConfig
-from headgate.fleet.controller import OUT_FOR_S, Controller
-from headgate.fleet.member import Demand, Work
+from headgate.fleet.controller import Controller
 from headgate.fleet.port import Appeared, Spec, Vanished
 from headgate.model.errors import StartupError
 from headgate.policy.scaling.lifecycle import Lifecycle
+from headgate.policy.scaling.member import Demand, Work
+from headgate.policy.scaling.pool import OUT_FOR_S
 from headgate.policy.scaling.scale import Action, Activate, Decision, Drain, Park, PoolView, Scaler, Start
 from tests.fleet.double import FakeFleet, FakeHands, replica, settle
 from tests.wire.serving import until
@@ -69,7 +70,7 @@ class Scene:
         assert self.states() == dict.fromkeys(names, "SERVING")
 
     def states(self) -> dict[str, str]:
-        return {name: member.state.name for name, member in self.controller.members.items()}
+        return {name: member.state.name for name, member in self.controller.pool.members.items()}
 
     def notes(self, kind: str) -> list[str]:
         return [f"{note.text} | {' '.join(note.reasons)}" for note in self.controller.book.notes if note.kind == kind]
@@ -143,9 +144,9 @@ def test_what_was_asked_for_is_in_the_view_from_the_first() -> None:
         async with scene() as s:
             s.told.say(Start(3))
             s.controller.look(s.now)
-            assert [member.state for member in s.controller.view(s.now).members] == [Lifecycle.STARTING] * 3
+            assert [member.state for member in s.controller.pool.view(s.now).members] == [Lifecycle.STARTING] * 3
             await settle()
-            assert [member.state for member in s.controller.view(s.now).members] == [Lifecycle.WARMING] * 3
+            assert [member.state for member in s.controller.pool.view(s.now).members] == [Lifecycle.WARMING] * 3
 
     run(test)
 
@@ -312,7 +313,7 @@ def test_a_start_that_cannot_be_had_is_tried_again_later_and_later() -> None:
         async with scene() as s:
             s.fleet.refuse = "no more machines: ask for some"
             await s.look(Start(1))
-            assert s.controller.view(s.now).members == ()
+            assert s.controller.pool.view(s.now).members == ()
             assert any("no more machines" in note for note in s.notes("trouble"))
             await s.look(Start(1), after_s=0.5)  # too soon
             assert len(s.notes("trouble")) == 1
@@ -366,7 +367,7 @@ def test_at_zero_on_purpose_nothing_is_started_until_somebody_comes() -> None:
             s.hands.wanted = Demand(waiting=1)
             await s.look()
             assert s.states() == {"p-3": "WARMING"}
-            assert s.controller.held is False
+            assert s.controller.pool.held is False
 
     run(test)
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.config.scale import ScaleConfig, contradictions
+from headgate.policy.scaling.demand import Signals
 from headgate.policy.scaling.forecast import Forecast
 from headgate.policy.scaling.lifecycle import Lifecycle
 from headgate.policy.scaling.placement import Placement, Sorted
-from headgate.policy.scaling.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Signals, Start
+from headgate.policy.scaling.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Start
 
 SLOTS = 10
 CONFIG = ScaleConfig(min=1, max=20, forecast=False)

@@ -80,7 +80,9 @@ def test_it_grows_for_a_burst_and_shrinks_after_it(cold: Outcomes) -> None:
 def test_what_is_started_is_there_after_its_cold_start_and_not_before(cold: Outcomes) -> None:
     started = next(at for at, decision in cold.decisions if any(isinstance(one, Start) for one in decision.actions))
     taken = next(at for at, decision in cold.decisions if any(isinstance(one, Activate) for one in decision.actions))
-    assert 400 <= started <= 430
+    assert (
+        400 <= started <= 480
+    )  # a refused request has no first token that could be late: occupancy tells, in two starts
     assert 60 <= taken - started <= 66
 
 
@@ -90,7 +92,8 @@ def test_a_warm_pool_takes_the_burst_that_a_cold_start_lets_wait(cold: Outcomes,
     assert warm.replica_hours > cold.replica_hours  # and is paid for
     first = next(decision for at, decision in warm.decisions if at >= 400)
     assert sum(isinstance(action, Activate) for action in first.actions) >= 1
-    assert any(sample.parked == 3 for sample in warm.samples if 700 < sample.at_s < 900)  # filled again
+    assert min(sample.parked for sample in warm.samples if 400 < sample.at_s < 450) == 0  # all are borrowed
+    assert min(sample.parked for sample in warm.samples if 700 < sample.at_s < 900) >= 2  # and replaced
 
 
 def test_one_that_goes_is_parked_or_drained_and_then_costs_nothing(cold: Outcomes, warm: Outcomes) -> None:

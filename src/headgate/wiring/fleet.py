@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,7 +16,6 @@ from headgate.engine.runner.profile_file import find
 from headgate.fleet.controller import Controller
 from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
-from headgate.fleet.member import Demand, Work
 from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
 from headgate.gateway.gateway import Gateway
@@ -26,7 +24,8 @@ from headgate.measure.figures import Figures
 from headgate.model.clock import Clock, wall
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.model.replica import Replica, ReplicaId
-from headgate.policy.scaling.scale import FULL, Scaler
+from headgate.policy.scaling.scale import Scaler
+from headgate.policy.scaling.signals import P95_WINDOW_S, PoolSignals
 from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.surface.access import AdminAccess
 from headgate.surface.fleet_admin import FleetAdmin
@@ -34,27 +33,20 @@ from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warm_now import WarmNow
 from headgate.wiring.change import ConfigChange
 
-VELOCITY_S = 30.0
-"""Seconds over which the rate of arriving tokens is averaged."""
 ASK_S = 1.0
-LINK_TOKENS = 256
-"""Tokens that one remembered link of a conversation stands for, roughly."""
 PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "warm_up"}
 
 
-class GatewayHands:
-    """Implements `fleet.member.Hands`."""
+class GatewayHands(PoolSignals):
+    """Implements `fleet.controller.Hands`."""
 
-    def __init__(self, gateway: Gateway, roster: ReplicaSet, figures: Figures, clock: Clock) -> None:
-        self._dispatcher = gateway.dispatcher
+    def __init__(self, gateway: Gateway, roster: ReplicaSet, figures: Figures) -> None:
+        def ttft_p95(lane: str, now: float) -> float | None:
+            return figures.sketch("ttft", P95_WINDOW_S, now, lane=lane).quantile(0.95)
+
+        super().__init__(gateway.dispatcher, ttft_p95)
         self._roster = roster
-        self._figures = figures
-        self._clock = clock
         self._waiting_for: dict[ReplicaId, asyncio.Task[None]] = {}
-        self._arrived: deque[tuple[float, int]] = deque()
-        """(time, tokens arrived by then) over the last VELOCITY_S seconds."""
-        self._p95_at = -1.0
-        self._p95_ratio: float | None = None
 
     def join(self, replica: Replica, ready: Callable[[], None]) -> None:
         watch = self._roster.join(replica, parked=True)
@@ -74,34 +66,6 @@ class GatewayHands:
 
     def route(self, replica_id: ReplicaId, on: bool, ramp: bool = False) -> None:
         self._roster.route(replica_id, on, ramp)
-
-    def waiting(self) -> int:
-        return self._dispatcher.queued()[0]
-
-    def strained(self) -> bool:
-        room = taken = 0
-        for replica in self._dispatcher.view(self._clock()).replicas.values():
-            if replica.usable > 0:
-                room += int(replica.limit)
-                taken += replica.requests
-        return taken >= FULL * room or self.waiting() > 0
-
-    def demand(self, now: float) -> Demand:
-        waiting, waiting_tokens = self._dispatcher.queued()
-        return Demand(
-            waiting=waiting,
-            waiting_tokens=waiting_tokens,
-            tokens_per_s=self._velocity(now),
-            p95_ratio=self._ratio(now),
-        )
-
-    def work(self, replica_id: ReplicaId, now: float) -> Work:
-        seen = self._dispatcher.view(now).replicas.get(replica_id)
-        if seen is None:
-            return Work()
-        cached, slots = seen.cached_links * LINK_TOKENS, max(1, int(seen.limit))
-        use = replace(self._dispatcher.use_of(replica_id), slots=None)
-        return Work(seen.requests, seen.tokens, cached, slots, seen.share, use.largest or 0.0, use.binding)
 
     async def answers(self, replica_id: ReplicaId) -> bool:
         return await self._ask(replica_id, "/health/live") is not None
@@ -123,26 +87,6 @@ class GatewayHands:
             return None
         return body
 
-    def _velocity(self, now: float) -> float:
-        arrived = self._arrived
-        arrived.append((now, self._dispatcher.view(now).arrived_tokens))
-        while now - arrived[0][0] > VELOCITY_S:
-            arrived.popleft()
-        (then, before), (_, tokens) = arrived[0], arrived[-1]
-        return (tokens - before) / max(1.0, now - then)
-
-    def _ratio(self, now: float) -> float | None:
-        """p95 TTFT over the promised one, in the lane that is furthest from its promise; None: no lane has a figure."""
-        if now - self._p95_at >= 1.0:
-            self._p95_at = now
-            ratios = []
-            for lane in self._dispatcher.lanes.values():
-                p95 = self._figures.sketch("ttft", 60, now, lane=lane.name).quantile(0.95)
-                if p95 is not None:
-                    ratios.append(p95 / lane.ttft_target_s)
-            self._p95_ratio = max(ratios, default=None)
-        return self._p95_ratio
-
 
 class FleetWiring:
     """The fleet of a gateway that has one."""
@@ -160,7 +104,7 @@ class FleetWiring:
         self.history = History(config.fleet.history, scale.forecast_quantile)
         self.scaler = Scaler(scale, self.history.forecast if scale.forecast else None)
         fleet, spec = _fleet(config, folder, clock)
-        hands = GatewayHands(gateway, roster, figures, clock)
+        hands = GatewayHands(gateway, roster, figures)
         cluster = config.fleet.kubernetes
         followed = config.fleet.kind == "kubernetes" and not cluster.scaled_here
         scaler = Follow() if followed else self.scaler

@@ -278,6 +278,15 @@ class Dispatcher:
         pool = self.pools.get(model if model is not None and self.fleet.by_name(model) else None)
         return limit, used, 0 if pool is None else pool.waiting
 
+    def slots(self) -> tuple[int, int]:
+        """(limit, requests) of all usable replicas."""
+        limit = requests = 0
+        for seat in self.fleet.seats():
+            if seat.load.usable > 0:
+                limit += int(seat.load.limit)
+                requests += seat.load.requests
+        return limit, requests
+
     def with_room(self, model: str) -> list[ReplicaId]:
         """Usable replicas that name this model and have a free slot."""
         loads = [seat.load for seat in self.fleet.seats()]

@@ -24,10 +24,11 @@ replacements.
 """
 
 from dataclasses import dataclass
-from math import ceil, exp, inf, sqrt
+from math import ceil, inf
 
 from headgate.config.scale import ScaleConfig
 from headgate.policy.replicas.utilisation import words
+from headgate.policy.scaling.demand import SMOOTH_S, PoolDemand, Signals
 from headgate.policy.scaling.forecast import ExpectedDemand, Forecast
 from headgate.policy.scaling.levels import LARGE, Levels
 from headgate.policy.scaling.lifecycle import Lifecycle
@@ -58,13 +59,8 @@ __all__ = [
     "Start",
 ]  # fmt: skip
 
-STARTS = 2.0
-SMOOTH_S = (30.0, 300.0)
-"""Occupancy and velocity are averaged over STARTS starts, within these bounds in seconds: a shorter peak would be over
-before a started replica could help."""
-SPREAD, SPREAD_S = 2.4, 900.0
-"""Standard deviations of the present requests for which room is kept, and the seconds over which the deviation is
-measured."""
+SPREAD = 2.4
+"""Standard deviations of the present requests for which room is kept."""
 MOVES = 0.05
 """Maximum by which burstiness moves the target, up or down."""
 BAND = 0.1
@@ -157,7 +153,7 @@ class Scaler:
 
     # -- what is needed ---------------------------------------------------------------------------------------
 
-    def _queue(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float) -> Need | None:
+    def _queue(self, view: PoolView, there: Sorted, seen: PoolDemand, now: float) -> Need | None:
         """The need of the queue; None: too few requests wait, or not for long enough, and those parked are not needed
         yet."""
         serve = len(there.routed)
@@ -173,7 +169,7 @@ class Scaler:
             return Need(_one_more(serve), f"The {serve} that serve are nearly full, and others are parked.")
         return None
 
-    def _needs(self, view: PoolView, there: Sorted, seen: "PoolDemand", queue: Need | None) -> list[Need]:
+    def _needs(self, view: PoolView, there: Sorted, seen: PoolDemand, queue: Need | None) -> list[Need]:
         config, target = self.config, self._target
         taken = seen.present / (seen.slots * target)
         share = f"{seen.use:.0%} of the room is taken" if there.routed else f"{seen.present:.1f} requests are here"
@@ -202,7 +198,7 @@ class Scaler:
             needs.append(queue)
         return sorted(needs, key=lambda need: -need.replicas)
 
-    def _near(self, view: PoolView, there: Sorted, seen: "PoolDemand") -> int:
+    def _near(self, view: PoolView, there: Sorted, seen: PoolDemand) -> int:
         """Serving replicas below which a parked one would be taken into use at this moment: giving one up would mean
         taking it back with the next burst. At most those that serve; 0: there is no warm pool, the pool is large, or no
         request is present."""
@@ -243,13 +239,13 @@ class Scaler:
             return self.config.tokens_per_s * moved
         return self._pace.tokens_per_s * moved if self._pace.known else None
 
-    def _aim(self, seen: "PoolDemand") -> None:
+    def _aim(self, seen: PoolDemand) -> None:
         usual = self.config.utilisation_target
         if seen.spread is not None:
             even = seen.present / (seen.present + SPREAD * seen.spread)
             self._target = max(usual - MOVES, usual / 2, min(even, usual + MOVES, 1.0))
 
-    def _learn(self, view: PoolView, there: Sorted, seen: "PoolDemand", now: float, wall: float) -> None:
+    def _learn(self, view: PoolView, there: Sorted, seen: PoolDemand, now: float, wall: float) -> None:
         if self.forecast is not None:
             self.forecast.observe(wall, view.tokens_per_s)
         if not view.waiting:
@@ -335,75 +331,6 @@ class Scaler:
 
     def _idle(self, now: float) -> bool:
         return self.config.to_zero and now - self._here_at >= self.config.idle_s
-
-
-@dataclass(frozen=True, slots=True)
-class PoolDemand:
-    """The pool's demand over the last minutes."""
-
-    present: float
-    """Requests at replicas and waiting."""
-    spread: float | None
-    """Standard deviation of the present requests; None: not known yet, or no request is present."""
-    tokens: float
-    velocity: float
-    use: float
-    """Share of the serving replicas' room in use."""
-    slots: float
-    """Mean slots of a serving replica."""
-    passed_s: float
-    scarce: float
-    """Share in use of the serving replicas' scarcest resource beside slots."""
-    binding: str
-
-
-class Signals:
-    """Averages of the pool's signals, each moment weighted by how long it lasted."""
-
-    def __init__(self) -> None:
-        self._at = -inf
-        self._slots = 1.0
-        self._present = self._tokens = self._velocity = self._use = self._scarce = 0.0
-        self._variance = self._watched_s = 0.0
-
-    def see(self, view: PoolView, there: Sorted, now: float) -> PoolDemand:
-        passed_s = now - self._at if self._at > -inf else 0.0
-        smooth_s = max(SMOOTH_S[0], min(STARTS * view.start_s, SMOOTH_S[1]))
-        share = 1.0 if self._at == -inf else 1.0 - exp(-max(0.0, passed_s) / smooth_s)
-        self._at = now
-        slots = [member.slots for member in there.routed]
-        if slots:
-            self._slots = max(1.0, sum(slots) / len(slots))
-        here = [*there.routed, *there.draining]
-        at_work = sum(member.requests for member in there.routed)
-        present = view.waiting + sum(member.requests for member in here)
-        tokens = view.waiting_tokens + sum(member.outstanding_tokens for member in here)
-        use = (at_work + view.waiting) / sum(slots) if slots else 0.0
-        self._vary(present - self._present, passed_s)
-        self._present += share * (present - self._present)
-        self._tokens += share * (tokens - self._tokens)
-        self._velocity += share * (view.tokens_per_s - self._velocity)
-        self._use += share * (use - self._use)
-        scarce = sum(member.use for member in there.routed) / len(slots) if slots else 0.0
-        self._scarce += share * (scarce - self._scarce)
-        most = max(there.routed, key=lambda member: member.use, default=None)
-        spread = sqrt(self._variance) if self._watched_s >= SPREAD_S and self._present > 0 else None
-        return PoolDemand(
-            self._present,
-            spread,
-            self._tokens,
-            self._velocity,
-            self._use,
-            self._slots,
-            max(0.0, passed_s),
-            self._scarce,
-            "" if most is None else most.binding,
-        )
-
-    def _vary(self, off: float, passed_s: float) -> None:
-        self._watched_s += max(0.0, passed_s)
-        over_s = min(SPREAD_S, max(1.0, self._watched_s))
-        self._variance += (1.0 - exp(-max(0.0, passed_s) / over_s)) * (off * off - self._variance)
 
 
 def _one_more(count: int) -> float:

@@ -1,15 +1,14 @@
-"""Scales a pool in virtual time: the Scaler of the live fleet around simulated replicas.
+"""Scales a pool in virtual time: drives the ManagedPool of the live fleet around simulated replicas.
 
-It carries out the Scaler's decisions as fleet/controller.py does: a started replica is ready after the cold start, a
-parked one is alive and gets no requests, a draining one finishes its requests and is then gone. A replica costs from
-its start until it is gone, parked or not. The Scaler decides every five seconds, and every second while requests wait
-or are about to.
+`policy/scaling/pool.py` decides, at the moments it decides at in a live fleet; here its commands are carried out as
+`fleet/controller.py` carries them out. A started replica is warm after the cold start, a parked one is alive and gets
+no requests, a stopped one has a few seconds to finish. A replica costs from its start until it is gone, parked or
+not.
 """
 
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Noise
@@ -18,28 +17,36 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.scaling.forecast import Forecast
-from headgate.policy.scaling.lifecycle import ROUTED, Lifecycle, LifecycleEvent, next_state
-from headgate.policy.scaling.scale import FULL, Activate, Decision, Park, PoolView, Start
-from headgate.policy.scaling.scale import PoolMember as Seen
+from headgate.policy.scaling.lifecycle import COMING, ROUTED, Lifecycle
+from headgate.policy.scaling.pool import (
+    LOOK_EVERY_S,
+    STOP_GRACE_S,
+    JoinReplica,
+    LeaveReplica,
+    ManagedPool,
+    PoolCommand,
+    RouteReplica,
+    ScalingPolicy,
+    StartReplica,
+    StopReplica,
+)
+from headgate.policy.scaling.scale import Decision
+from headgate.policy.scaling.signals import ArrivalRate, PoolSignals
 from headgate.sim.fleet import Delays, SimGroup
 from headgate.sim.gateway import Area, SimGateway, SimTicket
+from headgate.sim.intake import SimIntake
 from headgate.sim.replica import SteppedReplica
 from headgate.sim.run import REPLICAS, Books, Level, Simulated
-from headgate.sim.scaling.signals import CountedIntake, Firsts
+from headgate.sim.scaling.first_tokens import FirstTokens
 from headgate.sim.service import ServiceReplica
 from headgate.sim.slo import promised
 from headgate.sim.watch import UseWatch
 from headgate.sim.world import World
 from headgate.workload.arrival import Arrival
 
-LOOK_S, GLANCE_S = 5.0, 1.0
 SAMPLE_S = 60.0
 MONDAY = 4 * 86_400.0
 """Midnight of a Monday, as wall time: when a simulated week begins, unless told otherwise."""
-
-
-class Decides(Protocol):
-    def decide(self, view: PoolView, now: float, wall: float) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +55,7 @@ class Scaled:
 
     member: SimGroup
     """The profile of each replica, and its cold start."""
-    scaler: Decides
+    scaler: ScalingPolicy
     at_first: int = 1
     """Replicas that serve from the beginning."""
     parked_at_first: int = 0
@@ -89,26 +96,21 @@ class Outcomes:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class ScaledSeat:
+    """A replica of the pool, and the simulated engine behind it."""
+
     replica: Replica
     stand_in: SteppedReplica | ServiceReplica
-    since: float
-    state: Lifecycle = Lifecycle.STARTING
-    parks: bool = False
-    """Once drained, the replica is parked and not stopped."""
+
+
+_Maker = Callable[[int], ScaledSeat]
 
 
 class Autoscale:
-    """Drives the pool: looks at it, and carries out the scaler's decisions."""
+    """Drives the pool: lets it look when it is due, and carries out its commands."""
 
     def __init__(
-        self,
-        world: World,
-        gateway: SimGateway,
-        config: GatewayConfig,
-        scaled: Scaled,
-        intake: CountedIntake,
-        made: "_Maker",
+        self, world: World, gateway: SimGateway, pool: ManagedPool, scaled: Scaled, signals: PoolSignals, make: _Maker
     ) -> None:
         self.present = Area(world.now)
         """Replicas, from start to end."""
@@ -117,176 +119,134 @@ class Autoscale:
         self.most = 0
         self.samples: list[PoolSample] = []
         self.decisions: list[tuple[float, Decision]] = []
-        self.firsts = Firsts()
         self._world = world
         self._gateway = gateway
+        self._pool = pool
         self._scaled = scaled
-        self._intake = intake
-        self._made = made
-        self._seats: dict[ReplicaId, _Seat] = {}
-        self._wanted = (-1, -1)
-        self._look_at = 0.0
+        self._signals = signals
+        self._make = make
+        self._seats: dict[ReplicaId, ScaledSeat] = {}
+        self._turn = 0
+        """The number of the event that drives next; any other event is out of date."""
+        self._begin()
+        self._drive()
+        self._sample()
+
+    def _begin(self) -> None:
+        """Has the replicas of the beginning warm and in their places."""
+        now, scaled = self._world.now, self._scaled
         for number in range(scaled.at_first + scaled.parked_at_first):
             seat = self._new()
-            self._warm(seat)
-            self._activate(seat) if number < scaled.at_first else self._move(seat, LifecycleEvent.PARK)
-        self._glance()
-        self._sample()
+            self._pool.appeared(seat.replica, now - scaled.member.cold_start_s)
+            self._carry_out()
+            self._warm(seat.replica.id)
+            place = self._pool.activate if number < scaled.at_first else self._pool.park
+            place(seat.replica.id, "there from the beginning", now)
+            self._carry_out()
 
     # -- looking ----------------------------------------------------------------------------------------------
 
-    def _glance(self, _: object = None) -> None:
+    def _drive_at(self, turn: int) -> None:
+        if turn == self._turn:
+            self._drive()
+
+    def _drive(self) -> None:
+        now, pool = self._world.now, self._pool
+        if pool.due(now):
+            self._probe()
+            if pool.look(now, self._scaled.wall_s + now):
+                self.decisions.append((now, pool.decision))
+        self._carry_out()
+        self._await_turn()
+
+    def _await_turn(self) -> None:
+        """Drives next when the pool wants it; if that is now, after all else that is due now."""
         now = self._world.now
-        for seat in [seat for seat in self._seats.values() if seat.state is Lifecycle.DRAINING]:
-            if self._is_idle(seat):
-                self._drained(seat)
-        if now >= self._look_at or self._pressed():
-            self._look(now)
-        self._world.at(now + GLANCE_S, self._glance)
+        self._turn += 1
+        self._world.at(max(now, self._pool.wake_at(now)), self._drive_at, self._turn)
 
-    def _look(self, now: float) -> None:
-        self._look_at = now + LOOK_S
-        decision = self._scaled.scaler.decide(self.view(), now, self._scaled.wall_s + now)
-        for action in decision.actions:
-            if isinstance(action, Start):
-                for _ in range(action.count):
-                    self._world.at(now + self._scaled.member.cold_start_s, self._warm, self._new())
-            elif isinstance(action, Activate):
-                self._activate(self._seats[action.id])
-            else:
-                self._put_away(self._seats[action.id], isinstance(action, Park))
-        wanted = (decision.serving, decision.parked)
-        if decision.actions or wanted != self._wanted:
-            self.decisions.append((now, decision))
-        self._wanted = wanted
-        for seat in self._seats.values():
-            if seat.state in ROUTED and self._usable(seat) < 1.0:
-                self._gateway.hear(Probed(seat.replica.id, ok=True))
-                if self._usable(seat) >= 1.0:
-                    self._move(seat, LifecycleEvent.RAMPED)
-            else:
-                self._move(seat, LifecycleEvent.RAMPED)
-
-    def view(self) -> PoolView:
+    def _probe(self) -> None:
+        """Probes the replicas that ramp up: their share grows with each probe."""
         now = self._world.now
-        waiting, waiting_tokens = self._gateway.dispatcher.queued()
-        return PoolView(
-            members=tuple(self._seen(seat, now) for seat in self._seats.values()),
-            waiting=waiting,
-            waiting_tokens=waiting_tokens,
-            tokens_per_s=self._intake.tokens_per_s(now),
-            p95_ratio=self.firsts.p95(now),
-            start_s=self._scaled.member.cold_start_s,
-        )
-
-    def _pressed(self) -> bool:
-        """True if the next look can't wait: requests wait, or soon will while a parked replica could take them."""
-        waiting, _ = self._gateway.dispatcher.queued()
-        room, used, _ = self._gateway.dispatcher.room(None)
-        parked = any(seat.state is Lifecycle.PARKED for seat in self._seats.values())
-        return waiting > 0 or (parked and used >= FULL * room)
-
-    def _is_idle(self, seat: _Seat) -> bool:
-        seen = self._gateway.dispatcher.replica(seat.replica.id, self._world.now)
-        return seen is None or not seen.requests
-
-    def _usable(self, seat: _Seat) -> float:
-        """The share of a replica that may be used; 1: there is nothing to wait for."""
-        seen = self._gateway.dispatcher.replica(seat.replica.id, self._world.now)
-        return 1.0 if seen is None else seen.usable
-
-    def _seen(self, seat: _Seat, now: float) -> Seen:
-        """What the scaler sees of a replica, with the utilisation of its resources beside slots."""
-        load = self._gateway.dispatcher.replica(seat.replica.id, now)
-        use = replace(self._gateway.dispatcher.use_of(seat.replica.id), slots=None)
-        return Seen(
-            id=seat.replica.id,
-            state=seat.state,
-            since=seat.since,
-            requests=0 if load is None else load.requests,
-            outstanding_tokens=0 if load is None else load.tokens,
-            cached_tokens=seat.stand_in.cached_tokens,
-            slots=1 if load is None else max(1, int(load.limit)),
-            use=use.largest or 0.0,
-            binding=use.binding,
-        )
+        for member in self._pool.members.values():
+            if member.state is Lifecycle.RAMPING and self._signals.work(member.id, now).share < 1.0:
+                self._gateway.hear(Probed(member.id, ok=True))
 
     def _sample(self, _: object = None) -> None:
-        now, states = self._world.now, [seat.state for seat in self._seats.values()]
+        now, states = self._world.now, [member.state for member in self._pool.members.values()]
         self.samples.append(
             PoolSample(
                 now,
                 serving=sum(state in ROUTED for state in states),
                 parked=states.count(Lifecycle.PARKED),
-                coming=sum(state in (Lifecycle.STARTING, Lifecycle.WARMING, Lifecycle.READY) for state in states),
+                coming=sum(state in COMING or state is Lifecycle.READY for state in states),
                 draining=states.count(Lifecycle.DRAINING),
-                wanted=self._wanted[0],
-                tokens_per_s=self._intake.tokens_per_s(now),
+                wanted=self._pool.decision.serving,
+                tokens_per_s=self._signals.tokens_per_s,
             )
         )
         self._world.at(now + SAMPLE_S, self._sample)
 
-    # -- one replica ------------------------------------------------------------------------------------------
+    # -- what the pool decides ----------------------------------------------------------------------------------
 
-    def _new(self) -> _Seat:
+    def _carry_out(self) -> None:
+        while commands := self._pool.flush():  # a start is answered at once, and leads to further commands
+            for command in commands:
+                self._carry_out_one(command)
+
+    def _carry_out_one(self, command: PoolCommand) -> None:
+        hear, now = self._gateway.hear, self._world.now
+        if isinstance(command, StartReplica):
+            seat = self._new()
+            self._pool.start_answered(None, now)
+            self._pool.appeared(seat.replica, now)
+            self._world.at(now + self._scaled.member.cold_start_s, self._warmed, seat.replica.id)
+        elif isinstance(command, JoinReplica):
+            hear(ReplicaParked(command.replica.id, parked=True))  # known and watched, but gets no requests yet
+            hear(ReplicaJoined(command.replica))
+        elif isinstance(command, RouteReplica):
+            hear(ReplicaParked(command.id, parked=not command.on, ramp=command.ramp))
+        elif isinstance(command, LeaveReplica):
+            hear(ReplicaLeft(command.id))
+        elif isinstance(command, StopReplica):
+            seat = self._seats[command.id]
+            busy = any(ticket.replica is seat.stand_in for ticket in self._gateway.tickets.values())
+            self._world.at(now + (STOP_GRACE_S if busy else 0.0), self._end, command.id)
+
+    def _new(self) -> ScaledSeat:
         self.starts += 1
-        seat = self._made(self.starts, self._world.now)
+        seat = self._make(self.starts)
         self._seats[seat.replica.id] = seat
         self._gateway.replicas[seat.replica.id] = seat.stand_in
         self.most = max(self.most, len(self._seats))
         self.present.change(1, self._world.now)
         return seat
 
-    def _warm(self, seat: _Seat) -> None:
-        seat.stand_in.start()
-        self._move(seat, LifecycleEvent.ANSWERED)
-        self._move(seat, LifecycleEvent.WARMED)
-        hear, name = self._gateway.hear, seat.replica.id
-        hear(ReplicaParked(name, parked=True))  # known and watched, but gets no requests yet
-        hear(ReplicaJoined(seat.replica))
-        hear(Probed(name, ok=True))
+    def _warmed(self, replica_id: ReplicaId) -> None:
+        if replica_id in self._seats:
+            self._warm(replica_id)
+            self._await_turn()
 
-    def _activate(self, seat: _Seat) -> None:
-        ramp = seat.state is Lifecycle.READY and self._world.now > 0
-        self._move(seat, LifecycleEvent.ACTIVATED)
-        self._gateway.hear(ReplicaParked(seat.replica.id, parked=False, ramp=ramp))
+    def _warm(self, replica_id: ReplicaId) -> None:
+        now = self._world.now
+        self._seats[replica_id].stand_in.start()
+        self._pool.answered(replica_id, now)
+        self._gateway.hear(Probed(replica_id, ok=True))
+        self._pool.warmed(replica_id, now)
 
-    def _put_away(self, seat: _Seat, parks: bool) -> None:
-        """Parks or stops a replica; drains it first if it has requests."""
-        seat.parks = parks
-        if parks and seat.state is Lifecycle.READY:
-            self._move(seat, LifecycleEvent.PARK)
-            return
-        if seat.state in ROUTED:
-            self._gateway.hear(ReplicaParked(seat.replica.id, parked=True))
-        self._move(seat, LifecycleEvent.DRAIN)
-        if self._is_idle(seat):
-            self._drained(seat)
-
-    def _drained(self, seat: _Seat) -> None:
-        if seat.parks:
-            self._move(seat, LifecycleEvent.PARK)
-            return
-        self._move(seat, LifecycleEvent.STOPPED)
-        self._gateway.hear(ReplicaLeft(seat.replica.id))
-        self.busy_s += seat.stand_in.busy_s
-        seat.stand_in.alive = False
-        del self._seats[seat.replica.id]
-        del self._gateway.replicas[seat.replica.id]
+    def _end(self, replica_id: ReplicaId) -> None:
+        """Ends a stopped replica, with what it has not finished."""
+        stand_in = self._seats.pop(replica_id).stand_in
+        del self._gateway.replicas[replica_id]
+        self.busy_s += stand_in.busy_s
+        stand_in.die()
         self.present.change(-1, self._world.now)
-
-    def _move(self, seat: _Seat, happened: LifecycleEvent) -> None:
-        state = next_state(seat.state, happened)
-        if state is not seat.state:
-            seat.state, seat.since = state, self._world.now
+        self._pool.stopped(replica_id)
 
     def close(self) -> None:
         """Adds up what remains; the run is over."""
         self.present.change(0, self._world.now)
         self.busy_s += sum(seat.stand_in.busy_s for seat in self._seats.values())
-
-
-_Maker = Callable[[int, float], _Seat]
 
 
 def autoscale(
@@ -301,37 +261,35 @@ def autoscale(
 ) -> Outcomes:
     """Runs a simulation like `sim.run.run`, with a pool that is scaled. `progress` is called every thousand arrivals
     with their number and the time; None: no progress."""
-    world, books, intake, delays = World(), Books(by_stream=False), CountedIntake(config), Delays()
+    world, books, delays = World(), Books(by_stream=False), Delays()
     dispatcher = dispatcher_for(config, random.Random(seed))
-    pools: list[Autoscale] = []
+    firsts = FirstTokens(dispatcher.lanes, world.now)
 
     def close(ticket: SimTicket, outcome: Outcome, now: float) -> None:
         books.close(ticket, outcome, now)
-        if ticket.arrival.stream:
-            pools[0].firsts.add(ticket, now, dispatcher.lanes[ticket.request.lane].ttft_target_s)
+        firsts.add(ticket, now)
 
-    gateway = SimGateway(world, dispatcher, intake, delays, close)
+    gateway = SimGateway(world, dispatcher, SimIntake(config, dispatcher.lanes), delays, close)
 
-    def make(number: int, now: float) -> _Seat:
+    def make(number: int) -> ScaledSeat:
         member = scaled.member
         name = ReplicaId(f"{member.profile.name}-{number}")
         slots = None if member.find_slots else member.slots or member.profile.slots
         replica = Replica(id=name, url=f"http://{name}", kind="headgate", slots=slots)
         chance = Noise(random.Random(f"{seed}/{name}"))
-        return _Seat(replica, REPLICAS[level](world, gateway, name, member, delays, chance), now)
+        return ScaledSeat(replica, REPLICAS[level](world, gateway, name, member, delays, chance))
 
-    pool = Autoscale(world, gateway, config, scaled, intake, make)
-    pools.append(pool)
+    signals = PoolSignals(dispatcher, firsts.p95)
+    fleet = replace(config.fleet, start_s=scaled.member.cold_start_s)
+    pool = Autoscale(world, gateway, ManagedPool(scaled.scaler, fleet, signals), scaled, signals, make)
     used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))
     world.run()
     pool.close()
-    first_at = books.first_at or 0.0
     facts = {"replicas": f"{scaled.member.profile.name}, scaled", "level": level, "seed": str(seed)}
-    results = books.rows.results(title, source="simulation", promises=promised(config), facts=facts)
     simulated = Simulated(
-        results=results,
-        span_s=max(0.0, books.last_at - first_at),
+        results=books.rows.results(title, source="simulation", promises=promised(config), facts=facts),
+        span_s=max(0.0, books.last_at - (books.first_at or 0.0)),
         events=world.events,
         present_s=gateway.present.area,
         at_work_s=gateway.at_work.area,
@@ -353,17 +311,18 @@ def learn(
     forecast: Forecast, config: GatewayConfig, arrivals: Iterable[Arrival], wall_s: float = MONDAY, until_s: float = 0.0
 ) -> None:
     """Shows past arrivals to the forecast; nothing is served. `until_s`: seconds that the arrivals span."""
-    intake, now = CountedIntake(config), 0.0
+    intake, rate, tokens, now = SimIntake(config), ArrivalRate(), 0, 0.0
 
     def watch(until: float) -> None:
         nonlocal now
         while now <= until:
-            forecast.observe(wall_s + now, intake.tokens_per_s(now))
-            now += LOOK_S
+            forecast.observe(wall_s + now, rate.observe(tokens, now))
+            now += LOOK_EVERY_S
 
     for number, arrival in enumerate(arrivals):
         watch(arrival.at_s)
         request, output = intake.request(arrival, number, arrival.at_s)
+        tokens += request.tokens
         intake.learn(request, arrival, arrival.prompt_tokens, output)
     watch(until_s)
 
