@@ -1,14 +1,16 @@
 """Defines the schemas of bodies and answers. The gateway reads a few fields and passes the rest through, so that these
-name the fields that mean something here; those of records, explanations, rollouts and usage are generated from the
-types that are encoded or decoded."""
+name the fields that mean something here. Types come from the classes that bodies are decoded into; records,
+explanations, rollouts and usage are generated whole from the classes that are encoded or decoded."""
 
 from typing import Any
 
 import msgspec
 
 from headgate.explain.explanation import Explanation
+from headgate.gateway.intake.fields import ChatFields
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
+from headgate.model.replica import Replica
 from headgate.surface.api.operation import Schema, ref
 from headgate.surface.rollout_admin import RolloutStart
 from headgate.surface.usage import UsageRow
@@ -48,34 +50,61 @@ SAMPLING = (
     "The engine's own default where it is not given. The embedded engine samples as its model recommends"
     " (`default_sampling_params` in its /v1/models) where none of temperature, top_p, top_k and min_p is given."
 )
+
+
+def types_of(kind: type) -> dict[str, Schema]:
+    """The JSON types of a class's fields. Null is left out: it means the same as leaving the field out."""
+    _, made = msgspec.json.schema_components([kind], schema_hook=lambda _: TEXT)
+    found: dict[str, Schema] = {}
+    for name, schema in made[kind.__name__]["properties"].items():
+        options = [one for one in schema.get("anyOf", (schema,)) if one != {"type": "null"}]
+        found[name] = {"oneOf": options} if len(options) > 1 else {**options[0]}
+        found[name].pop("default", None)
+    return found
+
+
+ASKED = types_of(ChatFields)
+OF_A_REPLICA = types_of(Replica)
+
+
+def asked(name: str, about: str = "", **more: Any) -> Schema:
+    """A field of a client's body; its type is the one that it is decoded into."""
+    return {**ASKED[name], **({"description": about} if about else {}), **more}
+
+
+def setting(name: str, about: str = "", **more: Any) -> Schema:
+    """A setting of a replica, as in the config file."""
+    return {**OF_A_REPLICA[name], **({"description": about} if about else {}), **more}
+
+
 ASKING: dict[str, Schema] = {
-    "model": of(
-        "string",
+    "model": asked(
+        "model",
         "A name from /v1/models, or `default` for whatever is served. An unknown name is a 404 `model_not_found`"
         " that lists those there are; until a replica has listed its models, any name goes.",
     ),
-    "stream": of("boolean", "Answer as server-sent events.", default=False),
+    "stream": asked("stream", "Answer as server-sent events.", default=False),
     "stream_options": obj("", include_usage=of("boolean", "A last chunk with usage.", default=False)),
-    "max_tokens": of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
-    "max_completion_tokens": of("integer", "The same.", minimum=1),
-    "temperature": of("number", f"0 to 2. {SAMPLING}", minimum=0),
-    "top_p": of("number", "0 to 1. As with temperature.", minimum=0, maximum=1),
-    "n": of(
-        "integer",
+    "max_tokens": asked("max_tokens", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
+    "max_completion_tokens": asked("max_completion_tokens", "The same.", minimum=1),
+    "temperature": asked("temperature", f"0 to 2. {SAMPLING}", minimum=0),
+    "top_p": asked("top_p", "0 to 1. As with temperature.", minimum=0, maximum=1),
+    "n": asked(
+        "n",
         "1 to 128. Each answer takes a slot of the replica and its own tokens; its lane bounds n × prompts.",
         minimum=1,
         maximum=128,
     ),
-    "seed": of("integer"),
-    "stop": {"oneOf": [TEXT, array(TEXT)], "description": "At most 4, or as many as the engine and the lane take."},
-    "presence_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
-    "frequency_penalty": of("number", "-2 to 2.", minimum=-2, maximum=2),
-    "logit_bias": of("object", "By token id, -100 to 100; at most 1024 entries.", additionalProperties=of("number")),
-    "top_logprobs": of("integer", "0 to 20.", minimum=0, maximum=20),
-    "user": of("string", "Requests of one user prefer one replica."),
-    "service_tier": of("string", "`flex` goes to the batch lane."),
-    "lane": of("string", "For trusted keys."),
-    "priority": of("integer", "For trusted keys: 0 goes first.", minimum=-100, maximum=100),
+    "seed": asked("seed"),
+    "stop": asked("stop", "At most 4, or as many as the engine and the lane take."),
+    "presence_penalty": asked("presence_penalty", "-2 to 2.", minimum=-2, maximum=2),
+    "frequency_penalty": asked("frequency_penalty", "-2 to 2.", minimum=-2, maximum=2),
+    "logit_bias": asked("logit_bias", "By token id, -100 to 100; at most 1024 entries."),
+    "top_logprobs": asked("top_logprobs", "0 to 20.", minimum=0, maximum=20),
+    "user": asked("user", "Requests of one user prefer one replica."),
+    "service_tier": asked("service_tier", "`flex` goes to the batch lane."),
+    "lane": asked("lane", "For trusted keys."),
+    "priority": asked("priority", "For trusted keys: 0 goes first.", minimum=-100, maximum=100),
 }
 USAGE = obj(
     "",
@@ -102,8 +131,8 @@ SCHEMAS: dict[str, Schema] = {
     "ChatRequest": obj(
         "OpenAI's body. What is not named here goes to the engine as it came.",
         ("messages",),
-        messages=array(ANY_OBJECT, "At least one."),
-        tools=array(ANY_OBJECT),
+        messages=asked("messages", "At least one."),
+        tools=asked("tools"),
         response_format=ANY_OBJECT,
         **ASKING,
     ),
@@ -120,7 +149,7 @@ SCHEMAS: dict[str, Schema] = {
     "CompletionRequest": obj(
         "OpenAI's body. What is not named here goes to the engine as it came.",
         ("prompt",),
-        prompt={"oneOf": [TEXT, array({})], "description": "Text, several, or token ids."},
+        prompt=asked("prompt", "Text, several, or token ids."),
         **ASKING,
     ),
     "Completion": obj(
@@ -135,9 +164,9 @@ SCHEMAS: dict[str, Schema] = {
     "EmbeddingsRequest": obj(
         "OpenAI's body.",
         ("input",),
-        input={"oneOf": [TEXT, array({})], "description": "Text, several, or token ids."},
+        input=asked("input", "Text, several, or token ids."),
         encoding_format=of("string", enum=["float", "base64"]),
-        dimensions=of("integer", minimum=1),
+        dimensions=asked("dimensions", minimum=1),
         **{name: ASKING[name] for name in ("model", "user", "service_tier", "lane", "priority")},
     ),
     "Embeddings": obj(
@@ -151,9 +180,11 @@ SCHEMAS: dict[str, Schema] = {
         "OpenAI's body, as far as it needs no memory. `previous_response_id`, `conversation`, `background`, `prompt` "
         "and `store: true` are refused.",
         ("input",),
-        input={"oneOf": [TEXT, array({"oneOf": [TEXT, ANY_OBJECT]})], "description": "Text, or the turns so far."},
+        input=asked("input", "Text, or the turns so far."),
         instructions=TEXT,
-        max_output_tokens=of("integer", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1),
+        max_output_tokens=asked(
+            "max_output_tokens", "Never raised; lowered to the task's, lane's or tenant's cap.", minimum=1
+        ),
         text=obj("", format=ANY_OBJECT),
         store=of("boolean", "Nothing is kept.", enum=[False]),
         metadata=ANY_OBJECT,
@@ -179,14 +210,14 @@ SCHEMAS: dict[str, Schema] = {
     "ReplicaSettings": obj(
         "As in the config file.",
         ("url",),
-        url=of("string", "http://host:port, https://… or unix:/path."),
-        id=TEXT,
-        kind=of("string", "Which engine it is; found out otherwise."),
-        model=TEXT,
-        slots=of("integer", "Requests it may have at once; found out otherwise.", minimum=1),
-        weight=of("number"),
-        priority=of("boolean", "It heeds a priority in the request."),
-        lanes=array(TEXT, "It serves no others."),
+        url=setting("url", "http://host:port, https://… or unix:/path."),
+        id=setting("id"),
+        kind=setting("kind", "Which engine it is; found out otherwise."),
+        model=setting("model"),
+        slots=setting("slots", "Requests it may have at once; found out otherwise.", minimum=1),
+        weight=setting("weight"),
+        priority=setting("priority", "It heeds a priority in the request."),
+        lanes=setting("lanes", "It serves no others."),
     ),
     "ByName": of("object", "Settings by name, as in the config file.", additionalProperties=ANY_OBJECT),
     "Explained": obj(
