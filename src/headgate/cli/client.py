@@ -81,7 +81,7 @@ def doctor(
     if ready:
         console.print(Text.assemble(("✓ ", "green"), "it is ready for requests"))
     else:
-        console.print(Text.assemble(("✗ ", "bold red"), f"it is not ready: {_message(answer, status)}"))
+        console.print(Text.assemble(("✗ ", "bold red"), f"it is not ready: {message(answer, status)}"))
     report = gateway.ask("/admin/doctor")
     found = report.get("findings")
     if not isinstance(found, list) or "figures" not in report:
@@ -164,37 +164,60 @@ class AdminClient:
         """The JSON answer to a GET. Raises StartupError for an error status."""
         status, answer = self.get(path)
         if status == 401:
-            said = _message(answer, status)
+            said = message(answer, status)
             raise StartupError(f"{self.url} does not let us look inside: {said}; give an admin key with --key")
         if status == 404 and "error" not in answer:
             raise StartupError(f"{self.url} knows no {path.partition('?')[0]}: is this the gateway's own address?")
         if status >= 400:
-            raise StartupError(_message(answer, status))
+            raise StartupError(message(answer, status))
         return answer
 
     def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON of a GET."""
+        status, body = self.raw("GET", path)
+        parsed = _object(body)
+        if parsed is None and status < 400:
+            raise StartupError(f"{self.url} answers, but not as Headgate does: is this the gateway's own address?")
+        return status, parsed or {}
+
+    def send(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """The JSON answer to a change. Raises StartupError for an error status."""
+        status, raw = self.raw(method, path, body)
+        answer = _object(raw) or {}
+        if status >= 400:
+            said = message(answer, status)
+            raise StartupError(f"{said}; give an admin key with --key" if status == 401 else said)
+        return answer
+
+    def raw(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body, whatever the status. Raises StartupError where the gateway can't be reached."""
+        posted = {} if body is None else {"content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url + path, data, {**posted, **self._headers, **(headers or {})}, method=method)
         try:
-            with self._opener.open(Request(self.url + path, headers=self._headers), timeout=TIMEOUT_S) as answer:
-                status, body = answer.status, answer.read(MOST_BYTES)
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+                return answer.status, answer.read(MOST_BYTES)
         except HTTPError as error:
             with error:
-                status, body = error.code, error.read(MOST_BYTES)
+                return error.code, error.read(MOST_BYTES)
         except (URLError, OSError, HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             hint = "is `headgate serve` running there? Its address is given with --url"
             raise StartupError(f"can't reach {self.url}: {reason}; {hint}") from error
-        try:
-            parsed = json.loads(body)
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            if status < 400:
-                raise StartupError(f"{self.url} answers, but not as Headgate does: is this the gateway's own address?")
-            parsed = {}
-        return status, parsed
 
 
-def _message(answer: dict[str, Any], status: int) -> str:
+def _object(body: bytes) -> dict[str, Any] | None:
+    """None: the body is not a JSON object."""
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def message(answer: dict[str, Any], status: int) -> str:
     error = answer.get("error")
     said = error.get("message") if isinstance(error, dict) else None
     return str(said) if said else f"it answered {status}"

@@ -2,20 +2,17 @@
 
 import json
 import sys
-from http.client import HTTPException
 from pathlib import Path
 from statistics import median
 from threading import Event
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import Request
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.client import MOST_BYTES, TIMEOUT_S, AdminClient, _message, duration
+from headgate.cli.client import AdminClient, duration, message
 from headgate.explain.explanation import seconds
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
@@ -23,44 +20,6 @@ from headgate.model.errors import StartupError
 LOOK_EVERY_S = 0.1
 STOPPED_WITHIN_S = 120.0
 NOTES = 10
-
-
-class Changer(AdminClient):
-    """An AdminClient that also sends changes."""
-
-    def send(
-        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
-    ) -> dict[str, Any]:
-        status, raw = self.raw(method, path, body, headers)
-        try:
-            answer = json.loads(raw)
-        except ValueError:
-            answer = {}
-        if status >= 400:
-            said = _message(answer if isinstance(answer, dict) else {}, status)
-            raise StartupError(f"{said}; give an admin key with --key" if status == 401 else said)
-        return answer if isinstance(answer, dict) else {}
-
-    def raw(
-        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(
-            self.url + path,
-            data,
-            {"content-type": "application/json", **self._headers, **(headers or {})},
-            method=method,
-        )
-        try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return answer.status, answer.read(MOST_BYTES)
-        except HTTPError as error:
-            with error:
-                return error.code, error.read(MOST_BYTES)
-        except (URLError, OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            hint = "is `headgate serve` running there? Its address is given with --url"
-            raise StartupError(f"can't reach {self.url}: {reason}; {hint}") from error
 
 
 def show(url: str, key: str | None = None, console: Console | None = None) -> None:
@@ -115,19 +74,19 @@ def replicas_table(state: dict[str, Any]) -> Table:
 
 
 def add(url: str, replica: str, key: str | None = None) -> None:
-    _say(Changer(url, key).send("POST", "/admin/replicas", {"url": replica}))
+    _say(AdminClient(url, key).send("POST", "/admin/replicas", {"url": replica}))
 
 
 def act(url: str, replica: str, action: str, key: str | None = None) -> None:
-    _say(Changer(url, key).send("POST", f"/admin/replicas/{quote(replica, safe='')}/{action}", {}))
+    _say(AdminClient(url, key).send("POST", f"/admin/replicas/{quote(replica, safe='')}/{action}", {}))
 
 
 def remove(url: str, replica: str, key: str | None = None) -> None:
-    _say(Changer(url, key).send("DELETE", f"/admin/replicas/{quote(replica, safe='')}"))
+    _say(AdminClient(url, key).send("DELETE", f"/admin/replicas/{quote(replica, safe='')}"))
 
 
 def reload(url: str, key: str | None = None) -> None:
-    _say(Changer(url, key).send("POST", "/admin/reload", {}))
+    _say(AdminClient(url, key).send("POST", "/admin/reload", {}))
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -135,9 +94,9 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 def usage(url: str, last: str, form: str, out: Path | None, key: str | None = None) -> None:
-    status, body = Changer(url, key).raw("GET", f"/admin/usage?last={duration(last):g}&format={form}")
+    status, body = AdminClient(url, key).raw("GET", f"/admin/usage?last={duration(last):g}&format={form}")
     if status >= 400:
-        raise StartupError(_message(json.loads(body), status))
+        raise StartupError(message(json.loads(body), status))
     if out is None:
         sys.stdout.write(body.decode())
     else:
@@ -149,7 +108,7 @@ def usage(url: str, last: str, form: str, out: Path | None, key: str | None = No
 
 def zero(url: str, key: str | None, api_key: str | None, requests: int, patience_s: float) -> dict[str, Any]:
     """Measures a start from zero replicas. Returns the figures, and has the gateway keep them."""
-    gateway = Changer(url, key)
+    gateway = AdminClient(url, key)
     warm_s = [_first_token_s(gateway, api_key, patience_s) for _ in range(requests)]
     print(f"warm: first token after {seconds(median(warm_s))} (median of {requests}), {seconds(max(warm_s))} at worst")
     stopping = gateway.send("POST", "/admin/fleet/zero", {})["stopping"]
@@ -169,7 +128,7 @@ def zero(url: str, key: str | None, api_key: str | None, requests: int, patience
     return figures
 
 
-def _until_none_is_left(gateway: Changer) -> None:
+def _until_none_is_left(gateway: AdminClient) -> None:
     ends, pause = monotonic() + STOPPED_WITHIN_S, Event()
     while gateway.ask("/admin/fleet")["replicas"]:
         if monotonic() > ends:
@@ -177,7 +136,7 @@ def _until_none_is_left(gateway: Changer) -> None:
         pause.wait(LOOK_EVERY_S)
 
 
-def _first_token_s(gateway: Changer, api_key: str | None, patience_s: float) -> float:
+def _first_token_s(gateway: AdminClient, api_key: str | None, patience_s: float) -> float:
     """Seconds until a request gets its one token; a refused request is sent again until `patience_s` have passed."""
     began, pause = monotonic(), Event()
     body = {"model": "default", "prompt": "Hello", "max_tokens": 1, "stream": False}
@@ -187,7 +146,7 @@ def _first_token_s(gateway: Changer, api_key: str | None, patience_s: float) -> 
         if status == 200:
             return took_s
         if status not in (429, 503, 504) or took_s > patience_s:
-            raise StartupError(f"no token after {took_s:.1f} s: {_message(json.loads(answer), status)}")
+            raise StartupError(f"no token after {took_s:.1f} s: {message(json.loads(answer), status)}")
         pause.wait(LOOK_EVERY_S)
 
 

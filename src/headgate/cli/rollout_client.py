@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli.client import AdminClient, exact
-from headgate.cli.fleet_client import Changer
 from headgate.explain.explanation import seconds
 from headgate.model.errors import StartupError
 
@@ -17,7 +16,7 @@ _WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "queue": "queue w
 
 
 def act(url: str, key: str | None, name: str, verb: str, body: dict[str, Any], console: Console | None = None) -> None:
-    answer = Changer(url, key).send("POST", f"/admin/rollout/{quote(name, safe='')}/{verb}", body)
+    answer = AdminClient(url, key).send("POST", f"/admin/rollout/{quote(name, safe='')}/{verb}", body)
     step = answer["step"]
     stage = step["stage"].replace("_", " ")
     (console or Console(highlight=False)).print(f"{name} is {stage}, at {step['share']:.0%}: {step['reason']}")
