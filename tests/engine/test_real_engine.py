@@ -75,7 +75,7 @@ class Real:
         then."""
         with self._changed:
             for _ in range(12_000):
-                if len(self.batcher.running) + len(self.batcher.waiting) <= most and self.engine.mail == 0:
+                if len(self.batcher.running) + len(self.batcher.waiting) <= most and self.engine._inbox.empty():
                     return
                 self._changed.wait(0.01)
         raise AssertionError("they never end")

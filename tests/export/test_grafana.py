@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from headgate.config.gateway import GatewayConfig, ObserveConfig
-from headgate.export.grafana import dashboard, queries
+from headgate.export.grafana import dashboard
 from headgate.model.lane import LANES
+from tests.export.promql import queries
 
 PRICED = GatewayConfig(observe=ObserveConfig(price_per_replica_hour=2.5))
 

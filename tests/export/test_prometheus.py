@@ -21,9 +21,10 @@ import pytest
 
 from headgate.config.file import load
 from headgate.config.gateway import GatewayConfig
-from headgate.export.grafana import dashboard, queries
+from headgate.export.grafana import dashboard
 from headgate.export.prometheus_rules import rules
 from tests.engine.process import ask
+from tests.export.promql import queries
 from tests.gateway.test_gateway import chat, double, gateway
 from tests.keys import hash_key
 

@@ -16,12 +16,13 @@ import pytest
 from headgate.config.engine import EngineConfig
 from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
-from headgate.export.grafana import dashboard, queries
+from headgate.export.grafana import dashboard
 from headgate.export.keda import scaled_object
 from headgate.export.kubernetes import ManifestValues
 from headgate.export.prometheus_rules import rules
 from headgate.model.replica import Replica
 from tests.engine.process import ask
+from tests.export.promql import queries
 from tests.export.test_prometheus import Prometheus, eventually, prometheus
 from tests.gateway.test_gateway import chat, double, gateway
 from tests.gateway.test_shared import RedisServer, redis

@@ -32,10 +32,6 @@ class Runner(Protocol):
         """KV memory of one token, in bytes."""
 
     @property
-    def slot_tokens(self) -> int:
-        """Tokens that a slot can hold."""
-
-    @property
     def model_s(self) -> float:
         """Seconds spent inside the model library so far."""
 
@@ -181,11 +177,6 @@ class Engine:
         self._inbox.put(_Stop())
         if self._thread.is_alive():
             self._thread.join()
-
-    @property
-    def mail(self) -> int:
-        """Sequences and cancels in the inbox that the engine thread has not read yet."""
-        return self._inbox.qsize()
 
     # -- the engine thread ----------------------------------------------------------------------------
 

@@ -7,10 +7,9 @@ durations, across slices of time, lanes and processes. From a microsecond to a d
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import ceil, fsum, inf, isfinite, log
-from typing import Any
 
 LEAST_S = 1e-6
 """Seconds. A shorter duration counts as zero."""
@@ -155,35 +154,3 @@ class Sketch:
             return 0.0 if beyond > 0 else None
         last = self.grid.index(within_s)
         return sum(count for index, count in self.buckets.items() if index <= last) / (self.count + beyond)
-
-    # -- to other processes ---------------------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        """The sketch as plain values for JSON."""
-        buckets = [[index, self.buckets[index]] for index in sorted(self.buckets)]
-        return {"error": self.grid.error, "sum": self.sum, "min": self.min, "max": self.max, "buckets": buckets}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "Sketch":
-        """Reads a sketch from another process, and so checks everything. Raises ValueError."""
-        try:
-            sketch = cls(float(plain["error"]))
-            for index, count in plain["buckets"]:
-                whole = isinstance(index, int) and isinstance(count, int)
-                if not whole or count < 1 or not 0 <= index < sketch.grid.size or index in sketch.buckets:
-                    raise ValueError(f"bucket {index!r} with count {count!r}")
-                sketch.buckets[index] = count
-            sketch.count = sum(sketch.buckets.values())
-            sketch._sum = _finite(plain["sum"])
-            if sketch.buckets:
-                sketch.min, sketch.max = _finite(plain["min"]), _finite(plain["max"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a sketch: {error}") from error
-        return sketch
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not isfinite(number):
-        raise ValueError(f"expected a finite number, got {value!r}")
-    return number

@@ -44,7 +44,6 @@ class EmulatedRunner:
     ) -> None:
         """`words`: the tokens to output. `dilation`: real seconds per second of the profile."""
         self.slots = profile.slots
-        self.slot_tokens = profile.context
         self.bytes_per_token = profile.bytes_per_token
         self.profile = profile
         self.dilation = dilation

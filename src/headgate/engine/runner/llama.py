@@ -109,7 +109,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_set_adapters_lora": (i32, [ptr, ptr, size, ptr]),
     "llama_init_from_model": (ptr, [ptr, ContextParams]),
     "llama_free": (None, [ptr]),
-    "llama_n_ctx_seq": (u32, [ptr]),
     "llama_get_memory": (ptr, [ptr]),
     "llama_decode": (i32, [ptr, Batch]),
     "llama_get_logits": (C.POINTER(f32), [ptr]),
@@ -310,11 +309,6 @@ class Context:
         self._batch.token, self._batch.pos = self.tokens.ctypes.data, self.positions.ctypes.data
         self._batch.n_seq_id, self._batch.seq_id = self._ones.ctypes.data, self._slot_of.ctypes.data
         self._batch.logits = self.wanted.ctypes.data
-
-    @property
-    def slot_tokens(self) -> int:
-        tokens: int = self.c.llama_n_ctx_seq(self.handle)
-        return tokens
 
     def decode(self, count: int) -> int:
         """Computes the first `count` tokens of the batch; returns 0 on success."""
