@@ -1,19 +1,21 @@
 """The config file as a person meets it: the example is true, and whatever is wrong is named with its line and path."""
 
+import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given as given_any
+from hypothesis import settings
 from hypothesis import strategies as st
 
-from headgate.config import gateway as gateway_config
 from headgate.config import hints
-from headgate.config.bounds import BOUNDS
 from headgate.config.engine import EngineConfig
-from headgate.config.file import MOST_PROBLEMS, describe, load, parse, replica_at
+from headgate.config.file import MOST_PROBLEMS, describe, hints_of, load, parse, replica_at
 from headgate.config.fleet import EmulateConfig, FleetConfig
 from headgate.config.gateway import ROUTE_WEIGHTS, GatewayConfig, Tenant
 from headgate.config.listen import ListenConfig, TlsConfig, check_exposure
@@ -110,11 +112,20 @@ def test_what_the_example_has_off_can_be_switched_on() -> None:
     )
 
 
+def sections(hint: Any) -> Iterator[Any]:
+    """Every config class that a file can fill, from the hints of the fields that lead there."""
+    cls: Any = hint if is_dataclass(hint) and isinstance(hint, type) else None
+    if cls is not None:
+        yield cls
+    for inner in get_args(hint) if cls is None else hints_of(cls).values():
+        yield from sections(inner)
+
+
 def test_the_example_shows_every_setting_and_every_choice() -> None:
-    shown = set(re.findall(r"(\w+):", TEXT))
-    for cls in (*vars(gateway_config).values(), *BOUNDS):
-        if isinstance(cls, type) and is_dataclass(cls) and cls is not hints.Check:
-            assert {one.name for one in fields(cls)} - {"name"} <= shown, cls
+    shown, known = set(re.findall(r"(\w+):", TEXT)), set(sections(GatewayConfig))
+    assert len(known) > 30
+    for cls in known:
+        assert {one.name for one in fields(cls)} - {"name"} <= shown, cls
     for choices in (hints.Algorithm, hints.TierName, hints.Kind):
         assert all(choice in TEXT for choice in get_args(choices))
 
@@ -400,7 +411,7 @@ def mutated(draw: st.DrawFn) -> str:
 
 
 @settings(max_examples=100, deadline=None)
-@given(mutated())
+@given_any(mutated())
 def test_whatever_is_in_the_file_it_is_read_or_refused(text: str) -> None:
     try:
         said = describe(parse(text, "x.yaml"))
@@ -417,3 +428,69 @@ def test_no_setting_takes_what_is_no_value(value: str) -> None:
     said = problems(spoilt)
     assert len(said) == MOST_PROBLEMS + 1
     assert said[-1] == f" and {count - MOST_PROBLEMS} more"
+
+
+# -- one place for each default ---------------------------------------------------------------------------
+
+PACKAGE = Path(__file__).parent.parent / "src" / "headgate"
+NO_SETTING = {
+    "attempts": "of sending a batch of spans, not of a request",
+    "body_bytes": "of a replica's answer",
+    "body_s": "of a replica's answer",
+    "concurrency": "of a load test",
+    "context": "of an emulated machine",
+    "header_bytes": "of a replica's answer",
+    "held_bytes": "of one connection",
+    "kind": "of a replica, not of a fleet",
+    "max_tokens": "of a lane, not of a task",
+    "name": "of other things",
+    "queue_limit": "of an engine's sequences; a lane's are requests",
+    "runaway": "of a request that does not ask for it",
+    "slots": "of an emulated machine",
+    "start_s": "of a pool that no fleet describes",
+    "timeout_s": "of a call",
+}
+"""Names that a config class and something else both give a default to, and what the other one means."""
+
+
+TRIVIAL = ("None", "True", "False", "0", "0.0", "1", "1.0", "''", "()", "{}")
+
+
+def given(value: ast.expr | None) -> ast.expr | None:
+    """The default of a field, also of one with metadata."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "field":
+        return next((one.value for one in value.keywords if one.arg == "default"), None)
+    return value
+
+
+def defaults() -> Iterator[tuple[str, str, str]]:
+    """(name, place, value) for every field and parameter whose default is a literal, trivial ones left out."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found: list[tuple[str, ast.expr | None]] = []
+            if isinstance(node, ast.ClassDef):
+                parts = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                found = [(ast.unparse(one.target), given(one.value)) for one in parts]
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                last = zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
+                named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                found = [(one.arg, value) for one, value in (*last, *named)]
+            for name, value in found:
+                refers = value is None or any(isinstance(part, ast.Name | ast.Attribute) for part in ast.walk(value))
+                if value is not None and not refers and ast.unparse(value) not in TRIVIAL:
+                    yield name, str(path.relative_to(PACKAGE)), ast.unparse(value)
+
+
+def test_no_default_of_the_config_is_written_down_twice() -> None:
+    every = list(defaults())
+    settings = {name for name, place, _ in every if place.startswith("config/")}
+    assert len(settings) > 60
+    elsewhere = {one for one in every if not one[1].startswith("config/")}
+    assert sorted(one for one in elsewhere if one[0] in settings and one[0] not in NO_SETTING) == []
+    within = Counter((name, value) for name, place, value in every if place.startswith("config/"))
+    assert [one for one, times in within.items() if times > 1] == []
+
+
+def test_what_is_excepted_is_still_there() -> None:
+    every = {(name, place.startswith("config/")) for name, place, _ in defaults()}
+    assert [name for name in NO_SETTING if not {(name, True), (name, False)} <= every] == []

@@ -17,7 +17,7 @@ from hatch_build import HOT
 
 import headgate
 from headgate.config.bounds import BOUNDS
-from headgate.config.file import _hints
+from headgate.config.file import hints_of
 from headgate.config.gateway import GatewayConfig
 from headgate.explain.neighbours import Neighbour
 from headgate.model.event import Arrived, ReplicaJoined
@@ -40,7 +40,7 @@ def read_from_a_file(cls: type, seen: set[type]) -> set[type]:
     """This class and those that its fields name."""
     if is_dataclass(cls) and cls not in seen:
         seen.add(cls)
-        for hint in _hints(cls).values():
+        for hint in hints_of(cls).values():
             for leaf in leaves(hint):
                 read_from_a_file(leaf, seen)
     return seen
@@ -72,7 +72,7 @@ def test_every_setting_has_its_whole_type(cls: type) -> None:
     if cls.__module__ in COMPILED:
         assert names == set(BOUNDS[cls]), "config/bounds.py names every field of a compiled class"
     for name in names:
-        lost = {type, tuple, list, dict, set, frozenset} & set(leaves(_hints(cls)[name]))
+        lost = {type, tuple, list, dict, set, frozenset} & set(leaves(hints_of(cls)[name]))
         assert not lost, f"{cls.__name__}.{name} is only {lost}"
 
 

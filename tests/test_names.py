@@ -142,7 +142,6 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
 
 
 TOO_LONG_FILES = """
-config/file.py
 gateway/answer/relay.py
 policy/dispatch/dispatcher.py
 sim/service.py

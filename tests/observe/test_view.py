@@ -29,6 +29,5 @@ def test_the_fleets_own_figures() -> None:
     assert (seen.replicas_up, seen.replicas_out) == (2, ("c",))
     assert seen.waiting_per_replica == waiting / 2
     assert seen.utilisation == pytest.approx(1.0)
-    assert (seen.loop_lag_p99_s, seen.availability) == (0.25, 0.9)
-    assert (seen.utilisation_target, seen.queue_per_replica) == (0.65, ObserveConfig().queue_per_replica)
+    assert (seen.loop_lag_p99_s, seen.promised) == (0.25, ObserveConfig(availability=0.9))
     assert [one.lane.name for one in seen.lanes] == list(LANES)

@@ -1,20 +1,17 @@
 """Reads the config file: YAML in, a GatewayConfig out, or every problem with its line and path.
 
-YAML here is the 1.2 core: `yes`, `1:30`, `0777` and dates are text, not a boolean, 90, 511 and a date. Environment
-variables are not expanded and merge keys are not supported, so the file alone decides. The reader follows the type
-hints straight through YAML's nodes: each problem has a line, and a node that no hint asks for is never walked, so
-aliases cannot explode.
+Environment variables are not expanded and merge keys are not supported, so the file alone decides. The reader follows
+the type hints straight through YAML's nodes (config/nodes.py): each problem has a line, and a node that no hint asks
+for is never walked, so aliases cannot explode.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
-from math import isfinite
 from operator import itemgetter
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -29,6 +26,7 @@ from headgate.config.gateway import (
     Tenant,
 )
 from headgate.config.hints import Name, ReplicaUrl, WeightOrZero
+from headgate.config.nodes import BAD, LIST, MAPPING, compose, expected, got, join, plain, scalar, short
 from headgate.config.output import OTHER, TASKS, OutputConfig, TaskConfig
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES, Lane
@@ -53,8 +51,8 @@ def load(path: Path) -> GatewayConfig:
 def parse(text: str, name: str) -> GatewayConfig:
     """Reads a config from text. `name`: what problems call the file."""
     reader = _Reader()
-    config: GatewayConfig = reader.gateway(_compose(text, name))
-    if config is not _BAD:
+    config: GatewayConfig = reader.gateway(compose(text, name))
+    if config is not BAD:
         for path, problem in contradictions(config):
             reader.problem(path, problem)
     if reader.problems:
@@ -67,7 +65,7 @@ def parse(text: str, name: str) -> GatewayConfig:
 def replica_at(url: str) -> Replica:
     """Makes a replica from a --replica argument, of which only the address is known."""
     if not get_args(ReplicaUrl)[1].allows(url):
-        raise StartupError(f"--replica: expected {_expected(ReplicaUrl)}, got {_short(url)}")
+        raise StartupError(f"--replica: expected {expected(ReplicaUrl)}, got {short(url)}")
     return _called(Replica(id="", url=url))
 
 
@@ -104,130 +102,16 @@ def _called(replica: Replica) -> Replica:
     return replace(replica, url=url, id=replica.id or replica_id(url))
 
 
-# -- YAML -------------------------------------------------------------------------------------------------
-
-_TAG = "tag:yaml.org,2002:"
-_LIST, _MAPPING = f"{_TAG}seq", f"{_TAG}map"
-_BAD: Any = object()
-"""Stands for a value that could not be read; the problem is noted."""
-_PLAIN: dict[str, Callable[[str], Any]] = {
-    f"{_TAG}null": lambda _: None,
-    f"{_TAG}bool": lambda text: {"true": True, "false": False}[text.lower()],
-    f"{_TAG}int": int,
-    f"{_TAG}float": float,
-    f"{_TAG}str": str,
-}
-
-
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own name and shape
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
-):
-    _Loader.add_implicit_resolver(f"{_TAG}{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
-
-
-def _compose(text: str, name: str) -> yaml.Node | None:
-    try:
-        root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        return root
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark else name
-        said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise StartupError(f"{where}: not YAML: {said}") from None
-    except RecursionError:
-        raise StartupError(f"{name}: not a config: nested too deep") from None
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise StartupError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
-
-
-def _plain(node: yaml.Node) -> Any:
-    """The value of a scalar node, or _BAD."""
-    if not isinstance(node, yaml.ScalarNode) or node.tag not in _PLAIN:
-        return _BAD
-    try:
-        value = _PLAIN[node.tag](node.value)
-    except (ValueError, LookupError):
-        return _BAD
-    return _BAD if isinstance(value, float) and not isfinite(value) else value
-
-
-def _scalar(hint: Any, node: yaml.Node) -> Any:
-    """The value of a node if it fits the hint, else _BAD."""
-    if get_origin(hint) is Annotated:
-        base, check = get_args(hint)
-        value = _scalar(base, node)
-        return value if value is not _BAD and check.allows(value) else _BAD
-    value = _plain(node)
-    if get_origin(hint) is Literal:
-        return value if value in get_args(hint) else _BAD
-    if hint is Path:
-        return Path(value) if type(value) is str and value and value.isprintable() else _BAD
-    if hint is float and type(value) is int:
-        return float(value) if abs(value) < 1 << 63 else _BAD
-    return value if type(value) is hint else _BAD
-
-
-# -- words ------------------------------------------------------------------------------------------------
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-
-
-def _expected(hint: Any) -> str:
-    if get_origin(hint) is Annotated:
-        base, check = get_args(hint)
-        return f"{_expected(base)} {check.expected}"
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(get_args(hint))}"
-    if is_dataclass(hint) or get_origin(hint) is dict:
-        return "a mapping"
-    return "a list" if get_origin(hint) in (tuple, frozenset) else _WORDS[hint]
-
-
-def _got(hint: Any, node: yaml.Node) -> str:
-    """What the file has instead of the expected value. Text that may be a key is not shown."""
-    if node.tag not in (*_PLAIN, _LIST, _MAPPING):
-        return f"the tag {_short(node.tag)}"
-    if isinstance(node, yaml.CollectionNode):
-        return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
-    value = _plain(node)
-    if value is None:
-        return "nothing"
-    base, *checks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    if _expected(base) in ("a list", "a mapping"):
-        return "a single value"
-    if any(check.secret for check in checks):
-        return "something else"
-    if isinstance(value, bool | int | float):
-        return f"{node.value[:40]}{': put it in quotes' if base in (str, Path) else ''}"
-    return _short(node.value)
-
-
-def _short(text: str) -> str:
-    return ascii(text if len(text) <= 40 else text[:39] + "…")
-
-
-def _join(path: str, key: str) -> str:
-    word = key if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", key) else _short(key)
-    return f"{path}.{word}" if path else word
-
-
 # -- reading ----------------------------------------------------------------------------------------------
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True) | BOUNDS.get(cls, {})
 
 
 class _Reader:
-    """One reading of one file. A method returns _BAD after it has noted a problem, and continues to find more."""
+    """One reading of one file. A method returns BAD after it has noted a problem, and continues to find more."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[int, str]] = []
@@ -240,7 +124,7 @@ class _Reader:
             line = self.lines.get(known)
             known = known[: max(known.rfind("."), known.rfind("["), 0)]
         self.problems.append((line, f"{path}: {text}" if path else text))
-        return _BAD
+        return BAD
 
     def gateway(self, root: yaml.Node | None) -> Any:
         readers = {
@@ -253,8 +137,8 @@ class _Reader:
             "routing": self.routing,
         }
         config = self.record(GatewayConfig, root, "", readers=readers) if root else GatewayConfig()
-        if config is _BAD:
-            return _BAD
+        if config is BAD:
+            return BAD
         if "anonymous.allowed" not in self.lines:
             config = replace(config, anonymous=replace(config.anonymous, allowed=not config.has_keys))
         if config.embedded is None and (config.fleet.kind == "processes" or not config.replicas):
@@ -263,24 +147,24 @@ class _Reader:
 
     def lanes(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, self.lane)
-        return _BAD if given is _BAD else tuple((LANES | given).values())
+        return BAD if given is BAD else tuple((LANES | given).values())
 
     def lane(self, name: str, node: yaml.Node, path: str) -> Any:
         default = LANES.get(name)
         defaults = {one.name: getattr(default, one.name) for one in fields(Lane)} if default else {"wait_bound_s": 0.0}
         lane = self.record(Lane, node, path, fixed={"name": name}, defaults=defaults)
-        if lane is _BAD or _join(path, "ttft_target_s") not in self.lines or _join(path, "wait_bound_s") in self.lines:
+        if lane is BAD or join(path, "ttft_target_s") not in self.lines or join(path, "wait_bound_s") in self.lines:
             return lane
         share = default.wait_bound_s / default.ttft_target_s if default else WAIT_SHARE
         return replace(lane, wait_bound_s=lane.ttft_target_s * share)
 
     def tenants(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, lambda name, child, at: self.record(Tenant, child, at, fixed={"name": name}))
-        return _BAD if given is _BAD else tuple(given.values())
+        return BAD if given is BAD else tuple(given.values())
 
     def tiers(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, self.tier)
-        return _BAD if given is _BAD else tuple((TIERS | given).values())
+        return BAD if given is BAD else tuple((TIERS | given).values())
 
     def tier(self, name: str, node: yaml.Node, path: str) -> Any:
         if name not in TIERS:
@@ -293,7 +177,7 @@ class _Reader:
 
     def tasks(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, self.task)
-        return _BAD if given is _BAD else TASKS | given
+        return BAD if given is BAD else TASKS | given
 
     def task(self, name: str, node: yaml.Node, path: str) -> Any:
         default = TASKS.get(name, TASKS[OTHER])
@@ -306,7 +190,7 @@ class _Reader:
 
     def weights(self, node: yaml.Node, path: str) -> Any:
         given = self.named(node, path, self.weight)
-        return _BAD if given is _BAD else ROUTE_WEIGHTS | given
+        return BAD if given is BAD else ROUTE_WEIGHTS | given
 
     def weight(self, name: str, node: yaml.Node, path: str) -> Any:
         if name not in ROUTE_WEIGHTS:
@@ -319,13 +203,13 @@ class _Reader:
     def replicas(self, node: yaml.Node, path: str) -> Any:
         def replica(child: yaml.Node, at: str) -> Any:
             found = self.record(Replica, child, at, defaults={"id": ""})
-            return found if found is _BAD else _called(found)
+            return found if found is BAD else _called(found)
 
         return self.sequence(tuple[Replica, ...], node, path, replica)
 
     def value(self, hint: Any, node: yaml.Node, path: str) -> Any:
         if get_origin(hint) in (Union, UnionType):
-            if _plain(node) is None:
+            if plain(node) is None:
                 return None
             (hint,) = (one for one in get_args(hint) if one is not NoneType)
         if is_dataclass(hint):
@@ -334,11 +218,11 @@ class _Reader:
             return self.sequence(hint, node, path, lambda child, at: self.value(get_args(hint)[0], child, at))
         if get_origin(hint) is dict:
             return self.named(node, path, lambda _, child, at: self.value(get_args(hint)[1], child, at))
-        value = _scalar(hint, node)
-        return value if value is not _BAD else self.unexpected(hint, node, path)
+        value = scalar(hint, node)
+        return value if value is not BAD else self.unexpected(hint, node, path)
 
     def unexpected(self, hint: Any, node: yaml.Node, path: str) -> Any:
-        return self.problem(path, f"expected {_expected(hint)}, got {_got(hint, node)}")
+        return self.problem(path, f"expected {expected(hint)}, got {got(hint, node)}")
 
     def record(
         self,
@@ -352,12 +236,12 @@ class _Reader:
     ) -> Any:
         """Reads a dataclass. The file may not set `fixed` fields."""
         given = self.entries(cls, node, path)
-        if given is _BAD:
-            return _BAD
+        if given is BAD:
+            return BAD
         values: dict[str, Any] = {**defaults, **fixed}
-        hints = {one.name: _hints(cls)[one.name] for one in fields(cls) if one.name not in fixed}
+        hints = {one.name: hints_of(cls)[one.name] for one in fields(cls) if one.name not in fixed}
         for key, child in given.items():
-            at = _join(path, key)
+            at = join(path, key)
             if key not in hints:
                 values[key] = self.problem(at, f"unknown key; {did_you_mean(key, list(hints))}")
             elif key in readers:
@@ -366,49 +250,49 @@ class _Reader:
                 values[key] = self.value(hints[key], child, at)
         for one in fields(cls):
             if one.name not in values and one.default is MISSING and one.default_factory is MISSING:
-                at = _join(path, one.name)
-                values[one.name] = self.problem(at, f"missing; expected {_expected(hints[one.name])}")
-        return _BAD if any(value is _BAD for value in values.values()) else cls(**values)
+                at = join(path, one.name)
+                values[one.name] = self.problem(at, f"missing; expected {expected(hints[one.name])}")
+        return BAD if any(value is BAD for value in values.values()) else cls(**values)
 
     def named(self, node: yaml.Node, path: str, read: Callable[[str, yaml.Node, str], Any]) -> Any:
         """Reads a mapping whose keys are names."""
         given = self.entries(dict[str, str], node, path)
-        if given is _BAD:
-            return _BAD
+        if given is BAD:
+            return BAD
         values = {}
         for name, child in given.items():
-            at = _join(path, name)
+            at = join(path, name)
             sane = get_args(Name)[1].allows(name)
-            values[name] = read(name, child, at) if sane else self.problem(at, f"expected a name {_expected(Name)[5:]}")
-        return _BAD if any(value is _BAD for value in values.values()) else values
+            values[name] = read(name, child, at) if sane else self.problem(at, f"expected a name {expected(Name)[5:]}")
+        return BAD if any(value is BAD for value in values.values()) else values
 
     def sequence(self, hint: Any, node: yaml.Node, path: str, read: Callable[[yaml.Node, str], Any]) -> Any:
-        if not isinstance(node, yaml.SequenceNode) or node.tag != _LIST:
+        if not isinstance(node, yaml.SequenceNode) or node.tag != LIST:
             return self.unexpected(hint, node, path)
         values = []
         for index, child in enumerate(node.value):
             at = f"{path}[{index}]"
             self.lines[at] = child.start_mark.line + 1
             values.append(read(child, at))
-        if any(value is _BAD for value in values):
-            return _BAD
+        if any(value is BAD for value in values):
+            return BAD
         if get_origin(hint) is frozenset and len(set(values)) < len(values):
             return self.problem(path, "expected no name twice")
         return get_origin(hint)(values)
 
     def entries(self, hint: Any, node: yaml.Node, path: str) -> Any:
         """The keys and nodes of a mapping: each key is text and occurs once."""
-        if not isinstance(node, yaml.MappingNode) or node.tag != _MAPPING:
+        if not isinstance(node, yaml.MappingNode) or node.tag != MAPPING:
             return self.unexpected(hint, node, path)
         given: dict[str, yaml.Node] = {}
         for key_node, child in node.value:
-            key, line = _plain(key_node), key_node.start_mark.line + 1
+            key, line = plain(key_node), key_node.start_mark.line + 1
             if not isinstance(key, str):
-                self.problem(path, f"expected keys that are text, got {_got(str, key_node)}", line)
+                self.problem(path, f"expected keys that are text, got {got(str, key_node)}", line)
             elif key in given:
-                at = _join(path, key)
+                at = join(path, key)
                 self.problem(at, f"given twice, first on line {self.lines[at]}", line)
             else:
                 given[key] = child
-                self.lines[_join(path, key)] = line
+                self.lines[join(path, key)] = line
         return given

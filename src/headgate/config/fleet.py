@@ -1,14 +1,15 @@
 """Configures the replicas that the gateway starts and stops itself, and where they run.
 
-`fixed`: none; replicas are listed under `replicas`, or the embedded engine serves. The bounds are in config/bounds.py.
+`fixed`: none; replicas are listed under `replicas`, or the embedded engine serves.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from headgate.config.cluster import KubernetesConfig, RayConfig
+from headgate.config.hints import GIGA, Seconds, SecondsOrZero, Text, above_zero, between
 from headgate.config.scale import ScaleConfig
 from headgate.config.scale import contradictions as scale_contradictions
 
@@ -19,15 +20,15 @@ FleetKind = Literal["fixed", "processes", "ray", "kubernetes"]
 class EmulateConfig:
     """Engines that take a GPU's time and compute nothing, for trying out fleets on a small machine."""
 
-    profile: str
+    profile: Text
     """Machine profile: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
-    dilate: float = 1.0
+    dilate: Annotated[float, above_zero(10_000)] = 1.0
     """Seconds that pass for one second of the emulated GPU."""
-    cold_start_s: float = 0.0
+    cold_start_s: SecondsOrZero = 0.0
     """Seconds that loading the emulated weights takes."""
-    slots: int | None = None
+    slots: Annotated[int, between(1, 1024)] | None = None
     """Sequences in the emulated KV memory at once; None: the profile's number."""
-    context: int | None = None
+    context: Annotated[int, between(16, GIGA)] | None = None
     """Tokens that a slot holds; None: the profile's number."""
 
 
@@ -38,11 +39,11 @@ class FleetConfig:
     none."""
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     """How many replicas run, and when that changes."""
-    drain_s: float = 30.0
+    drain_s: SecondsOrZero = 30.0
     """Maximum time for a leaving replica to finish its requests; then they are cut off."""
-    start_s: float = 20.0
+    start_s: Seconds = 20.0
     """Assumed duration of a start, until one has been measured."""
-    start_limit_s: float = 900.0
+    start_limit_s: Seconds = 900.0
     """Maximum duration of a start. A replica that takes longer is stopped and another is started."""
     history: Path | None = None
     """File in which the forecast survives a restart; None: the forecast begins anew."""

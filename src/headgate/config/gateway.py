@@ -12,6 +12,7 @@ from headgate.config.engine import EngineConfig
 from headgate.config.fleet import FleetConfig
 from headgate.config.hedge import HedgeConfig
 from headgate.config.hints import (
+    BEND,
     GIGA,
     Algorithm,
     Count,
@@ -20,25 +21,25 @@ from headgate.config.hints import (
     KeyHash,
     Name,
     PerMinute,
+    RedisUrl,
     Seconds,
     SecondsOrZero,
     Share,
+    ShareAboveZero,
     Text,
     TierName,
     WebOrigin,
     Weight,
     WeightOrZero,
-    above_zero,
     between,
 )
 from headgate.config.listen import ListenConfig
 from headgate.config.models import ModelConfig, RolloutConfig
 from headgate.config.output import OutputConfig
-from headgate.config.shared import SharedConfig
 from headgate.config.warm import WarmConfig
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
-from headgate.model.tier import TIERS, Tier
+from headgate.model.tier import DEFAULT_TIER, TIERS, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class Tenant:
     """False: its requests are refused. The default for anonymous is True only while no tenant has a key."""
     key_sha256: tuple[KeyHash, ...] = ()
     """SHA-256 of each of the tenant's keys, in hex; several, so that a key can be replaced without a gap."""
-    tier: TierName = "free"
+    tier: TierName = DEFAULT_TIER
     """The tenant's tier. By default premium has four times the weight of free; `tiers` may add a reserve and caps."""
     weight: Weight = 1.0
     """Relative share within a lane while other tenants wait there too."""
@@ -203,6 +204,16 @@ class RetryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedConfig:
+    """The store that several gateways in front of the same replicas share."""
+
+    redis: RedisUrl = "redis://127.0.0.1:6379/0"
+    """Redis server with the tenants' buckets, where gateways also announce themselves."""
+    prefix: Name = "headgate"
+    """Prefix of all keys there. Gateways with another prefix share nothing with these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     instruments: bool = True
     """False: requests are only counted, without percentiles, traces, alerts or explanations."""
@@ -211,7 +222,7 @@ class ObserveConfig:
     availability: Annotated[float, between(0, 1)] = 0.999
     """Share of requests that must be answered, neither refused nor failed; the rest is the error budget. Clients' own
     errors and tenants over their own limits do not count."""
-    utilisation_target: Annotated[float, above_zero(1)] = 0.65
+    utilisation_target: ShareAboveZero = BEND
     """Share of the replicas' room above which latency begins to bend and the gateway warns."""
     queue_per_replica: Count = 8
     """Requests waiting per usable replica above which the gateway raises an alert."""

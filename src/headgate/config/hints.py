@@ -76,6 +76,8 @@ def _is_redis_url(url: str) -> bool:
 
 _HASH_OF_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 GIGA = 1_000_000_000
+BEND = 0.65
+"""Share of the replicas' room in use above which latency begins to bend: the default of three settings."""
 
 Seconds = Annotated[float, above_zero(86_400)]
 SecondsOrZero = Annotated[float, between(0, 86_400)]

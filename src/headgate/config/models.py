@@ -6,7 +6,9 @@ policy/rollout/rollout.py and policy/rollout/capability.py read these settings.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from headgate.config.hints import Count, CountOrZero, Name, ShareAboveZero, Text, between
 
 Sticky = Literal["session", "tenant", "request"]
 Format = Literal["text", "json_object", "json_schema"]
@@ -15,11 +17,11 @@ WhenUnsure = Literal["rollback", "hold"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionConfig:
-    name: str
+    name: Name
     """The version's name in records, figures and commands."""
-    model: str
+    model: Text
     """The model whose replicas serve the version: their `model`, or one of their `models`."""
-    weight: float = 0.0
+    weight: Annotated[float, between(0, 1_000_000)] = 0.0
     """Relative share of the requests; 0: none, but the version is kept warm."""
 
 
@@ -27,25 +29,25 @@ class VersionConfig:
 class CanaryConfig:
     """How a new version is tried out. The verdict compares it with the old version over the same time."""
 
-    steps: tuple[float, ...] = (0.05, 0.2, 0.5)
+    steps: tuple[ShareAboveZero, ...] = (0.05, 0.2, 0.5)
     """Shares of the requests that the new version gets, in this order, before all of them."""
-    step_requests: int = 1000
+    step_requests: Count = 1000
     """Minimum requests of both versions together in each step."""
-    min_samples: int = 50
+    min_samples: Count = 50
     """Minimum requests of the new version among them."""
-    limit_requests: int = 20_000
+    limit_requests: Count = 20_000
     """Requests of both versions after which a rollout without proof counts as unsure."""
     when_unsure: WhenUnsure = "rollback"
     """What an unsure rollout does: return to the old version, or hold until an operator decides."""
-    acceptable: float = 1.05
+    acceptable: Annotated[float, between(1, 100)] = 1.05
     """Acceptable latency of the new version, as a multiple of the old one's. Proven to be above it: rolled back."""
-    unacceptable: float = 1.2
+    unacceptable: Annotated[float, between(1, 100)] = 1.2
     """Unacceptable latency of the new version, as a multiple of the old one's. Proven to be below it: promoted."""
-    longer: float = 1.25
+    longer: Annotated[float, between(1.01, 100)] = 1.25
     """Answers this many times as long, or as short, are a different behaviour. Proven: rolled back."""
-    error_margin: float = 0.01
+    error_margin: ShareAboveZero = 0.01
     """Share by which the new version's failures may exceed the old one's: promoted only if proven to be below it."""
-    soak_s: float = 86_400.0
+    soak_s: Annotated[float, between(0, 30 * 86_400)] = 86_400.0
     """Minimum time at the last step, with everything proven, before the new version gets all requests."""
 
 
@@ -53,9 +55,9 @@ class CanaryConfig:
 class ShadowConfig:
     """Copies of requests to a version whose answers no client sees: they are measured and discarded."""
 
-    share: float = 0.05
+    share: ShareAboveZero = 0.05
     """Share of the requests that are copied."""
-    concurrency: int = 8
+    concurrency: Annotated[int, between(1, 10_000)] = 8
     """Maximum copies at once; further ones are not made."""
 
 
@@ -63,17 +65,17 @@ class ShadowConfig:
 class RuleConfig:
     """A rule that chooses a model. All of its conditions must fit."""
 
-    name: str
+    name: Name
     """The rule's name, for the reason on records."""
-    use: str
+    use: Text
     """The model that the rule chooses: another name of this section, or one that replicas serve."""
-    when_full: str | None = None
+    when_full: Text | None = None
     """The model chosen instead while `use` has no room and this one has; None: requests wait."""
-    tasks: frozenset[str] = frozenset()
+    tasks: frozenset[Name] = frozenset()
     """The request has one of these tasks; empty: any."""
-    prompt_tokens_above: int | None = None
+    prompt_tokens_above: CountOrZero | None = None
     """The prompt has more tokens than this; None: any."""
-    prompt_tokens_below: int | None = None
+    prompt_tokens_below: Count | None = None
     """The prompt has fewer tokens than this; None: any."""
     tools: bool | None = None
     """The request has tools, or has none; None: either."""
@@ -81,7 +83,7 @@ class RuleConfig:
     """The request has images, or has none; None: either."""
     response_format: frozenset[Format] = frozenset()
     """The request asks for one of these formats (text: for none); empty: any."""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[Name, Text] = field(default_factory=dict)
     """The request has these headers with these values."""
 
 
@@ -89,7 +91,7 @@ class RuleConfig:
 class ModelConfig:
     """A model name that clients use, with either versions, or rules and `use`."""
 
-    name: str
+    name: Text
     """The name that clients ask for."""
     versions: tuple[VersionConfig, ...] = ()
     sticky: Sticky = "session"
@@ -98,11 +100,11 @@ class ModelConfig:
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     rules: tuple[RuleConfig, ...] = ()
     """Rules, of which the first that fits counts."""
-    use: str | None = None
+    use: Text | None = None
     """The model for requests that fit no rule; None: the model has versions."""
-    when_full: str | None = None
+    when_full: Text | None = None
     """The model used instead of `use` while that has no room and this one has; None: requests wait."""
-    full_above: float = 1.0
+    full_above: ShareAboveZero = 1.0
     """Share of the replicas' room in use from which they count as full."""
 
 

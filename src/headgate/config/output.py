@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headgate.config.hints import Count, Name, Prompt, Text
+
 Runaway = Literal["off", "safe", "quick"]
 """When an answer that only repeats itself is ended: never; when there is hardly a doubt; or on about half of that
 evidence."""
@@ -10,9 +12,9 @@ evidence."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
-    max_tokens: int = 256
+    max_tokens: Count = 256
     """Maximum output tokens, where the client gives no value of its own or names this task."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Prompt, ...] = ()
     """Stop sequences, added to the client's as far as there is room: OpenAI allows four in all. Never added to a
     request for several answers, with tools, or with a required format."""
     runaway: Runaway = "off"
@@ -39,11 +41,11 @@ TASKS: dict[str, TaskConfig] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasConfig:
-    name: str
+    name: Text
     """A model name as clients write it."""
-    task: str
+    task: Name
     """The task that clients mean by it."""
-    model: str | None = None
+    model: Text | None = None
     """The model name that replicas are asked for; None: the same name."""
 
 
@@ -57,9 +59,9 @@ ALIASES: tuple[AliasConfig, ...] = tuple(
 class OutputConfig:
     caps: bool = True
     """False: no task and no lane limits any tenant's output; a tenant's own max_tokens still does."""
-    long_prompt_tokens: int = 4000
+    long_prompt_tokens: Count = 4000
     """Prompt tokens above which a tighter cap replaces the task's."""
-    long_prompt_max_tokens: int = 256
+    long_prompt_max_tokens: Count = 256
     """Maximum output tokens after such a prompt."""
     tasks: dict[str, TaskConfig] = field(default_factory=lambda: dict(TASKS))
     """The six default tasks, changed or not, and any that were added."""

@@ -2,43 +2,46 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from headgate.config.hints import BEND, Count, Seconds, SecondsOrZero, ShareAboveZero, Weight, between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleConfig:
     """Settings of one pool: replicas that can stand in for each other."""
 
-    min: int = 1
+    min: Annotated[int, between(0, 10_000)] = 1
     """Minimum replicas that serve. 0 only together with to_zero."""
-    max: int = 8
+    max: Annotated[int, between(1, 10_000)] = 8
     """Maximum replicas at once, parked ones included: the number of machines there are."""
-    warm: int = 0
+    warm: Annotated[int, between(0, 10_000)] = 0
     """Parked replicas: loaded, warmed and idle, so that taking one into use takes milliseconds. They cost as much as
     others."""
-    utilisation_target: float = 0.65
+    utilisation_target: ShareAboveZero = BEND
     """Share of the replicas' room that should be in use. Above it latency begins to bend. Up to five points less where
     requests come in bursts, up to five more where they come evenly."""
-    queue_per_replica: float = 1.0
+    queue_per_replica: Weight = 1.0
     """Requests waiting per serving replica above which more replicas are needed at once."""
-    tokens_per_replica: int | None = None
+    tokens_per_replica: Count | None = None
     """Outstanding tokens, prompt and output, that fill a replica; None: only requests count."""
-    tokens_per_s: float | None = None
+    tokens_per_s: Weight | None = None
     """Tokens per second, prompt and output, that keep a replica at the target; None: learned."""
-    up_cooldown_s: float = 60.0
+    up_cooldown_s: SecondsOrZero = 60.0
     """Time after growing before more replicas are started, so that those added can take effect."""
-    down_cooldown_s: float = 300.0
+    down_cooldown_s: SecondsOrZero = 300.0
     """Minimum time without need of more replicas, and since any change, before replicas are stopped."""
-    down_share: float = 0.25
+    down_share: ShareAboveZero = 0.25
     """Maximum share of the replicas stopped at a time; always at least one replica."""
     forecast: bool = True
     """True: learn the demand by hour and weekday, and have replicas ready before it comes."""
-    forecast_quantile: float = 0.5
+    forecast_quantile: ShareAboveZero = 0.5
     """Quantile of the remembered days' demand that the forecast's floor must cover."""
-    ahead_s: float = 120.0
+    ahead_s: SecondsOrZero = 120.0
     """Time by which the forecast looks further ahead than a start takes."""
     to_zero: bool = False
     """True: after idle_s without any request even the last replica stops, and the next request waits for a start."""
-    idle_s: float = 600.0
+    idle_s: Seconds = 600.0
     """Idle time after which a pool with to_zero stops its last replica."""
 
     @property

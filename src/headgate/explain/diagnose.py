@@ -19,6 +19,7 @@ those seconds by cause. An empty list means that nothing is wrong.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from headgate.config.gateway import ObserveConfig
 from headgate.explain.explanation import Kind
 from headgate.explain.remedies import ANSWERS, GROUPS, KV_HEADROOM, READERS, REFUSALS, WARM_UP, Severity
 from headgate.model.lane import Lane
@@ -111,12 +112,10 @@ class View:
     """Share in use by resource; see policy/replicas/utilisation.py."""
     binding: str = ""
     """The resource that is fullest."""
-    utilisation_target: float = 0.65
     waiting_per_replica: float = 0.0
-    queue_per_replica: float = 8.0
-    """Waiting requests per replica above which the queue becomes a finding."""
     loop_lag_p99_s: float = 0.0
-    availability: float = 0.999
+    promised: ObserveConfig = field(default_factory=ObserveConfig)
+    """The config's targets for utilisation, queue and availability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +142,19 @@ def findings(view: View) -> list[Finding]:
 
 def _fleet(view: View) -> Iterator[Finding]:
     yield from _replicas(view)
-    if view.utilisation > view.utilisation_target:
+    if view.utilisation > view.promised.utilisation_target:
         yield Finding(
             "critical" if view.utilisation > BENDS else "warning",
             "utilisation",
-            {"utilisation": view.utilisation, "target": view.utilisation_target, **view.use},
+            {"utilisation": view.utilisation, "target": view.promised.utilisation_target, **view.use},
             f"more of {words(view.binding)} is taken than the target: latency bends from here on",
             "add replicas; observe.utilisation_target is where this begins",
         )
-    if view.waiting_per_replica > view.queue_per_replica:
+    if view.waiting_per_replica > view.promised.queue_per_replica:
         yield Finding(
             "warning",
             "queue_depth",
-            {"waiting_per_replica": view.waiting_per_replica, "target": view.queue_per_replica},
+            {"waiting_per_replica": view.waiting_per_replica, "target": view.promised.queue_per_replica},
             "more requests wait than the replicas can take in good time",
             "add replicas; lanes.*.wait_bound_s sheds load earlier",
         )
@@ -208,10 +207,10 @@ def _lane(view: LaneView, whole: View) -> Iterator[Finding]:
     if requests >= LEAST_REQUESTS:
         yield from _latency(view, whole)
     away = view.turned_away / view.asked if view.asked else 0.0
-    grave = away >= bounds(1 - whole.availability)[1]
-    if view.failed and view.failed > max(1, round((1 - whole.availability) * requests)):
+    grave = away >= bounds(1 - whole.promised.availability)[1]
+    if view.failed and view.failed > max(1, round((1 - whole.promised.availability) * requests)):
         evidence: dict[str, float | str] = {"failed": view.failed, "requests": requests}
-        evidence["availability_promised"] = whole.availability
+        evidence["availability_promised"] = whole.promised.availability
         cause = "more requests fail than the error budget allows"
         yield Finding(
             "critical", "errors", evidence, cause, "see /admin/slow and the replicas' logs; retry.attempts", lane.name
@@ -319,7 +318,7 @@ def _balloons(view: LaneView) -> bool:
 
 def _answer(group: str, view: LaneView, whole: View) -> tuple[str, str]:
     lane = view.lane
-    if group == "queue" and lane.concurrency is not None and whole.utilisation <= whole.utilisation_target:
+    if group == "queue" and lane.concurrency is not None and whole.utilisation <= whole.promised.utilisation_target:
         return "requests wait for the lane's own cap while replicas have room", f"lanes.{lane.name}.concurrency"
     if group == "flood":
         return f"requests wait behind a flood of tenant {view.heaviest}", _limit(view.heaviest)

@@ -7,6 +7,7 @@ ended, of one that still runs, and of one that was never understood.
 from collections import deque
 from typing import Final
 
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.intake.abilities import RESPONSES
 from headgate.gateway.intake.accept import Accepted
 from headgate.gateway.trace_context import Hop
@@ -22,6 +23,7 @@ NO_LANE: Final = "none"
 FULL: Final = 503
 NO_TAGS: dict[str, str] = {}
 OPERATIONS: Final = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+OBSERVE: Final = ObserveConfig()
 TEMPLATE_TOKENS: Final = 4096
 """Maximum tokens that a chat template is assumed to add to a prompt."""
 
@@ -158,7 +160,7 @@ class Summary:
 
 
 class Account:
-    def __init__(self, keep: int = 50_000, wall_offset: float = 0.0) -> None:
+    def __init__(self, keep: int = OBSERVE.keep, wall_offset: float = 0.0) -> None:
         """`wall_offset`: seconds to add to the clock to get the time of day."""
         self.records: deque[Record] = deque(maxlen=keep)
         self._fresh: deque[Record] = deque(maxlen=keep)

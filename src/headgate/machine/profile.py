@@ -124,8 +124,8 @@ class Profile:
     copy_bytes_per_s: float | None = None
     saves_overlap: bool = False
     """Saving overlaps with computing; the step waits only for the part of a save that takes longer than the step."""
-    step_tokens: int = 512
-    chunk_limit: int = 512
+    step_tokens: int = BatchConfig.step_tokens
+    chunk_limit: int = BatchConfig.chunk_limit
 
     def __post_init__(self) -> None:
         for residuals in (self.with_prefill, self.long_prefill, self.decode_only):

@@ -8,6 +8,7 @@ their number.
 import msgspec
 
 from headgate.model.outcome import Outcome
+from headgate.model.tier import DEFAULT_TIER
 
 
 class Ahead(msgspec.Struct, frozen=True, gc=False):
@@ -121,7 +122,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """The same moment in seconds since 1970."""
     lane: str
     tenant: str
-    tier: str = "free"
+    tier: str = DEFAULT_TIER
     task: str = ""
     model: str
     """The model as the client named it."""

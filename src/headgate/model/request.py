@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from headgate.model.tier import DEFAULT_TIER
+
 FIELDS: Final = (
     "id", "arrived", "model", "lane", "priority", "tenant", "weight", "tier", "prompt_tokens", "max_output",
     "wait_until", "first_token_by", "stream", "prefix", "session", "unfit", "fallback", "choices",
@@ -28,7 +30,7 @@ class Request:
         first_token_by: float,
         tenant: str = "anonymous",
         weight: float = 1.0,
-        tier: str = "free",
+        tier: str = DEFAULT_TIER,
         prompt_tokens: int = 1,
         max_output: int = 256,
         stream: bool = True,

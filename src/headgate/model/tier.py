@@ -2,6 +2,9 @@
 tiers."""
 
 from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_TIER: Final = "free"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

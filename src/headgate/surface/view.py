@@ -46,11 +46,9 @@ def view(
         utilisation=use.largest or 0.0,
         use=use.known,
         binding=use.binding,
-        utilisation_target=observe.utilisation_target,
         waiting_per_replica=seen.waiting / max(1, up),
-        queue_per_replica=observe.queue_per_replica,
         loop_lag_p99_s=lag_p99_s,
-        availability=observe.availability,
+        promised=observe,
     )
 
 

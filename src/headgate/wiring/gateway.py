@@ -40,7 +40,7 @@ from headgate.surface.instruments import Instruments
 from headgate.surface.ledger import Holdings
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warmup import Warmup
-from headgate.wire.limits import WireLimits
+from headgate.wire.limits import wire_limits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.change import ConfigChange, Reload, identities, open_door
@@ -134,7 +134,7 @@ async def _serve_gateway(
         ledger.server = http = HttpServer(
             door,
             clock=clock,
-            limits=_wire_limits(config),
+            limits=wire_limits(config.limits, config.timeouts, _most_connections()),
             judge=judge,
             greet=door.greet,
             refused=gateway.account.refuse,
@@ -208,29 +208,12 @@ async def _announce(
 def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
     dispatcher = dispatcher_for(config, random.Random(seed))
     intake = intake_for(config, dispatcher.lanes)
-    acceptor = Acceptor(intake, identities(config), _wire_limits(config), config.limits.open_fields)
+    limits = wire_limits(config.limits, config.timeouts, _most_connections())
+    acceptor = Acceptor(intake, identities(config), limits, config.limits.open_fields)
     account = Account(config.observe.keep, wall() - clock())
     gateway = Gateway(dispatcher, acceptor, account, Placing(dispatcher, relay_limits(config), clock), clock)
     gateway.held.most = config.limits.held_bytes
     return gateway
-
-
-def _wire_limits(config: GatewayConfig) -> WireLimits:
-    limits, timeouts = config.limits, config.timeouts
-    return WireLimits(
-        header_bytes=limits.header_bytes,
-        header_count=limits.header_count,
-        body_bytes=limits.body_bytes,
-        bodies_bytes=limits.bodies_bytes,
-        json_depth=limits.json_depth,
-        json_containers=limits.json_containers,
-        json_values=limits.json_values,
-        messages=limits.messages,
-        max_connections=min(limits.connections, _most_connections()),
-        header_timeout_s=timeouts.header_s,
-        body_timeout_s=timeouts.body_s,
-        idle_timeout_s=timeouts.idle_s,
-    )
 
 
 def _most_connections() -> int:

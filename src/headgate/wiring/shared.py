@@ -5,7 +5,7 @@ import os
 import socket
 from contextlib import AsyncExitStack
 
-from headgate.config.shared import SharedConfig
+from headgate.config.gateway import SharedConfig
 from headgate.gateway.gateway import Gateway
 from headgate.model.clock import Clock
 from headgate.upkeep.shared import Sharing
