@@ -51,8 +51,7 @@ SCRAPE_EVERY_S = 1.0
 """Minimum seconds between two scrapes of an engine's metrics: scraping more often has stalled engines."""
 
 WELL = (200, 429)
-"""Status codes of a health check that went well. 429 is said by a proxy that counts requests: the replica is behind
-it."""
+"""Status codes of a health check that went well. 429 is said by a proxy that counts requests, before the replica."""
 
 DENIED = (401, 403)
 """Status codes of a replica that wants a key, or another one."""
@@ -108,6 +107,8 @@ class Prober:
     load: dict[str, float] = field(default_factory=dict)
     """What the replica last reported of its own load, and what its warm-up here took."""
     dialect: Dialect = PLAIN
+    ready: Callable[[], None] | None = None
+    """Called once, when the replica has been taken into use."""
     _task: asyncio.Task[None] | None = None
     _own: dict[str, float] = field(default_factory=dict)
     _context: int | None = None
@@ -151,6 +152,8 @@ class Prober:
         of it."""
         await self._until_done(self._take_into_use)
         self.joined.set()
+        if self.ready is not None:
+            self.ready()
         async with asyncio.TaskGroup() as group:  # apart: a deep check takes its time, and a death must not wait for it
             group.create_task(self._until_done(self._keep_looking))
             group.create_task(self._until_done(self._keep_looking_deep))

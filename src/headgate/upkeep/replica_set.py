@@ -50,14 +50,15 @@ class ReplicaSet:
         self._warmup = warmup
         self._say = say
 
-    def join(self, replica: Replica, *, parked: bool = False) -> Prober:
-        """Adds a replica. It is used once it has answered; parked: only once `route` says so."""
+    def join(self, replica: Replica, *, parked: bool = False, ready: Callable[[], None] | None = None) -> Prober:
+        """Adds a replica. It is used once it has answered; parked: only once `route` says so. `ready` is called when it
+        has answered and is warm."""
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
         pool = self._new_pool(replica)
         self._gateway.placing.join(replica, pool)
         self.catalog.add(replica)
-        watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals)
+        watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals, ready=ready)
         self.watches[replica.id] = watch
         if parked:
             self._gateway.hear(ReplicaParked(replica.id, True))

@@ -46,21 +46,11 @@ class GatewayHands(PoolSignals):
 
         super().__init__(gateway.dispatcher, ttft_p95)
         self._roster = roster
-        self._waiting_for: dict[ReplicaId, asyncio.Task[None]] = {}
 
     def join(self, replica: Replica, ready: Callable[[], None]) -> None:
-        watch = self._roster.join(replica, parked=True)
-
-        async def wait() -> None:
-            await watch.joined.wait()
-            ready()
-
-        self._waiting_for[replica.id] = asyncio.get_running_loop().create_task(wait())
+        self._roster.join(replica, parked=True, ready=ready)
 
     def leave(self, replica_id: ReplicaId) -> None:
-        task = self._waiting_for.pop(replica_id, None)
-        if task is not None:
-            task.cancel()
         if replica_id in self._roster.watches:
             self._roster.leave(replica_id)
 
