@@ -138,7 +138,7 @@ class Placing:
         known = self._places.get(replica.id)
         self._places[replica.id] = place = Endpoint(replica, pool)
         if known is not None:
-            place.default_model = known.default_model
+            place.default_model, place.answered_at = known.default_model, known.answered_at
 
     def listed(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         """Takes the models that a replica lists. Our own engine accepts `default` as a model name; others need a real

@@ -7,13 +7,14 @@ for alerts, metrics, the page and the doctor alike.
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.view import ReplicaView
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.words import about_outage
+from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 
 Condition = Literal["up", "starting", "parked", "down"]
@@ -42,6 +43,21 @@ class FleetNews(Protocol):
     def news(self) -> dict[str, Any]: ...
 
 
+class ReplicaStanding(NamedTuple):
+    """Where one replica stands, as the admin API and the page tell it."""
+
+    seen: ReplicaView
+    condition: Condition
+    state: str
+    """One word for people: the condition, or the replica's progress within it."""
+    lifecycle: str | None
+    """State of its life in the fleet that started it. None: no fleet did."""
+    why: str
+    """What put the replica into its state."""
+    since: float | None
+    """Since when its health has been what it is. None: unknown."""
+
+
 class Conditions:
     def __init__(
         self,
@@ -61,7 +77,15 @@ class Conditions:
     def of(self, now: float) -> dict[ReplicaId, Condition]:
         """The condition of every known replica."""
         replicas, fleet = self._dispatcher.view(now).replicas, self._fleet()
-        return {replica_id: self._one(replica, fleet, now) for replica_id, replica in replicas.items()}
+        return {
+            replica_id: self._one(replica, _lifecycle(fleet, replica_id), now)
+            for replica_id, replica in replicas.items()
+        }
+
+    def standings(self, now: float) -> dict[ReplicaId, ReplicaStanding]:
+        """The standing of every known replica."""
+        replicas, fleet = self._dispatcher.view(now).replicas, self._fleet()
+        return {replica_id: self._standing(replica, fleet, now) for replica_id, replica in replicas.items()}
 
     def read(self, now: float) -> FleetReading:
         found = self.of(now)
@@ -98,23 +122,22 @@ class Conditions:
             else ""
         )
 
-    def state(self, replica_id: ReplicaId, condition: Condition) -> str:
-        """One word for people: the replica's condition, or its progress within it. The word never contradicts the
-        condition."""
-        if condition == "parked":
-            return "parked"
-        watch, standing = self._watches.get(replica_id), self._dispatcher.standing(replica_id)
-        if condition != "up" and watch is not None and watch.phase != "ready":
-            return watch.phase
-        state = "ejected" if standing is None else standing.state.name.lower()
-        # A replica that can't be reached is out of use before its probes say so.
-        return condition if (condition == "up") != (state in ("up", "ramping")) else state
-
     # -- one replica ---------------------------------------------------------------------------------------------
 
-    def _one(self, replica: ReplicaView, fleet: FleetNews | None, now: float) -> Condition:
-        replica_id = replica.id
-        lifecycle = None if fleet is None else fleet.lifecycle(replica_id)
+    def _standing(self, replica: ReplicaView, fleet: FleetNews | None, now: float) -> ReplicaStanding:
+        lifecycle = _lifecycle(fleet, replica.id)
+        condition = self._one(replica, lifecycle, now)
+        watch, health = self._watches.get(replica.id), replica.standing
+        return ReplicaStanding(
+            seen=replica,
+            condition=condition,
+            state=_state(condition, "ready" if watch is None else watch.phase, health),
+            lifecycle=lifecycle,
+            why=(watch.why if watch is not None else "") or ("" if health is None else health.why),
+            since=None if health is None else health.since,
+        )
+
+    def _one(self, replica: ReplicaView, lifecycle: str | None, now: float) -> Condition:
         if lifecycle in _COMING:
             return "starting"
         if lifecycle in _APART or (lifecycle is None and replica.parked):
@@ -122,7 +145,7 @@ class Conditions:
         if replica.in_use:
             self._any_was_up = True
             return "up"
-        watch = self._watches.get(replica_id)
+        watch = self._watches.get(replica.id)
         phase = "ready" if watch is None else watch.phase
         new = not replica.came and phase != "failed" and lifecycle != "failed"
         return "starting" if new and (phase == "warming" or now - replica.joined_at < START_S) else "down"
@@ -149,3 +172,18 @@ class Conditions:
         """Lanes and models whose replicas are all down. Few replicas are down, so each of their names is looked up."""
         lanes, models = self._dispatcher.unserved(down)
         return (*(f"lane {name}" for name in lanes), *(f"model {name}" for name in models))
+
+
+def _lifecycle(fleet: FleetNews | None, replica_id: ReplicaId) -> str | None:
+    return None if fleet is None else fleet.lifecycle(replica_id)
+
+
+def _state(condition: Condition, phase: str, health: Standing | None) -> str:
+    """The word never contradicts the condition."""
+    if condition == "parked":
+        return "parked"
+    if condition != "up" and phase != "ready":
+        return phase
+    state = "ejected" if health is None else health.state.name.lower()
+    # A replica that can't be reached is out of use before its probes say so.
+    return condition if (condition == "up") != (state in ("up", "ramping")) else state

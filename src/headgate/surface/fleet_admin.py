@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from headgate.measure.conditions import ReplicaStanding
 from headgate.model.errors import InvalidRequest, StartupError
 from headgate.model.replica import ReplicaId
 from headgate.surface.access import AdminAccess
@@ -182,3 +183,19 @@ def _text(exchange: Exchange) -> str:
 
 def _last(exchange: Exchange, before: str) -> str:
     return unquote(exchange.path.removeprefix(before))
+
+
+def as_told(standing: ReplicaStanding, url: str, now: float) -> dict[str, Any]:
+    """A replica as the admin API tells it."""
+    seen = standing.seen
+    return {
+        "id": seen.id,
+        "url": url,
+        "state": standing.state,
+        "condition": standing.condition,
+        "since_s": None if standing.since is None else now - standing.since,
+        "usable": seen.usable,
+        "requests": seen.requests,
+        "limit": seen.limit,
+        "why": standing.why,
+    }

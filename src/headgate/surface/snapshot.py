@@ -11,7 +11,7 @@ from headgate import __version__
 from headgate.config.gateway import ObserveConfig
 from headgate.explain.diagnose import Finding, View, findings
 from headgate.gateway.gateway import Gateway
-from headgate.measure.conditions import Condition, Conditions
+from headgate.measure.conditions import Conditions, ReplicaStanding
 from headgate.measure.evidence import Evidence, Told
 from headgate.measure.figures import Figures
 from headgate.measure.pulse import Pulse
@@ -19,7 +19,7 @@ from headgate.measure.timeline import BANDS
 from headgate.measure.windows import WindowCounts
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.replica import ReplicaId
-from headgate.policy.dispatch.view import LaneCounts, ReplicaView
+from headgate.policy.dispatch.view import LaneCounts
 from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.slo import promises
 from headgate.publish.fleet_metrics import cost_per_1000_tokens
@@ -76,14 +76,14 @@ class Snapshot:
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
         state, fleet = sources.alarms.state(now), sources.fleet()
-        conditions, seen = self._conditions.of(now), sources.gateway.dispatcher.view(now)
+        standings, seen = self._conditions.standings(now), sources.gateway.dispatcher.view(now)
         return {
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
             "keyed": sources.gateway.acceptor.keyed,
             "lanes": [self._lane(counts, state, now) for counts in seen.lanes.values()],
-            "replicas": [self._replica(replica, conditions[replica.id]) for replica in seen.replicas.values()],
+            "replicas": [self._replica(standing) for standing in standings.values()],
             "outage": self._conditions.outage(now),
             "fleet": None if fleet is None else fleet.news(),
             "rollouts": sources.rollouts(),
@@ -159,17 +159,16 @@ class Snapshot:
             }
         return told
 
-    def _replica(self, seen: ReplicaView, condition: Condition) -> dict[str, Any]:
+    def _replica(self, standing: ReplicaStanding) -> dict[str, Any]:
+        seen = standing.seen
         replica, watch = seen.replica, self._sources.watches.get(seen.id)
         said = watch.load if watch is not None else {}
-        standing, fleet = seen.standing, self._sources.fleet()
-        lifecycle = None if fleet is None else fleet.lifecycle(seen.id)
         return {
             "id": seen.id,
-            "state": self._conditions.state(seen.id, condition),
-            "condition": condition,
+            "state": standing.state,
+            "condition": standing.condition,
             "kind": replica.kind if watch is None else watch.replica.kind,
-            "lifecycle": lifecycle,
+            "lifecycle": standing.lifecycle,
             "usable": seen.usable,
             "requests": seen.requests,
             "limit": seen.limit,
@@ -179,8 +178,8 @@ class Snapshot:
             "version": replica.tags.get("version", ""),
             "model": replica.model or ", ".join(sorted(replica.models)),
             "gpu_type": replica.tags.get("gpu_type", ""),
-            "since_s": None if standing is None else self._sources.clock() - standing.since,
-            "why": (watch.why if watch is not None else "") or ("" if standing is None else standing.why),
+            "since_s": None if standing.since is None else self._sources.clock() - standing.since,
+            "why": standing.why,
         }
 
     def _totals(self, now: float) -> dict[str, Any]:

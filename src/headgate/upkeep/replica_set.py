@@ -86,27 +86,6 @@ class ReplicaSet:
         self.catalog.remove(replica_id)
         watch.pool.retire()
 
-    def known(self, now: float) -> list[dict[str, Any]]:
-        """Every replica as it is at this moment, for people: `state` as on the page, `parked` if it gets nothing."""
-        replicas, told = self._gateway.dispatcher.view(now).replicas, []
-        for replica_id, watch in self.watches.items():
-            seen = replicas.get(replica_id)
-            standing = None if seen is None else seen.standing
-            state = watch.phase if watch.phase != "ready" else "ejected" if standing is None else standing.state.name
-            told.append(
-                {
-                    "id": replica_id,
-                    "url": watch.replica.url,
-                    "state": "parked" if seen is not None and seen.parked else state.lower(),
-                    "since_s": None if standing is None else now - standing.since,
-                    "usable": 0.0 if seen is None else seen.usable,
-                    "requests": 0 if seen is None else seen.requests,
-                    "limit": None if seen is None else seen.limit,
-                    "why": watch.why or ("" if standing is None else standing.why),
-                }
-            )
-        return told
-
     # -- what a Prober asks and tells ---------------------------------------------------------------------------
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:

@@ -28,7 +28,7 @@ from headgate.policy.scaling.scale import Scaler
 from headgate.policy.scaling.signals import P95_WINDOW_S, PoolSignals
 from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.surface.access import AdminAccess
-from headgate.surface.fleet_admin import FleetAdmin
+from headgate.surface.fleet_admin import FleetAdmin, as_told
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warm_now import WarmNow
 from headgate.wiring.change import ConfigChange
@@ -129,11 +129,11 @@ def fleet_admin(
 ) -> FleetAdmin:
     def known() -> list[dict[str, Any]]:
         now = clock()
-        found = conditions.of(now)
+        standings = conditions.standings(now)
         return [
-            {**one, "condition": found[one["id"]], "state": conditions.state(one["id"], found[one["id"]])}
-            for one in roster.known(now)
-            if one["id"] in found
+            as_told(standings[replica_id], watch.replica.url, now)
+            for replica_id, watch in roster.watches.items()
+            if replica_id in standings
         ]
 
     def outage() -> str:
