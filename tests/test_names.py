@@ -26,7 +26,7 @@ LOOKUPS = {"lanes": {"values", "items", "get"}, "tiers": {"values", "items", "ge
 """Frozen values by name, which may be looked up; nothing else that a dispatcher has is gone through."""
 INSIDE = ("passage", "turns", "fair", "prefills", "standing_room", "admit", "retry")
 INDEX = ("index", "book", "entry", "full")
-FLEET_OWNERS = ("ManagedPool", "Placement", "GatewayHands", "ProcessFleet")
+FLEET_OWNERS = ("ManagedPool", "ProcessFleet")
 """Owners that a gateway has only where it starts and stops replicas itself."""
 
 

@@ -12,7 +12,7 @@ from headgate.config.scale import ScaleConfig, contradictions
 from headgate.policy.scaling.demand import Signals
 from headgate.policy.scaling.forecast import Forecast
 from headgate.policy.scaling.lifecycle import Lifecycle
-from headgate.policy.scaling.placement import Placement, Sorted
+from headgate.policy.scaling.placement import Sorted, settle
 from headgate.policy.scaling.scale import Activate, Decision, Drain, Park, PoolMember, PoolView, Scaler, Start
 
 SLOTS = 10
@@ -59,7 +59,7 @@ class Bench:
             if member.state is Lifecycle.STARTING and self.now - member.since >= self.start_s:
                 self.put(name, Lifecycle.READY)
             elif member.state is Lifecycle.DRAINING:
-                if name in self.scaler._roster.parking:
+                if member.then_park:
                     self.put(name, Lifecycle.PARKED)
                 else:
                     del self.members[name]
@@ -86,6 +86,7 @@ class Bench:
                 self.put(action.id, Lifecycle.PARKED)
             else:
                 self.put(action.id, Lifecycle.DRAINING)
+                self.members[action.id] = replace(self.members[action.id], then_park=isinstance(action, Park))
         self.levels.append((self.now, decision.serving))
         self.decisions.append(decision)
         return decision
@@ -228,7 +229,7 @@ def test_whoever_has_least_to_lose_goes_and_is_drained() -> None:
             id="least", state=Lifecycle.SERVING, since=0.0, requests=2, outstanding_tokens=700, cached_tokens=2_000
         ),
     ]
-    actions, reasons = Placement().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=300.0, now=1.0)
+    actions, reasons = settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=300.0, now=1.0)
     assert actions == (Drain("least"),)
     assert reasons == ("least is drained and stopped: it has least to lose (700 tokens under way, 2000 remembered).",)
 
@@ -238,7 +239,7 @@ def test_of_those_that_are_alike_the_youngest_goes() -> None:
         PoolMember(id=name, state=Lifecycle.SERVING, since=since)
         for name, since in (("a", 5.0), ("b", 9.0), ("c", 1.0))
     ]
-    actions, _ = Placement().settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=0.0, now=10.0)
+    actions, _ = settle(Sorted.of(members), serving=2, parked=0, most=8, keep_s=0.0, now=10.0)
     assert actions == (Drain("b"),)
 
 
@@ -401,12 +402,14 @@ def test_one_that_goes_is_parked_if_the_warm_pool_is_short() -> None:
         PoolMember(id="b", state=Lifecycle.SERVING, since=0.0, outstanding_tokens=20),
         PoolMember(id="c", state=Lifecycle.SERVING, since=0.0, outstanding_tokens=30),
     ]
-    roster = Placement()
-    actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=1.0)
+    actions, _ = settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Drain("a"), Park("b"))
     # While it drains it counts as parked: nothing is started for the pool.
-    members[:2] = [replace(members[0], state=Lifecycle.STOPPED), replace(members[1], state=Lifecycle.DRAINING)]
-    actions, _ = roster.settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=2.0)
+    members[:2] = [
+        replace(members[0], state=Lifecycle.STOPPED),
+        replace(members[1], state=Lifecycle.DRAINING, then_park=True),
+    ]
+    actions, _ = settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=2.0)
     assert actions == ()
 
 
@@ -416,7 +419,7 @@ def test_one_that_is_about_to_be_stopped_is_taken_back_before_anything_is_starte
         PoolMember(id="parked", state=Lifecycle.PARKED, since=0.0),
         PoolMember(id="stopping", state=Lifecycle.DRAINING, since=0.0),
     ]
-    actions, reasons = Placement().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    actions, reasons = settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Activate("stopping"),)
     assert reasons == ("stopping is still there: it is taken into use at once.",)
 
@@ -424,8 +427,8 @@ def test_one_that_is_about_to_be_stopped_is_taken_back_before_anything_is_starte
 def test_more_parked_than_asked_for_are_stopped_but_not_at_once() -> None:
     members = [PoolMember(id="serves", state=Lifecycle.SERVING, since=0.0)]
     members += [PoolMember(id=f"p{n}", state=Lifecycle.PARKED, since=100.0, cached_tokens=n) for n in range(3)]
-    soon, _ = Placement().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=200.0)
-    later, _ = Placement().settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=400.0)
+    soon, _ = settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=200.0)
+    later, _ = settle(Sorted.of(members), serving=1, parked=1, most=8, keep_s=300.0, now=400.0)
     assert soon == ()
     assert later == (Drain("p0"), Drain("p1"))
 
@@ -436,14 +439,13 @@ def test_what_failed_is_replaced_by_what_is_parked_and_another_is_started() -> N
         PoolMember(id="dead", state=Lifecycle.FAILED, since=0.0),
         PoolMember(id="parked", state=Lifecycle.PARKED, since=0.0),
     ]
-    actions, _ = Placement().settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
+    actions, _ = settle(Sorted.of(members), serving=2, parked=1, most=8, keep_s=300.0, now=1.0)
     assert actions == (Activate("parked"), Start(1))
 
 
 def test_while_machines_are_short_it_says_so() -> None:
-    members = [PoolMember(id=f"r{n}", state=Lifecycle.DRAINING, since=0.0) for n in range(3)]
-    roster = Placement(parking={"r0", "r1", "r2"})
-    actions, reasons = roster.settle(Sorted.of(members), serving=3, parked=3, most=3, keep_s=300.0, now=1.0)
+    members = [PoolMember(id=f"r{n}", state=Lifecycle.DRAINING, since=0.0, then_park=True) for n in range(3)]
+    actions, reasons = settle(Sorted.of(members), serving=3, parked=3, most=3, keep_s=300.0, now=1.0)
     assert {type(action) for action in actions} == {Activate}
     assert reasons[-1] == "3 are wanted, but max is 3, and so many are there."
 

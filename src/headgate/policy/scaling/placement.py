@@ -6,7 +6,7 @@ computed again elsewhere. If the warm pool is short, a leaving replica is parked
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headgate.model.replica import ReplicaId
 from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle
@@ -20,6 +20,8 @@ class PoolMember:
     state: Lifecycle
     since: float
     """When the replica entered this state, on the clock of `now`."""
+    then_park: bool = False
+    """While it drains: it is parked afterwards, not stopped."""
     requests: int = 0
     """Requests at the replica."""
     outstanding_tokens: int = 0
@@ -120,76 +122,69 @@ class Sorted:
         return found
 
 
-@dataclass(slots=True)
-class Placement:
-    """Chooses the actions. It remembers only which draining replicas are to be parked."""
+def settle(
+    there: Sorted, *, serving: int, parked: int, most: int, keep_s: float, now: float
+) -> tuple[tuple[Action, ...], tuple[str, ...]]:
+    """The actions after which `serving` replicas serve and `parked` are parked, and the reasons. A replica parked
+    beyond that is kept for `keep_s`: one that has just been let go may be needed again."""
+    actions: list[Action] = []
+    reasons: list[str] = []
+    spare = _spare(there)
+    short = serving - len(there.routed)
+    for member in spare[: max(0, short)]:
+        actions.append(Activate(member.id))
+        reasons.append(f"{member.id} is {_WARM[member.state]}: it is taken into use at once.")
+    used = {action.id for action in actions if isinstance(action, Activate)}
+    pool = [member for member in spare if member.id not in used and _pooled(member)]
+    actions += [Park(member.id) for member in pool if member.state is Lifecycle.READY]
+    kept = _let_go(there.routed, -short, parked - len(pool), actions, reasons) if short < 0 else 0
+    serve = min(serving, len(there.routed) + len(used))
+    missing = serving + parked - serve - len(pool) - kept - there.coming
+    _trim(pool, parked, keep_s, now, actions, reasons)
+    count = min(missing, most - there.total)
+    if count > 0:
+        actions.append(Start(count))
+        reasons.append(f"{_some(count)} started: {serving} serve and {parked} are parked in the end.")
+    elif missing > 0:
+        reasons.append(f"{_some(missing)} wanted, but max is {most}, and so many are there.")
+    return tuple(actions), tuple(reasons)
 
-    parking: set[ReplicaId] = field(default_factory=set)
 
-    def settle(
-        self, there: Sorted, *, serving: int, parked: int, most: int, keep_s: float, now: float
-    ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
-        """The actions after which `serving` replicas serve and `parked` are parked, and the reasons. A replica parked
-        beyond that is kept for `keep_s`: one that has just been let go may be needed again."""
-        self.parking &= {member.id for member in there.draining}
-        actions: list[Action] = []
-        reasons: list[str] = []
-        spare = self._spare(there)
-        short = serving - len(there.routed)
-        for member in spare[: max(0, short)]:
-            actions.append(Activate(member.id))
-            reasons.append(f"{member.id} is {_WARM[member.state]}: it is taken into use at once.")
-            self.parking.discard(member.id)
-        used = {action.id for action in actions if isinstance(action, Activate)}
-        pool = [member for member in spare if member.id not in used and self._pooled(member)]
-        actions += [Park(member.id) for member in pool if member.state is Lifecycle.READY]
-        kept = self._let_go(there.routed, -short, parked - len(pool), actions, reasons) if short < 0 else 0
-        serve = min(serving, len(there.routed) + len(used))
-        missing = serving + parked - serve - len(pool) - kept - there.coming
-        self._trim(pool, parked, keep_s, now, actions, reasons)
-        count = min(missing, most - there.total)
-        if count > 0:
-            actions.append(Start(count))
-            reasons.append(f"{_some(count)} started: {serving} serve and {parked} are parked in the end.")
-        elif missing > 0:
-            reasons.append(f"{_some(missing)} wanted, but max is {most}, and so many are there.")
-        return tuple(actions), tuple(reasons)
+def _pooled(member: PoolMember) -> bool:
+    return member.state is not Lifecycle.DRAINING or member.then_park
 
-    def _pooled(self, member: PoolMember) -> bool:
-        return member.state is not Lifecycle.DRAINING or member.id in self.parking
 
-    def _spare(self, there: Sorted) -> list[PoolMember]:
-        """Replicas that are warm and get no requests, in the order in which they are taken into use."""
-        stopping = [member for member in there.draining if member.id not in self.parking]
-        parking = [member for member in there.draining if member.id in self.parking]
-        order = (there.ready, stopping, there.parked, parking)
-        return [member for group in order for member in sorted(group, key=_known_most)]
+def _spare(there: Sorted) -> list[PoolMember]:
+    """Replicas that are warm and get no requests, in the order in which they are taken into use."""
+    stopping = [member for member in there.draining if not member.then_park]
+    parking = [member for member in there.draining if member.then_park]
+    order = (there.ready, stopping, there.parked, parking)
+    return [member for group in order for member in sorted(group, key=_known_most)]
 
-    def _let_go(
-        self, routed: list[PoolMember], count: int, short: int, actions: list[Action], reasons: list[str]
-    ) -> int:
-        """Lets `count` replicas go, and parks as many of them as the warm pool is short of. Returns how many are
-        parked."""
-        going = sorted(routed, key=_loses_least)[:count]
-        kept = going[max(0, len(going) - max(0, short)) :]
-        for member in going:
-            lost = f"{member.outstanding_tokens} tokens under way, {member.cached_tokens} remembered"
-            if member in kept:
-                actions.append(Park(member.id))
-                self.parking.add(member.id)
-                reasons.append(f"{member.id} is drained and parked ({lost}): the warm pool is short.")
-            else:
-                actions.append(Drain(member.id))
-                reasons.append(f"{member.id} is drained and stopped: it has least to lose ({lost}).")
-        return len(kept)
 
-    def _trim(
-        self, pool: list[PoolMember], parked: int, keep_s: float, now: float, actions: list[Action], reasons: list[str]
-    ) -> None:
-        idle = [member for member in pool if member.state is Lifecycle.PARKED and now - member.since >= keep_s]
-        for member in sorted(idle, key=_loses_least)[: max(0, len(pool) - parked)]:
+def _let_go(routed: list[PoolMember], count: int, short: int, actions: list[Action], reasons: list[str]) -> int:
+    """Lets `count` replicas go, and parks as many of them as the warm pool is short of. Returns how many are
+    parked."""
+    going = sorted(routed, key=_loses_least)[:count]
+    kept = going[max(0, len(going) - max(0, short)) :]
+    for member in going:
+        lost = f"{member.outstanding_tokens} tokens under way, {member.cached_tokens} remembered"
+        if member in kept:
+            actions.append(Park(member.id))
+            reasons.append(f"{member.id} is drained and parked ({lost}): the warm pool is short.")
+        else:
             actions.append(Drain(member.id))
-            reasons.append(f"{member.id} is parked and stopped: more are parked than the {parked} asked for.")
+            reasons.append(f"{member.id} is drained and stopped: it has least to lose ({lost}).")
+    return len(kept)
+
+
+def _trim(
+    pool: list[PoolMember], parked: int, keep_s: float, now: float, actions: list[Action], reasons: list[str]
+) -> None:
+    idle = [member for member in pool if member.state is Lifecycle.PARKED and now - member.since >= keep_s]
+    for member in sorted(idle, key=_loses_least)[: max(0, len(pool) - parked)]:
+        actions.append(Drain(member.id))
+        reasons.append(f"{member.id} is parked and stopped: more are parked than the {parked} asked for.")
 
 
 _WARM = {Lifecycle.READY: "warm", Lifecycle.PARKED: "parked", Lifecycle.DRAINING: "still there"}

@@ -197,6 +197,7 @@ class ManagedPool:
             id=member.id,
             state=Lifecycle.STARTING if coming else member.state,
             since=member.since,
+            then_park=member.then_park,
             requests=work.requests,
             outstanding_tokens=work.tokens,
             cached_tokens=work.cached_tokens,

@@ -38,11 +38,11 @@ from headgate.policy.scaling.placement import (
     Activate,
     Drain,
     Park,
-    Placement,
     PoolMember,
     PoolView,
     Sorted,
     Start,
+    settle,
 )
 
 __all__ = [
@@ -114,7 +114,6 @@ class Scaler:
         self.serving = -1
         """Replicas that should serve, as last decided; -1: not decided yet."""
         self._pace = forecast.pace if forecast is not None else Pace()
-        self._roster = Placement()
         self._signals = Signals()
         self._target = config.utilisation_target
         """The utilisation target as moved by burstiness."""
@@ -146,7 +145,7 @@ class Scaler:
         near = self._near(view, there, seen)
         reasons = self._level(there, needs, soon, self._later(view, soon, wall), near, queue is not None, now)
         parked = self._to_park([need for need in needs if need is not queue], soon, queue is not None)
-        actions, done = self._roster.settle(
+        actions, done = settle(
             there, serving=self.serving, parked=parked, most=config.max, keep_s=config.down_cooldown_s, now=now
         )
         return Decision(self.serving, parked, actions, (*reasons, *done))

@@ -9,13 +9,13 @@ minutes. Filled to the last slot, the oracle would keep no SLO, and be no measur
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
 from headgate.config.gateway import GatewayConfig
-from headgate.policy.scaling.placement import Placement, PoolView, Sorted
+from headgate.policy.scaling.placement import PoolView, Sorted, settle
 from headgate.policy.scaling.scale import Decision
 from headgate.report.results import Floats
 from headgate.sim.fleet import SimFleet, SimGroup
@@ -42,7 +42,6 @@ class Schedule:
 
     levels: Sequence[int]
     window_s: float = WINDOW_S
-    _roster: Placement = field(default_factory=Placement)
 
     def at(self, now: float) -> int:
         return self.levels[min(int(now / self.window_s), len(self.levels) - 1)]
@@ -52,7 +51,7 @@ class Schedule:
         there = Sorted.of(view.members)
         soon = max(self.at(now), self.at(now + view.start_s))
         most = max(self.levels) + len(there.draining)
-        actions, reasons = self._roster.settle(there, serving=soon, parked=0, most=most, keep_s=0.0, now=now)
+        actions, reasons = settle(there, serving=soon, parked=0, most=most, keep_s=0.0, now=now)
         return Decision(soon, 0, actions, ("The schedule says so.", *reasons))
 
 
