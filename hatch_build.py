@@ -25,11 +25,12 @@ HOT = {
     "metrics": "exposition histogram",
     "model": "lane pace quantile replica request sampling sequence step tier",
     "policy/answers": "grown output prompt_size runaway",
-    "policy/batching": "admission batch blocks chunks commitment estimate move_time output_length speculate urgency",
+    "policy/batching": "admission batch blocks chunks commitment estimate holders move_time output_length speculate"
+    " urgency",
     "policy/dispatch": "admit dispatcher fair hedge intake limits passage prefills retry shared_limits"
     " standing_room turns",
     "policy/promises": "promise",
-    "policy/replicas": "affinity allowance book entry full gradient health holders index outlier route signs",
+    "policy/replicas": "affinity allowance book entry full gradient health index outlier route signs",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest replica service watch world",
     "wire": "errors exchange limits message origin outbox places protocol reader router state websocket",

@@ -16,10 +16,10 @@ from headgate.model.tier import TIERS
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import MOST_NAMES, Ratio, StepTime
+from headgate.policy.batching.holders import Holders
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.dispatch.shared_limits import MOST_PARTS, SharedLimits
 from headgate.policy.replicas.allowance import Appetite
-from headgate.policy.replicas.holders import Holders
 from headgate.policy.replicas.route import RouteChoice
 from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast
 from tests.policy.test_blocks import chain, ledger, put

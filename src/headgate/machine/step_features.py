@@ -1,6 +1,6 @@
 """Counts what the duration of a step depends on. A profile turns these features into seconds."""
 
-from headgate.model.step import Copy, Restore, Row, Save, Step
+from headgate.model.step import Row, Step, moved_tokens
 
 
 class StepFeatures:
@@ -70,7 +70,7 @@ def is_decode(row: Row) -> bool:
 
 
 def shape(step: Step) -> StepFeatures:
-    prefill = decodes = context = pairs = saved = loaded = copied = 0
+    prefill = decodes = context = pairs = 0
     for row in step.rows:
         start, count = row.start, row.count
         if row.samples and count == 1 and start >= row.sequence.prompt_len:  # `is_decode`, inlined for speed
@@ -81,13 +81,7 @@ def shape(step: Step) -> StepFeatures:
         else:
             prefill += count
             pairs += count * (2 * start + count)
-    for move in step.moves:
-        if isinstance(move, Save):
-            saved += move.length
-        elif isinstance(move, Restore):
-            loaded += move.length
-        elif isinstance(move, Copy):
-            copied += move.length
+    saved, loaded, copied = moved_tokens(step.moves) if step.moves else (0, 0, 0)
     return StepFeatures(
         prefill=prefill, decodes=decodes, context=context, pairs=pairs, saved=saved, loaded=loaded, copied=copied
     )

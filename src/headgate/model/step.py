@@ -54,6 +54,19 @@ class Drop:
 Move = Trim | Copy | Save | Restore | Drop
 
 
+def moved_tokens(moves: tuple[Move, ...]) -> tuple[int, int, int]:
+    """Tokens that the moves save to host memory, load from it, and copy between slots."""
+    saved = loaded = copied = 0
+    for move in moves:
+        if isinstance(move, Save):
+            saved += move.length
+        elif isinstance(move, Restore):
+            loaded += move.length
+        elif isinstance(move, Copy):
+            copied += move.length
+    return saved, loaded, copied
+
+
 class Row:
     """One sequence's part of a step: `count` of its tokens from position `start`, then `draft`, guessed next tokens
     that the same pass verifies. Never changed once made."""

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
-from headgate.policy.replicas.holders import Holders
+from headgate.policy.batching.holders import Holders
 
 
 def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:

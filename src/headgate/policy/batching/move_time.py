@@ -7,7 +7,7 @@ saved for good.
 
 from typing import Final
 
-from headgate.model.step import Copy, Move, Restore, Save
+from headgate.model.step import Copy, Move, Restore, Save, moved_tokens
 
 TELLING: Final = 256
 """Minimum tokens moved in a step from which to learn: the step's own time varies more than fewer tokens add."""
@@ -46,14 +46,7 @@ class MoveTime:
     def learn(self, moves: tuple[Move, ...], took_s: float, without_s: float) -> None:
         """Learns from a step with these moves that took `took_s`, and was predicted to take `without_s` without
         them."""
-        saved = loaded = copied = 0
-        for move in moves:
-            if isinstance(move, Save):
-                saved += move.length
-            elif isinstance(move, Restore):
-                loaded += move.length
-            elif isinstance(move, Copy):
-                copied += move.length
+        saved, loaded, copied = moved_tokens(moves)
         tokens = saved + loaded + copied
         if tokens < TELLING:
             return
