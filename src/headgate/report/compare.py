@@ -69,9 +69,7 @@ class FigureDifference:
         return f"{self.what} {self.lane or 'all lanes'}: {said}, {change}, {verdict}"
 
 
-def compare(
-    before: Results, after: Results, *, seed: int = 0, levels: Sequence[float] = LEVELS
-) -> list[FigureDifference]:
+def compare(before: Results, after: Results, *, seed: int = 0) -> list[FigureDifference]:
     """Compares lane by lane; lanes that only one result has are left out. With several lanes, all together come
     last."""
     rng = np.random.default_rng(seed)
@@ -82,7 +80,7 @@ def compare(
     found: list[FigureDifference] = []
     for lane in lanes:
         for figure in FIGURES:
-            found += _percentiles(before, after, lane, figure, tuple(levels), rng, paired)
+            found += _percentiles(before, after, lane, figure, LEVELS, rng, paired)
         found += _shares(before, after, lane, rng, paired)
     return judged(found)
 

@@ -35,11 +35,10 @@ def write(
     *,
     seed: int = 0,
     names: Sequence[str] | None = None,
-    title: str | None = None,
     more: Sequence[tuple[str, str]] = (),
 ) -> None:
     try:
-        path.write_text(render(results, seed=seed, names=names, title=title, more=more), encoding="utf-8")
+        path.write_text(render(results, seed=seed, names=names, more=more), encoding="utf-8")
     except OSError as error:
         raise StartupError(f"{path} can't be written: {error.strerror or error}") from None
 
@@ -49,7 +48,6 @@ def render(
     *,
     seed: int = 0,
     names: Sequence[str] | None = None,
-    title: str | None = None,
     more: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Renders one result, or several side by side with a verdict on each difference from the first. `more`: further
@@ -61,7 +59,7 @@ def render(
         key: value for key, value in results[0].facts.items() if all(one.facts.get(key) == value for one in results)
     }
     context = {
-        "title": title or (results[0].title if single else " · ".join(names)),
+        "title": results[0].title if single else " · ".join(names),
         "css": Markup(_resource("page.css")),
         "version": __version__,
         "notes": list(dict.fromkeys(note for one in results for note in one.notes)),

@@ -24,8 +24,8 @@ SCHEMA = 1
 VLLM_NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el"}
 
 
-def as_dict(results: Results, summaries: dict[str, LaneSummary], *, rows: bool = True) -> dict[str, Any]:
-    """`rows` False: only figures, no lists; such a file can't be compared with others."""
+def as_dict(results: Results, summaries: dict[str, LaneSummary]) -> dict[str, Any]:
+    """Figures, and under `rows` every request, so that files can be compared."""
     everything = summaries[""]
     duration = max(results.duration_s, 1e-9)
     found: dict[str, Any] = {
@@ -46,16 +46,15 @@ def as_dict(results: Results, summaries: dict[str, LaneSummary], *, rows: bool =
         _add(found, name, results.values(figure))
     gaps = [gap for gap, ok in zip(results.gaps, results.ok, strict=False) if ok]
     _add(found, "itl", np.concatenate(gaps) if gaps else np.array([]))
-    if rows:
-        found |= {
-            "input_lens": results.prompt_tokens.tolist(),
-            "output_lens": np.where(results.ok, results.output_tokens, 0).tolist(),
-            "ttfts": _list(np.nan_to_num(results.ttft_s)),
-            "itls": [_list(gap) for gap in results.gaps],
-            "latencies": _list(np.nan_to_num(results.e2e_s)),
-            "start_times": _list(results.at_s),
-            "errors": [results.reasons[index] for index in results.why.tolist()],
-        }
+    found |= {
+        "input_lens": results.prompt_tokens.tolist(),
+        "output_lens": np.where(results.ok, results.output_tokens, 0).tolist(),
+        "ttfts": _list(np.nan_to_num(results.ttft_s)),
+        "itls": [_list(gap) for gap in results.gaps],
+        "latencies": _list(np.nan_to_num(results.e2e_s)),
+        "start_times": _list(results.at_s),
+        "errors": [results.reasons[index] for index in results.why.tolist()],
+    }
     found["headgate"] = {
         "version": __version__,
         "schema": SCHEMA,
@@ -68,18 +67,17 @@ def as_dict(results: Results, summaries: dict[str, LaneSummary], *, rows: bool =
         "lanes": {lane: _summary(summaries[lane]) for lane in results.lanes},
         "all": _summary(everything),
     }
-    if rows:
-        found["headgate"]["rows"] = {
-            "lanes": results.lanes,
-            "lane": results.lane.tolist(),
-            "kind": [KINDS[index] for index in results.kind.tolist()],
-            "ttft_s": _list(results.ttft_s),
-            "tpot_s": _list(results.tpot_s),
-            "max_gap_s": _list(results.max_gap_s),
-            "e2e_s": _list(results.e2e_s),
-            "queue_s": _list(results.queue_s),
-            "lag_s": _list(results.lag_s),
-        }
+    found["headgate"]["rows"] = {
+        "lanes": results.lanes,
+        "lane": results.lane.tolist(),
+        "kind": [KINDS[index] for index in results.kind.tolist()],
+        "ttft_s": _list(results.ttft_s),
+        "tpot_s": _list(results.tpot_s),
+        "max_gap_s": _list(results.max_gap_s),
+        "e2e_s": _list(results.e2e_s),
+        "queue_s": _list(results.queue_s),
+        "lag_s": _list(results.lag_s),
+    }
     return found
 
 
@@ -88,11 +86,10 @@ def write(
     results: Results,
     summaries: dict[str, LaneSummary],
     *,
-    rows: bool = True,
     more: dict[str, Any] | None = None,
 ) -> None:
     """`more`: further keys beside those of as_dict."""
-    data = msgspec.json.encode({**(more or {}), **as_dict(results, summaries, rows=rows)})
+    data = msgspec.json.encode({**(more or {}), **as_dict(results, summaries)})
     try:
         path.write_bytes(data + b"\n")
     except OSError as error:

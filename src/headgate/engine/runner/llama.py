@@ -10,7 +10,7 @@ import importlib.util
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,6 @@ class GgufParams(C.Structure):
 
 
 _LogCallback = C.CFUNCTYPE(None, C.c_int, C.c_char_p, ptr)
-_ProgressCallback = C.CFUNCTYPE(flag, f32, ptr)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_log_set": (None, [ptr, ptr]),
@@ -208,23 +207,12 @@ class Model:
     """Weights and vocabulary in memory, until the last reference to the Model is gone: a context and a thread that is
     tokenizing both hold one, so neither can be left with freed memory."""
 
-    def __init__(
-        self, path: Path, *, vocab_only: bool = False, on_progress: Callable[[float], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path, *, vocab_only: bool = False) -> None:
         check_gguf(path)
         self._library = library()
         self.c = self._library.c
         params = self.c.llama_model_default_params()
         params.vocab_only = vocab_only
-        if on_progress is not None:
-            report = on_progress
-
-            def progress(share: float, _: object) -> bool:
-                report(share)
-                return True
-
-            callback = _ProgressCallback(progress)
-            params.progress_callback = C.cast(callback, ptr).value
         self.handle: int | None = self.c.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise StartupError(f"{path} can't be loaded ({self._library.why()}); it may be truncated: fetch it again")
