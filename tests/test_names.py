@@ -144,7 +144,6 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
 TOO_LONG_FILES = """
 gateway/answer/relay.py
 policy/dispatch/dispatcher.py
-sim/service.py
 wire/protocol.py
 wire/websocket.py
 """

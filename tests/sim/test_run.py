@@ -63,25 +63,6 @@ def test_every_arrival_has_one_row_and_what_was_promised_of_tokens_is_given(
     assert found.present_s == pytest.approx(float(results.e2e_s.sum()), rel=1e-6, abs=1e-6)
 
 
-def test_service_times_come_to_about_what_the_batcher_does() -> None:
-    # 70 % of what two replicas can do; sequences fill their batches, prompts are chunked and packed. What is evicted is
-    # saved while a step computes: of that the quick one knows nothing. Four runs: of 1500 requests, chance moves the
-    # 99th percentile by more than a tenth.
-    ratios: dict[tuple[str, float], list[float]] = {}
-    for seed in (5, 6, 8, 10):  # in none of them is one of the two taken for slower than the other
-        arrivals = poisson(seed, 17.0, 1500, prompt=(20, 1200))
-        step = simulated(arrivals, replicas=2, level="step", saves_overlap=True).results
-        gateway = simulated(arrivals, replicas=2, level="gateway", saves_overlap=True).results
-        assert step.ok.all()
-        assert gateway.ok.all()
-        for figure in ("ttft", "tpot", "max_gap", "e2e"):
-            for level in (0.5, 0.9, 0.99):
-                exact, quick = (float(np.quantile(results.values(figure), level)) for results in (step, gateway))
-                ratios.setdefault((figure, level), []).append(quick / exact)
-    for what, found in ratios.items():
-        assert sum(found) / len(found) == pytest.approx(1.0, abs=0.06), what
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_beyond_capacity_low_lanes_are_refused_and_those_let_in_stay_quick(level: Level) -> None:
     arrivals = poisson(6, 80.0, 1500, prompt=(20, 300))

@@ -83,8 +83,8 @@ def simulate(
     slots
         Requests that a replica is given at once. Default: as config or profile say.
     level
-        step: every step of every engine. gateway: service times only, for very many requests. Default: step, and
-        gateway where the pool is scaled.
+        step: every step of every engine. gateway: modelled service times, within 15 % of the engine's own, for many
+        requests. Default: step, and gateway where the pool is scaled.
     fail
         REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again.
     cold_start
@@ -184,7 +184,8 @@ def plan(
     slots
         Requests that a replica is given at once. Default: the profile's.
     level
-        gateway: service times. step: every step of every engine, which takes longer.
+        gateway: modelled service times, within 15 % of the engine's own; real gaps between tokens may be longer. step:
+        every step of every engine, by its own batcher, which takes longer.
     price
         Price of one replica for an hour, in any currency.
     json

@@ -1,4 +1,5 @@
-"""Simulates a replica without its Batcher, from modelled service times and the replica's current load.
+"""Simulates a replica without its Batcher, from modelled service times and the replica's current load: the level
+`gateway`, with which `headgate plan` and `headgate simulate --scale` work unless told otherwise.
 
 Every sequence that decodes advances one token with each step; prompts go through one after the other, the urgent first,
 a chunk in each step; the profile gives the duration of such a step. Equal steps are one event. A batching engine
@@ -6,21 +7,27 @@ behaves so while its memory suffices: no blocks, no swapping, no waiting for a p
 Several choices of a request are decoded beside each other and end together; their prompt is computed once. This model
 is for questions about the gateway, with hundreds of thousands of requests; sim/replica.py is for questions about the
 engine.
+
+Its contract, which tests/sim/test_service_contract.py keeps on recorded and drawn loads: p50, p90, p95 and p99 of TTFT,
+TPOT and end-to-end time are within TOLERANCE of those of the Batcher. Gaps between tokens are not: while long prompts
+push cached ones out to host memory, a step may wait for that, and here p95 of the longest gap is as little as a third.
 """
 
-from collections import OrderedDict
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
 from headgate.machine.profile import Noise, Residuals
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
+from headgate.sim.chains import KnownBlocks
 from headgate.sim.fleet import Delays, SimGroup
 from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.longest import Longest
 from headgate.sim.world import World
 from headgate.workload.arrival import BLOCK_TOKENS
 
+TOLERANCE = 0.15
+"""Share by which percentiles may differ from those that the Batcher gives for the same requests."""
 CAREFUL = 1.1
 """A chunk is chosen so that its step would be in time even if it took this many times as long."""
 DRAWS = 16
@@ -76,7 +83,6 @@ class ServiceReplica:
         self._memory = (1.0 - config.headroom) * profile.kv_tokens
         self._longest_sequence = min(profile.context, profile.kv_tokens)
         self._gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values()) / CAREFUL
-        self._blocks = profile.kv_tokens // BLOCK_TOKENS
         self._due = 0
         """The number of the event that ends the run; any other event is out of date."""
         self._forget()
@@ -84,7 +90,7 @@ class ServiceReplica:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt beginnings in the cache."""
-        return len(self._known) * BLOCK_TOKENS
+        return self._known.tokens
 
     @property
     def gauges(self) -> dict[str, float]:
@@ -109,8 +115,7 @@ class ServiceReplica:
         """Sequences that advance one token with each step."""
         self._taken = 0
         """Memory that the admitted requests will need in the end, in tokens."""
-        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
-        """Blocks that prompts began with: position and id of each."""
+        self._known = KnownBlocks(self._profile.kv_tokens // BLOCK_TOKENS)
         self._longest = Longest()
         self._steps = 0
         # The run in progress.
@@ -220,28 +225,12 @@ class ServiceReplica:
     def _admit(self, ticket: SimTicket) -> None:
         request, arrival = ticket.request, ticket.arrival
         tokens = arrival.prompt_tokens if arrival.prompt_tokens > 0 else 1
-        done = min(self._cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
+        done = min(self._known.cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
         ticket.cached = done
         self._taken += request.choices * (arrival.prompt_tokens + ticket.output)
         self._used += request.choices
         prompt = _Prompt(ticket, done, tokens - done)
         heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, prompt))
-
-    def _cached(self, prefix: tuple[int, ...]) -> int:
-        """Returns the tokens of this beginning that are in the cache."""
-        known = self._known
-        for place, block in enumerate(prefix):
-            if (place, block) not in known:
-                return place * BLOCK_TOKENS
-            known.move_to_end((place, block))
-        return len(prefix) * BLOCK_TOKENS
-
-    def _remember(self, prefix: tuple[int, ...]) -> None:
-        known = self._known
-        for key in enumerate(prefix):
-            known[key] = None
-        while len(known) > self._blocks:
-            known.popitem(last=False)
 
     # -- steps ---------------------------------------------------------------------------------------------
 
@@ -379,7 +368,7 @@ class ServiceReplica:
         for ticket in firsts:
             ticket.step = steps
             if ticket.arrival.prefix:
-                self._remember(ticket.arrival.prefix)
+                self._known.remember(ticket.arrival.prefix)
             if ticket.output > 1:
                 heappush(saying, (steps + ticket.output - 1, ticket.number, ticket))
                 self._context += ticket.request.choices * ticket.arrival.prompt_tokens
