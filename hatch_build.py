@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOT = {
     "explain": "neighbours",
     "gateway": "account gateway placing",
-    "gateway/answer": "backlog bounded output relay transcript",
+    "gateway/answer": "backlog bounded output phases relay relayed transcript",
     "gateway/intake": "accept asks identity prompt",
     "machine": "step_features",
     "measure": "edges evidence figures little series tenants windows",

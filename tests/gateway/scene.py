@@ -58,8 +58,9 @@ class Gate:
         self.attempt(exchange)
 
     def attempt(self, exchange: Exchange) -> None:
-        shape = (self.slow_client, self.stream, self.wants_usage)
-        relay = Relay(exchange, self, self.limits, *shape, monotonic, self.generation_s, self.headers)
+        limits = replace(self.limits, spool=self.slow_client == "spool")
+        asked = (self.stream, self.wants_usage, self.generation_s, self.headers)
+        relay = Relay(exchange, self, limits, monotonic, *asked)
         self.relays.append(relay)
         reader = self.read_by(relay)
         reader.start(self.pool.send(request_head("/v1/x", self.pool.host), exchange.body, reader))

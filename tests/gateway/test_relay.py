@@ -230,7 +230,7 @@ async def test_a_relay_is_over_only_once() -> None:
         talk.send(STREAM + token("a") + DONE + END)
         await client.answer()
         await on.gate.ended.get()
-        with pytest.raises(RuntimeError, match="only once"):
+        with pytest.raises(RuntimeError, match="OVER can't END"):
             on.gate.relays[0].fail(NotReady("again"))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headgate.gateway.account import Account, Summary, believed
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.output import TIMINGS
-from headgate.gateway.answer.relay import COMPLETED
+from headgate.gateway.answer.relayed import COMPLETED
 from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import Accepted, Acceptor
 from headgate.gateway.intake.held import HeldBodies

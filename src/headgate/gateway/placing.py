@@ -6,16 +6,18 @@ first has not answered (a hedge), or for the rest of a stream that broke off.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from headgate.gateway.account import RequestTimeline, Summary
+from headgate.gateway.answer.backlog import RelayLimits
 from headgate.gateway.answer.bounded import bounded, still_bounded
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.output import answer_headers, bounds_told, closing, generation_s
-from headgate.gateway.answer.relay import NONE_ENDED, Relay, RelayLimits
+from headgate.gateway.answer.relay import NONE_ENDED, Relay
 from headgate.gateway.answer.transcript import rest_of
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.abilities import RESPONSES
@@ -124,6 +126,7 @@ class Placing:
         """Built within the running loop."""
         self._dispatcher = dispatcher
         self._relay_limits = relay_limits
+        self._spool_limits = replace(relay_limits, spool=True)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._places: dict[ReplicaId, Endpoint] = {}
@@ -172,11 +175,10 @@ class Placing:
         ticket.relay = relay = Relay(
             ticket.exchange,
             ticket,
-            self._relay_limits,
-            lane.slow_client,
+            self._spool_limits if lane.slow_client == "spool" else self._relay_limits,
+            self._clock,
             request.stream,
             accepted.wants_usage,
-            self._clock,
             inf if allowance is None else generation_s(lane, own, request.stream),
             answer_headers(allowance, request.lane, ticket.exchange.headers, timeline.queue_s),
             WANTED.get(accepted.path, "choices"),

@@ -39,6 +39,8 @@ class RelayLimits:
     body_s: float = 60.0
     """Seconds, with `stall_s` added, that an unstreamed answer may take after its head, if its lane has no
     `generation_s`."""
+    spool: bool = False
+    """Whether the replica of a client that is behind is read all the same."""
     stall_s: float
     """Seconds without a token in the middle of a stream after which the replica has stalled."""
 
@@ -64,7 +66,6 @@ class Backlog:
         exchange: Exchange,
         call: Call,
         limits: RelayLimits,
-        spool: bool,
         clock: Clock,
         give_up: Callable[[], None],
         on_broken: Callable[[Exception], None],
@@ -73,7 +74,7 @@ class Backlog:
         self._exchange = exchange
         self._call = call
         self._limits = limits
-        self._spool = spool
+        self._spool = limits.spool
         self._clock = clock
         self._give_up = give_up
         self._on_broken = on_broken
