@@ -7,6 +7,7 @@
 #   make test-compiled   every test again, on the compiled copy
 #   make test-wheel   build the wheels and try each in an empty environment
 #   make fuzz      throw nonsense at a running gateway and engine for three minutes; ARGS="--seed 7 --seconds 3600"
+#   make mutants   how many of 300 one-line mutants the tests notice; hours, and resumed where it was stopped
 #   make coverage  branch coverage of model/ and policy/, which is 100 %
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
@@ -28,7 +29,7 @@ INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \(
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: test-all components clusters mlflow vllm test-vllm serve test test-compiled test-wheel fuzz coverage compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: test-all components clusters mlflow vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -65,6 +66,11 @@ test-wheel: $(VENV)/.dev
 # Hostile clients and hostile engines around the compiled copy. A seed is printed; with it come the same cases again.
 fuzz: $(VENV)/.dev compiled
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+# One-line mutants, drawn by a printed seed, one at a time. Verdicts are kept in build/mutants: stop it when you like, and call it
+# again. ARGS="--seconds 3600", "--survivors" to judge those again that no test noticed, "--report" only to count.
+mutants: $(VENV)/.dev
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 # Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
 coverage: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -107,6 +108,17 @@ async def test_a_client_that_falls_behind_says_so() -> None:
     assert (results.ttft_s > results.lag_s).all(), "what was sent late has waited since it was due"
     assert (results.e2e_s >= results.ttft_s).all()
     assert results.lag_s.max() > 0.1
+
+
+@live
+async def test_what_was_due_while_the_client_stood_still_has_waited_since_then() -> None:
+    async with serving(Scripted(whole_stream)) as url:
+        asyncio.get_running_loop().call_later(0.1, time.sleep, 0.3)
+        results = await played(url, every(0.02, 25))
+    late = results.lag_s > 0.05
+    assert late.sum() >= 5
+    assert (results.ttft_s[late] >= results.lag_s[late]).all()
+    assert (results.e2e_s[late] >= results.lag_s[late]).all()
 
 
 @pytest.mark.parametrize(
