@@ -40,7 +40,7 @@ def request(rng: random.Random, number: int, sender: Sender) -> Request:
     )
 
 
-def backlogged(senders: list[Sender], turns: int, seed: int, within: float = 0.0) -> float:
+def backlogged(senders: list[Sender], turns: int, seed: int) -> float:
     """Serve them; gives the largest difference in tokens over weight that there ever was between two of them."""
     rng, queue, number, worst = random.Random(seed), FairQueue(), 0, 0.0
     by_name = {sender.name: sender for sender in senders}
@@ -48,7 +48,7 @@ def backlogged(senders: list[Sender], turns: int, seed: int, within: float = 0.0
         for _ in range(sender.backlog):
             queue.push(request(rng, number := number + 1, sender))
     for _ in range(turns):
-        chosen = queue.peek((lambda r: r.tenant == senders[0].name) if within else None, within)
+        chosen = queue.peek()
         assert chosen is not None
         queue.pop(chosen.id)
         queue.charge(chosen.tenant, chosen.weight, chosen.tokens)
@@ -72,13 +72,6 @@ def test_between_backlogged_tenants_service_over_weight_differs_by_at_most_one_r
         Sender(f"t{n}", weight, backlog) for n, (weight, backlog) in enumerate(zip(weights, backlogs, strict=False))
     ]
     assert backlogged(senders, 300, seed) <= LARGEST / min(weights)
-
-
-@settings(max_examples=15, deadline=None)
-@given(weights, st.integers(0, 2**32), st.sampled_from([500.0, 3_000.0]))
-def test_a_preference_adds_no_more_than_its_slack(weights: list[float], seed: int, within: float) -> None:
-    senders = [Sender(f"t{n}", weight, 3) for n, weight in enumerate(weights)]
-    assert backlogged(senders, 300, seed, within) <= LARGEST / min(weights) + within
 
 
 def test_shares_converge_to_the_weights() -> None:
@@ -138,7 +131,7 @@ def play(seed: int) -> list[str]:
             queue.push(made)
             inside[made.id] = made
         elif what < 0.75 and inside:
-            chosen = queue.peek((lambda r: len(r.id)) if what < 0.6 else None, 400.0)
+            chosen = queue.peek() if what < 0.6 else rng.choice(list(inside.values()))
             assert chosen is not None
             out.append(queue.pop(chosen.id).id)
             del inside[chosen.id]

@@ -77,19 +77,8 @@ def test_a_refund_brings_a_tenants_turn_forward() -> None:
     assert order(waiting) == ["b1", "a1"]
 
 
-def test_a_preference_decides_only_between_tenants_that_are_nearly_even() -> None:
+def test_a_request_can_be_taken_out_of_turn() -> None:
     waiting = queue(ask("a0"), ask("b0", "b"), ask("c0", "c"))
-    waiting.charge("b", 1.0, 50.0)
-    waiting.charge("c", 1.0, 51.0)
-
-    def wanted(request: Request) -> float:
-        return {"a0": 0.0, "b0": 0.5, "c0": 1.0}[request.id]
-
-    picks = [waiting.peek(wanted, within) for within in (0.0, 50.0, 51.0)]
-    assert [pick.id for pick in picks if pick is not None] == ["a0", "b0", "c0"]
-    even = waiting.peek(lambda _: 0.0, 100.0)
-    assert even is not None
-    assert even.id == "a0"
     assert waiting.pop("c0").id == "c0"
     assert order(waiting) == ["a0", "b0"]
 
@@ -106,7 +95,6 @@ def test_what_is_cancelled_or_expired_is_gone() -> None:
     assert [gone.id for gone in waiting.expired(3.0)] == ["b0", "a1"]
     assert (waiting.next_expiry, len(waiting), waiting.tokens, waiting.tenants) == (inf, 0, 0, 0)
     assert waiting.peek() is None
-    assert waiting.peek(lambda _: 1.0, 9.0) is None
 
 
 def test_of_many_that_expire_together_some_go_at_a_time_and_the_rest_are_due_at_once() -> None:

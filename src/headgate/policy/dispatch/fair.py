@@ -9,7 +9,6 @@ The caller charges: prompt tokens on dispatch, output tokens at the end, or an e
 which may be negative, later.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
@@ -22,7 +21,7 @@ EXPIRE_AT_ONCE: Final = 64
 T = TypeVar("T")
 
 CHOICES = 8
-"""Maximum tenants offered to a preference, or named as next."""
+"""Maximum tenants named as next."""
 SAMPLE = 16
 """Maximum tenants examined to estimate how much is ahead; of more, an evenly spread sample."""
 IDLE = 1024
@@ -63,10 +62,10 @@ class _Heap(Generic[T]):
         live = [(key, number, item) for key, number, item in self._entries if number in self._live]
         return max(live, key=lambda entry: entry[:2])[2] if live else None
 
-    def smallest(self, most: int, up_to: float) -> list[T]:
-        """At most `most` members with a key of at most `up_to`, in order."""
+    def smallest(self, most: int) -> list[T]:
+        """The first `most` members, in order."""
         taken: list[tuple[tuple[float, ...], int, T]] = []
-        while len(taken) < most and self.first() is not None and self._entries[0][0][0] <= up_to:
+        while len(taken) < most and self.first() is not None:
             taken.append(heappop(self._entries))
         for entry in taken:
             heappush(self._entries, entry)
@@ -148,21 +147,15 @@ class FairQueue:
         if len(tenant.requests) == 1:
             self._place(tenant)
 
-    def peek(self, prefer: Callable[[Request], float] | None = None, within: float = 0.0) -> Request | None:
+    def peek(self) -> Request | None:
         """The request whose turn it is: of the tenant with the smallest counter the lowest priority number, then the
-        earliest deadline, then the first to arrive. With `prefer`, the highest score decides between the tenants whose
-        counters are `within` tokens (at weight 1) of the smallest: an unfairness no larger than that buys prefix hits.
-        None: no tenant has a turn."""
+        earliest deadline, then the first to arrive. None: no tenant has a turn."""
         first = self._turns.first()
-        if first is None or prefer is None:
-            return None if first is None else first.requests.first()
-        tenants = self._turns.smallest(CHOICES, first.counter + within)
-        heads = [head for tenant in tenants if (head := tenant.requests.first()) is not None]
-        return max(heads, key=prefer)
+        return None if first is None else first.requests.first()
 
     def heads(self) -> list[Request]:
         """The next request of each of the first CHOICES tenants, in the order of their turns."""
-        tenants = self._turns.smallest(CHOICES, float("inf"))
+        tenants = self._turns.smallest(CHOICES)
         return [head for tenant in tenants if (head := tenant.requests.first()) is not None]
 
     def hold(self, tenant: str) -> None:
