@@ -28,6 +28,7 @@ INSIDE = ("passage", "turns", "fair", "prefills", "standing_room", "admit", "ret
 INDEX = ("index", "book", "entry", "full")
 FLEET_OWNERS = ("ManagedPool", "ProcessFleet")
 """Owners that a gateway has only where it starts and stops replicas itself."""
+MOST_REGISTRIES = 7
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:
@@ -136,6 +137,7 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
     by_annotation = {"Figures._warm_at", *_registries()}  # whose annotation says str
     assert {name for _, name in rows} == by_annotation
     assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) <= MOST_REGISTRIES
     with_fleet = [name for _, name in rows if name.split(".")[0] in FLEET_OWNERS]
     counts = f"**{len(rows) - len(with_fleet)} with a fixed list of replicas, {len(rows)} with a fleet of processes.**"
     assert counts in text

@@ -27,7 +27,7 @@ def test_a_parked_one_gets_nothing_and_takes_who_waits_the_moment_it_is_activate
     parked(made, "p", 2)
     first, second, third = request(), request(), request()
     assert placed(send(made, first, second, third)) == [first.id]
-    assert made.book.is_parked("p")
+    assert made.book.entries["p"].parked
     assert placed(made.on(Probed("p", ok=True), 0.05)) == []
     assert placed(made.on(ReplicaParked("p", False), 0.1)) == [second.id, third.id]
 
@@ -111,9 +111,9 @@ def test_what_it_has_cached_is_not_forgotten_while_it_is_parked() -> None:
     )
     made.book.remember(prefixed, "a")
     made.on(ReplicaParked("a", True), 0.0)
-    assert made.book.links("a") == 1
+    assert len(made.book.entries["a"].links.seen) == 1
     made.on(ReplicaLeft("a"), 0.1)
-    assert made.book.links("a") == 0
+    assert "a" not in made.book.entries
 
 
 def test_one_that_left_while_parked_comes_back_as_any_other() -> None:

@@ -13,7 +13,7 @@ from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.replicas.affinity import Affinity
 from headgate.policy.replicas.allowance import room_of
-from headgate.policy.replicas.entry import ReplicaEntry, new_entry
+from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, new_entry
 from headgate.policy.replicas.full import Full
 from headgate.policy.replicas.gradient import GradientLimit
 from headgate.policy.replicas.health import Health, Standing
@@ -56,8 +56,7 @@ class ReplicaBook:
             entry.found = GradientLimit(*UNKNOWN_SIZE)
             limit = entry.found.limit
         load = Load(replica, limit, usable=0.0 if entry.parked else 1.0, joined_at=now)
-        self.index.add(entry, load)
-        self._share_tokens(entry)
+        self._share_tokens(self.index.add(entry, load))
         entry.unseen, entry.came = True, 0
         self._watch_anew(entry, replica, HealthState.PROBATION, now)
 
@@ -67,8 +66,7 @@ class ReplicaBook:
         if entry.health is not None and entry.health.state in (HealthState.UP, HealthState.RAMPING):
             state = entry.health.state
         load.replica = replica
-        self.index.add(entry, load)
-        self._share_tokens(entry)
+        self._share_tokens(self.index.add(entry, load))
         self._watch_anew(entry, replica, state, now)
 
     def _watch_anew(self, entry: ReplicaEntry, replica: Replica, state: HealthState, now: float) -> bool:
@@ -77,10 +75,6 @@ class ReplicaBook:
             self._health.remove(entry.health)
         entry.health = self._health.add(replica, now, state, entry.parked)
         return self._apply(entry, entry.health.usable)
-
-    def is_parked(self, replica_id: ReplicaId) -> bool:
-        entry = self.entries.get(replica_id)
-        return entry is not None and entry.parked
 
     def park(self, replica_id: ReplicaId, parked: bool, ramp: bool, now: float) -> None:
         """Parks a replica or takes it back. A replica may be parked before it joins. What a replica has cached is not
@@ -127,19 +121,17 @@ class ReplicaBook:
                 slots = entry.seat.load.replica.slots
                 if slots is not None:
                     entry.seat.load.limit = self._own_part(slots)
-                self._share_tokens(entry)
+                self._share_tokens(entry.seat)
 
     def _own_part(self, limit: int) -> float:
         low, high = self.part
         return float(room_of(limit, low, high))
 
-    def _share_tokens(self, entry: ReplicaEntry) -> None:
-        seat = entry.seat
-        if seat is not None:
-            limit = seat.load.replica.token_limit
-            if limit is not None:
-                seat.token_limit = int(self._own_part(limit))
-            self.index.changed(seat.load)
+    def _share_tokens(self, seat: IndexEntry) -> None:
+        limit = seat.load.replica.token_limit
+        if limit is not None:
+            seat.token_limit = int(self._own_part(limit))
+        self.index.changed(seat.load)
 
     # -- what they have to do -----------------------------------------------------------------------------------
 
@@ -188,11 +180,6 @@ class ReplicaBook:
         entry = self.entries.get(replica_id)
         if entry is not None:
             self._affinity.remember(request, entry.links)
-
-    def links(self, replica_id: ReplicaId) -> int:
-        """Links remembered for this replica: what would have to be computed again without it."""
-        entry = self.entries.get(replica_id)
-        return 0 if entry is None else len(entry.links.seen)
 
     def refused(
         self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool

@@ -42,7 +42,7 @@ class RouteIndex:
         self._models: dict[str, None] = {}
         self._joined = 0
 
-    def add(self, entry: ReplicaEntry, load: Load) -> None:
+    def add(self, entry: ReplicaEntry, load: Load) -> IndexEntry:
         """Enters a replica, or enters it anew: it keeps its number, and counts as just come."""
         replica, seat = load.replica, entry.seat
         if seat is not None:
@@ -61,6 +61,7 @@ class RouteIndex:
             seat.load, seat.pool, seat.token_limit, seat.turn = load, pool, replica.token_limit, 0.0
         seat.requests = load.requests
         self.changed(load)
+        return seat
 
     def remove(self, entry: ReplicaEntry) -> None:
         if entry.seat is not None:
