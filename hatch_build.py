@@ -23,7 +23,7 @@ HOT = {
     "machine": "step_features",
     "measure": "edges evidence figures little series tenants windows",
     "metrics": "exposition histogram",
-    "model": "lane pace quantile replica request sampling sequence step tier",
+    "model": "dialect lane pace quantile replica request sampling sequence step tier",
     "policy/answers": "grown output prompt_size runaway",
     "policy/batching": "admission batch blocks chunks commitment estimate holders move_time output_length speculate"
     " urgency",

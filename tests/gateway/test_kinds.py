@@ -9,8 +9,9 @@ import pytest
 
 from headgate.config.hints import Kind
 from headgate.model.clock import monotonic
+from headgate.model.dialect import DIALECTS
 from headgate.model.sequence import LOWEST_PRIORITY
-from headgate.replica.dialects import DIALECTS, continued
+from headgate.replica.dialects import continued
 from headgate.replica.gauges import read_gauges
 from tests.engine.process import ask
 from tests.gateway.llama_server import llama_server

@@ -9,9 +9,9 @@ import pytest
 
 from headgate.config.warm import AdapterConfig
 from headgate.model.clock import monotonic
+from headgate.model.dialect import DIALECTS
 from headgate.model.replica import Replica
 from headgate.policy.replicas.signs import HealthState
-from headgate.replica.dialects import DIALECTS
 from headgate.replica.http import Connections
 from headgate.upkeep.warmup import BUSY, Warmed, WarmupTarget
 from tests.engine.process import ask, headgate

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.config.file import parse
 from headgate.config.gateway import ObserveConfig
-from headgate.model.lane import LANES, Lane
+from headgate.measure.edges import INDEX, edges
+from headgate.model.lane import LANES, PROMISES, Lane
 from headgate.policy.promises.alert import Alert, AlertChange, AlertLevel, Severity
 from headgate.policy.promises.burn import Availability
 from headgate.policy.promises.promise import FleetReading
@@ -719,3 +721,13 @@ def test_what_was_refused_before_its_lane_was_known_is_told_too() -> None:
     (change,) = slo.on(reading(9), 1.0)
     assert (change.alert, change.lane, change.severity) == ("refused_share", "other", CRITICAL)
     assert slo.state(1.0).availability["other"][300].share == 0.0
+
+
+# -- the table of promises ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "figure", "percentile"), PROMISES)
+def test_every_promise_can_be_set_is_judged_and_has_its_edge(field: str, figure: str, percentile: int) -> None:
+    lane = next(one for one in parse(f"lanes: {{fast: {{{field}: 0.777}}}}", "x.yaml").lanes if one.name == "fast")
+    assert Promise(figure, percentile, 0.777) in promises(lane)
+    assert 0.777 in edges([lane])[INDEX[figure]].values

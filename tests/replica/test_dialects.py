@@ -7,15 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.config.file import parse
 from headgate.model.clock import monotonic
-from headgate.model.errors import ReplicaFailed
+from headgate.model.dialect import DIALECTS
+from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.model.lane import LANES
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.replica.detect import Card, Cards, detect, kind_by_cards
-from headgate.replica.dialects import DIALECTS, continued, dialect_of, session_line, shape_for
-from headgate.replica.gauges import GAUGES
+from headgate.replica.dialects import continued, dialect_of, session_line, shape_for
 from headgate.replica.http import Connections
 from tests.replica.kinds import OWNERS, double
 from tests.wire.serving import live
@@ -28,7 +29,20 @@ def replica(kind: str | None, **more: Any) -> Replica:
 
 
 def test_every_kind_that_has_gauges_has_a_place_to_look_for_them() -> None:
-    assert {kind for kind, dialect in DIALECTS.items() if dialect.metrics is not None} == set(GAUGES)
+    assert [
+        dialect.kind for dialect in DIALECTS.values() if bool(dialect.gauges) != (dialect.metrics is not None)
+    ] == []
+
+
+def test_every_kind_has_a_double_here_can_be_configured_and_has_its_row_in_the_docs() -> None:
+    assert set(DIALECTS) == set(OWNERS)
+    rows = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text(encoding="utf-8")
+    for kind in DIALECTS:
+        (found,) = parse(f"replicas: [{{url: http://r, kind: {kind}}}]", "x.yaml").replicas
+        assert found.kind == kind
+        assert f"| `{kind}` |" in rows
+    with pytest.raises(StartupError, match=r"replicas\[0\]\.kind: expected one of headgate, vllm, "):
+        parse("replicas: [{url: http://r, kind: x}]", "x.yaml")
 
 
 def test_an_engine_that_nobody_knows_is_spoken_to_like_any_openai_server() -> None:

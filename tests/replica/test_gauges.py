@@ -1,6 +1,7 @@
 import pytest
 
-from headgate.replica.gauges import GAUGES, MOST_SAMPLES, read_gauges
+from headgate.model.dialect import DIALECTS
+from headgate.replica.gauges import MOST_SAMPLES, read_gauges
 from tests.replica.kinds import METRICS
 
 SAID = {
@@ -17,7 +18,7 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", GAUGES)
+@pytest.mark.parametrize("kind", [kind for kind, dialect in DIALECTS.items() if dialect.metrics is not None])
 def test_each_kind_is_understood(kind: str) -> None:
     assert read_gauges(kind, METRICS[kind]) == SAID[kind]
 
@@ -63,6 +64,6 @@ def test_an_endless_page_is_not_read_to_its_end() -> None:
     assert read_gauges("tgi", lines) == {"waiting": float(MOST_SAMPLES)}
 
 
-@pytest.mark.parametrize("kind", [*GAUGES, "openai", "nobody", None])
+@pytest.mark.parametrize("kind", [*DIALECTS, "nobody", None])
 def test_nonsense_says_nothing(kind: str | None) -> None:
     assert read_gauges(kind, "\x00 not metrics\nvllm:num_requests_waiting NaN\ntgi_queue_size{ x\n# EOF") == {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 
 LITTLE: float = 0.2
 """Share of the promised TTFT. A prompt whose whole prefill takes less always counts as short: it can't break the

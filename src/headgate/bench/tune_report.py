@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headgate.bench.lines import Level
 from headgate.bench.tuned import Tuned
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, rate
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from headgate.cli.proxy_probe import Look, ProbeReport
 from headgate.explain.explanation import many, seconds
 from headgate.model.errors import StartupError
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 64 << 20

@@ -23,7 +23,7 @@ from headgate.config.hints import (
     Weight,
     between,
 )
-from headgate.model.lane import Lane, WhenSlow
+from headgate.model.lane import PROMISES, Lane, WhenSlow
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 
@@ -36,6 +36,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "max_tokens": Count | None,
     },
     Lane: {
+        **dict.fromkeys((field for field, *_ in PROMISES), Seconds | None),
         "name": Name,
         "priority": Annotated[int, between(0, 100)],
         "ttft_target_s": Seconds,
@@ -54,11 +55,6 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "stops_limit": Count,
         "entries_limit": Count,
         "logprobs_limit": CountOrZero,
-        "ttft_p50_s": Seconds | None,
-        "ttft_p99_s": Seconds | None,
-        "tpot_p50_s": Seconds | None,
-        "e2e_p95_s": Seconds | None,
-        "e2e_p99_s": Seconds | None,
         "e2e_p99_tokens": Count,
     },
     Replica: {

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from headgate.model.dialect import DIALECTS
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -110,4 +112,4 @@ Algorithm = Literal[
     "prefix", "session", "tenant",
 ]  # fmt: skip
 TierName = Literal["premium", "free"]
-Kind = Literal["openai", "headgate", "vllm", "sglang", "tgi", "tensorrt_llm", "triton", "llama_cpp"]
+Kind: Any = Literal.__getitem__(tuple(DIALECTS))

@@ -10,7 +10,7 @@ from headgate.config.output import Runaway
 from headgate.engine.engine import SequenceOutput, Timings
 from headgate.engine.recommended import OPENAI, Recommended
 from headgate.model.errors import InvalidRequest
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.sampling import Sampling, TokenLogprob
 
 MOST_CHOICES = 16

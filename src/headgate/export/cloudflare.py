@@ -9,7 +9,7 @@ import yaml
 
 from headgate.config.gateway import GatewayConfig
 from headgate.export.proxy import Facing, first_byte_s
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 
 PATIENCE_S = 120
 """Proxy Read Timeout in seconds, after which the client gets 524. It was 100 until 2025, and applies between any two

@@ -10,7 +10,7 @@ from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
 from headgate.export.panels import Board, PanelQuery, heatmap, line, stat, states
 from headgate.export.prometheus_rules import HISTOGRAMS, MISSED, share_of
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.policy.promises.burn import FAST, SLOW
 from headgate.policy.promises.promise import promises
 from headgate.policy.promises.words import FIGURES

@@ -16,8 +16,8 @@ from headgate import __version__
 from headgate.config.contradictions import did_you_mean
 from headgate.config.gateway import GatewayConfig
 from headgate.export.cluster_file import in_cluster
+from headgate.model.dialect import DIALECTS
 from headgate.model.errors import StartupError
-from headgate.replica.dialects import DIALECTS
 
 Manifest = dict[str, Any]
 

@@ -12,7 +12,7 @@ import yaml
 
 from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import one_fleet, utilisation, waiting_per_replica
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.policy.promises.availability import DOWN_S, FEW, MOST, bounds, hardly_any
 from headgate.policy.promises.burn import FAST, LEAST_FAILED, SLOW, reachable
 from headgate.policy.promises.promise import LEAST, USUAL_PERCENTILE, Promise, promises

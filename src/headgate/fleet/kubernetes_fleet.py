@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from headgate.config.cluster import KubernetesConfig
 from headgate.fleet.kubernetes_api import Api, ApiError, Object, WatchExpired, find_access
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.replica import Replica, ReplicaId
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from headgate.config.cluster import RayConfig
 from headgate.fleet.port import Appeared, Callback, Change, FleetError, Spec, Started, Vanished
 from headgate.fleet.ray_engine import EngineActor, RayPlace
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.replica import Replica, ReplicaId
 
 log = logging.getLogger(__name__)

@@ -24,13 +24,14 @@ from headgate.gateway.intake.abilities import RESPONSES
 from headgate.gateway.intake.accept import Accepted
 from headgate.gateway.intake.naming import Naming
 from headgate.model.clock import Clock
+from headgate.model.dialect import Dialect
 from headgate.model.errors import Gone, ReplicaFailed, ServeError
 from headgate.model.event import Event, FirstToken, Hedge
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.replica.dialects import Dialect, Shape, dialect_of, session_line, shape_for
+from headgate.replica.dialects import Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Connections, Listener, Once, request_head
 from headgate.wire.exchange import Exchange
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from headgate.measure.windows import ANSWER, E2E, GAP, QUEUE, TPOT, TTFT
 from headgate.metrics.histogram import DURATION_EDGES, FIRST_TOKEN_EDGES, TOKEN_EDGES, Edges
 from headgate.model.lane import Lane
+from headgate.policy.promises.promise import promises
 
 CONVENTION = {
     TTFT: FIRST_TOKEN_EDGES,
@@ -19,6 +20,7 @@ CONVENTION = {
     # The conventions have no edges for queue time; as a part of the time to the first token it has the same.
     QUEUE: FIRST_TOKEN_EDGES,
 }
+INDEX = {"ttft": TTFT, "tpot": TPOT, "e2e": E2E, "gap": GAP, "answer": ANSWER}
 AROUND = (1.0, 0.9, 1.1, 0.8, 1.25)
 """Edges as shares of each bound. The bounds themselves come first: with very many lanes not all edges fit."""
 MOST_EDGES = 64
@@ -27,22 +29,19 @@ MOST_EDGES = 64
 
 def edges(lanes: Iterable[Lane]) -> list[Edges]:
     """The edges for each figure, in the order of the figures' indexes."""
-    bounds: list[list[float | None]] = [[] for _ in CONVENTION]
+    bounds: list[list[float]] = [[] for _ in CONVENTION]
     for lane in lanes:
-        bounds[TTFT] += [lane.ttft_target_s, lane.ttft_p50_s, lane.ttft_p99_s]
-        bounds[TPOT] += [lane.tpot_p50_s]
-        bounds[GAP] += [lane.gap_target_s]
-        bounds[E2E] += [lane.e2e_p95_s, lane.e2e_p99_s]
-        bounds[QUEUE] += [lane.wait_bound_s]
-        bounds[ANSWER] += [lane.gap_target_s]
+        for promise in promises(lane):
+            bounds[INDEX[promise.figure]].append(promise.within_s)
+        bounds[QUEUE].append(lane.wait_bound_s)
     return [Edges(_with_bounds(CONVENTION[figure], bounds[figure])) for figure in (TTFT, TPOT, E2E, QUEUE, GAP, ANSWER)]
 
 
-def _with_bounds(convention: tuple[float, ...], bounds: list[float | None]) -> tuple[float, ...]:
+def _with_bounds(convention: tuple[float, ...], bounds: list[float]) -> tuple[float, ...]:
     found = {_round(edge) for edge in convention}
     for share in AROUND:
         for bound in bounds:
-            if bound is not None and len(found) < MOST_EDGES:
+            if len(found) < MOST_EDGES:
                 found.add(_round(bound * share))
     return tuple(sorted(found))
 

@@ -1,8 +1,13 @@
-"""Caps the number of different label values. Names come from clients, and each costs a series wherever figures are
-kept."""
+"""Writes labels and numbers for people. The number of different labels is capped: names come from clients, and each
+costs a series wherever figures are kept."""
 
 from collections.abc import Iterable
+from decimal import Decimal
+from math import isfinite
+from typing import Final
 
+PLAIN_BELOW: Final = 1e15
+"""Values from here on are written with an exponent: they have more digits than a person reads."""
 OTHER = "other"
 LONGEST = 256
 """Maximum characters of a name with a label of its own; a longer one is `other`."""
@@ -36,3 +41,12 @@ class Cap:
     def keep(self, values: Iterable[str]) -> None:
         """Forgets all names but these, to make room."""
         self._known.intersection_update(values)
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """Returns 12.3, 0.000012 or 1234: all digits before the point are written, never `1e+03`."""
+    if not isfinite(value) or abs(value) >= PLAIN_BELOW:
+        return f"{value:g}"
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    return f"{Decimal(f'{value:.{digits}g}').normalize():f}" if value else "0"

@@ -4,7 +4,7 @@ The engine uses a lane's priority and targets; the gateway also uses its waiting
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 WhenSlow = Literal["cancel", "spool"]
 
@@ -66,6 +66,19 @@ class Lane:
     e2e_p99_tokens: int = 1000
     """Output tokens up to which e2e_p99_s is promised; longer answers are promised their pace only."""
 
+
+PROMISES: Final = (
+    ("ttft_p50_s", "ttft", 50),
+    ("ttft_target_s", "ttft", 95),
+    ("ttft_p99_s", "ttft", 99),
+    ("tpot_p50_s", "tpot", 50),
+    ("gap_target_s", "gap", 99),
+    ("gap_target_s", "answer", 95),
+    ("e2e_p95_s", "e2e", 95),
+    ("e2e_p99_s", "e2e", 99),
+)
+"""Fields of a lane that promise a percentile, in the order in which people read them: field, figure, percentile. What
+the file may set, judges, alerts, /metrics, histogram edges, Prometheus rules, Grafana and the simulator follow this."""
 
 LANES: dict[str, Lane] = {
     lane.name: lane

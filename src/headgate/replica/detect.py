@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from headgate.model.dialect import DIALECTS
 from headgate.model.errors import ReplicaFailed
-from headgate.replica.dialects import DIALECTS
 
 MOST_BYTES: Final = 1 << 20
 """Bytes of an answer that are looked at."""

@@ -1,4 +1,4 @@
-"""Reads an engine's own gauges from its metrics, as few as the gateway shows, by kind of engine.
+"""Reads an engine's own gauges from its metrics, as few as the gateway shows, by the names in its dialect.
 
 They are for display, not for routing: a scrape lags behind a burst, so the gateway counts each replica's work itself.
 Names are searched in the text one by one: a page of metrics can have thousands of lines, and streams must not wait
@@ -8,6 +8,8 @@ until each has been parsed.
 import re
 from collections.abc import Iterator
 from math import isfinite
+
+from headgate.model.dialect import dialect_of_kind
 
 MOST_BYTES = 4 << 20
 """Bytes of the text that are read."""
@@ -19,57 +21,6 @@ MOST = 1e15
 """Maximum of a value: a larger one is nonsense."""
 LONGEST_LINE = 4096
 """Characters of a line that are looked at."""
-
-Names = dict[str, tuple[str, ...]]
-"""Our name → the engine's names for the gauge, the newest first. A label in braces has to match."""
-
-GAUGES: dict[str, Names] = {
-    "headgate": {
-        "waiting": ("headgate_engine_sequences_waiting",),
-        "batch_size": ("headgate_engine_sequences_running",),
-        "batch_limit": ("headgate_engine_slots",),
-        "kv_ratio": ("headgate_engine_kv_usage_ratio",),
-        "preemptions": ("headgate_engine_preemptions_total",),
-        "evictions": ("headgate_engine_prefix_evictions_total",),
-        "cold_start_process_s": ('headgate_engine_cold_start_seconds{phase="process"}',),
-        "cold_start_weights_s": ('headgate_engine_cold_start_seconds{phase="weights"}',),
-        "cold_start_kv_s": ('headgate_engine_cold_start_seconds{phase="KV"}',),
-        "cold_start_warm_up_s": ('headgate_engine_cold_start_seconds{phase="warm-up"}',),
-    },
-    "vllm": {
-        "waiting": ("vllm:num_requests_waiting",),
-        "batch_size": ("vllm:num_requests_running",),
-        "kv_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-        "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
-    },
-    "sglang": {
-        "waiting": ("sglang:num_queue_reqs",),
-        "batch_size": ("sglang:num_running_reqs",),
-        "kv_ratio": ("sglang:token_usage",),
-        "preemptions": ("sglang:num_retracted_requests_total",),
-    },
-    "tgi": {
-        "waiting": ("tgi_queue_size",),
-        "batch_size": ("tgi_batch_current_size",),
-    },
-    "tensorrt_llm": {
-        "waiting": ("trtllm_num_requests_waiting",),
-        "batch_size": ("trtllm_num_requests_running",),
-        "batch_limit": ("trtllm_max_num_active_requests",),
-        "kv_ratio": ("trtllm_kv_cache_utilization",),
-    },
-    "triton": {
-        "waiting": ('nv_trt_llm_request_metrics{request_type="waiting"}',),
-        "batch_size": ('nv_trt_llm_request_metrics{request_type="scheduled"}',),
-        "batch_limit": ('nv_trt_llm_request_metrics{request_type="max"}',),
-        "kv_ratio": ('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',),
-    },
-    "llama_cpp": {
-        "waiting": ("llamacpp:requests_deferred",),
-        "batch_size": ("llamacpp:requests_processing",),
-        "kv_ratio": ("llamacpp:kv_cache_usage_ratio",),
-    },
-}
 
 SHARES = frozenset(("kv_ratio",))
 """Gauges of which the largest sample counts, not the sum: the engine whose memory is full is the one that will
@@ -89,7 +40,7 @@ def read_gauges(kind: str | None, text: str) -> dict[str, float]:
     """The gauges of this kind that the text has; several samples of one gauge (by model, by engine) are added up."""
     found: dict[str, float] = {}
     text = text[:MOST_BYTES]
-    for ours, theirs in GAUGES.get(kind or "", {}).items():
+    for ours, theirs in dialect_of_kind(kind).gauges.items():
         for name in theirs:
             bare, _, wanted = name.rstrip("}").partition("{")
             values: dict[str, float] = {}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled, ReplicaUnreached, StartupError
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.replica.call import Call, Listener, PoolLimits
 from headgate.replica.connection import Connection
 from headgate.replica.credentials import Credentials

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.report import svg
 from headgate.report.results import Floats, Results, Target
 from headgate.report.summary import LaneSummary

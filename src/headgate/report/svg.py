@@ -8,7 +8,7 @@ from html import escape
 
 import numpy as np
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.report.results import Floats
 
 WIDTH, HEIGHT = 560, 280

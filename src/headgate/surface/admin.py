@@ -26,7 +26,7 @@ from headgate.explain.why import Explanation, explain, headline, main_part
 from headgate.measure.evidence import Evidence
 from headgate.measure.underway import neighbours_at
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.record import Record
 from headgate.surface.access import AdminAccess
 from headgate.surface.snapshot import Snapshot, Sources

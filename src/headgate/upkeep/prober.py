@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from headgate.model.dialect import PLAIN, Dialect, dialect_of_kind
 from headgate.model.errors import ReplicaFailed
 from headgate.model.event import Event, Probed
 from headgate.model.outcome import Outcome
@@ -26,7 +27,6 @@ from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 from headgate.replica.detect import Card, detect, read_cards
-from headgate.replica.dialects import PLAIN, Dialect, dialect_of
 from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import Connections
 from headgate.replica.openai import FULL, flaw_in, read_error
@@ -132,7 +132,7 @@ class Prober:
 
     def __post_init__(self) -> None:
         self._given = self.replica.kind is not None
-        self.dialect = dialect_of(self.replica)
+        self.dialect = dialect_of_kind(self.replica.kind)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self.run())
@@ -369,8 +369,8 @@ class Prober:
         if not self._given:
             kind = await detect(cards, lambda path: self.pool.get(path, PROBE_TIMEOUT_S))
             self.replica = replace(self.replica, kind=kind)
-            if dialect_of(self.replica) is not self.dialect:
-                self.dialect, self._path = dialect_of(self.replica), ""
+            if dialect_of_kind(self.replica.kind) is not self.dialect:
+                self.dialect, self._path = dialect_of_kind(self.replica.kind), ""
                 self.owner.found(self.replica)
         self._hear(cards)
 

@@ -18,10 +18,10 @@ import msgspec
 from headgate.config.gateway import ClassifyConfig
 from headgate.config.warm import AdapterConfig, WarmConfig
 from headgate.model.clock import Clock
+from headgate.model.dialect import Dialect
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.replica import Replica
-from headgate.replica.dialects import Dialect
 from headgate.replica.http import OWN_BYTES, Connections, Once, request_head
 from headgate.replica.openai import FULL, flaw_in, quoted, read_error
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.workload.arrival import Arrival, WorkloadError
 from headgate.workload.source import Source
 from headgate.workload.spec import LENGTHS_ONLY, SYNTHETIC, Stream, parse

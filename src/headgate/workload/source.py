@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.workload import play, servegen, traces
 from headgate.workload.arrival import Arrival, WorkloadError
 from headgate.workload.finish import WorkloadFinish, blocks

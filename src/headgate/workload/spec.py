@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.workload.arrival import WorkloadError
 
 SYNTHETIC = ("poisson", "gamma", "constant")

@@ -6,9 +6,10 @@ Used for those two paths only: every replica serves chats and text completions.
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+from headgate.model.dialect import DIALECTS, OPENAI_RANGES, Dialect, Ranges
 from headgate.model.errors import NotOffered
 from headgate.model.replica import Replica, ReplicaId
-from headgate.replica.dialects import DIALECTS, OPENAI_RANGES, Dialect, Ranges, dialect_of
+from headgate.replica.dialects import dialect_of
 
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"

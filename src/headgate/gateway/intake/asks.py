@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from headgate.gateway.intake.fields import INTEGERS, LONGEST_STOP, ChatFields
 from headgate.gateway.intake.prompt import PromptFound
+from headgate.model.dialect import Ranges
 from headgate.model.errors import InvalidRequest
+from headgate.model.labels import plain
 from headgate.model.lane import Lane
-from headgate.model.plain import plain
-from headgate.replica.dialects import Ranges
 from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
 from headgate.wire.body import json
 

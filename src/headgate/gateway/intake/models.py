@@ -12,8 +12,8 @@ import msgspec
 from headgate.config.gateway import Tenant
 from headgate.config.models import ModelConfig
 from headgate.model.errors import InvalidRequest, Refused
+from headgate.model.labels import plain
 from headgate.model.outcome import Outcome
-from headgate.model.plain import plain
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.rollout.capability import Room, ask_of, choose
 from headgate.policy.rollout.rollout import TrafficSplit, digest_of

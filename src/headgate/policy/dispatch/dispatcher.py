@@ -33,9 +33,9 @@ from headgate.model.event import (
     ReplicaParked,
     Shared,
 )
+from headgate.model.labels import plain
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
-from headgate.model.plain import plain
 from headgate.model.record import Ahead
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headgate.model.lane import Lane
+from headgate.model.lane import PROMISES, Lane
 from headgate.policy.promises.burn import FIVE_MIN_S, Availability
 
 MINUTE_S = 60
@@ -54,16 +54,7 @@ class Promise:
 
 def promises(lane: Lane) -> tuple[Promise, ...]:
     """The lane's promises, in the order in which people read them."""
-    bounds = (
-        ("ttft", 50, lane.ttft_p50_s),
-        ("ttft", 95, lane.ttft_target_s),
-        ("ttft", 99, lane.ttft_p99_s),
-        ("tpot", 50, lane.tpot_p50_s),
-        ("gap", 99, lane.gap_target_s),
-        ("answer", 95, lane.gap_target_s),
-        ("e2e", 95, lane.e2e_p95_s),
-        ("e2e", 99, lane.e2e_p99_s),
-    )
+    bounds = ((figure, percentile, getattr(lane, field)) for field, figure, percentile in PROMISES)
     return tuple(Promise(figure, percentile, within) for figure, percentile, within in bounds if within is not None)
 
 

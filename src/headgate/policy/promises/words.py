@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.policy.promises.alert import Alert, Severity
 from headgate.policy.promises.promise import NOTHING, FleetReading, Tail, TenantReading
 from headgate.policy.replicas.utilisation import words

@@ -18,8 +18,8 @@ from typing import Final, Literal
 import msgspec
 
 from headgate.config.models import CanaryConfig
+from headgate.model.labels import plain
 from headgate.model.outcome import Outcome
-from headgate.model.plain import plain
 from headgate.model.record import Record
 from headgate.policy.rollout.contest import Contest, Failures, Harm, log_mean
 

@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol
 
 from headgate.config.fleet import FleetConfig
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
 from headgate.policy.scaling.member import Demand, Member, Work

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, percent, rate
 from headgate.sim.planning.curve import OPERATING, Curve

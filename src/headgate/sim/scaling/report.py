@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from headgate.model.plain import plain
+from headgate.model.labels import plain
 from headgate.report import svg
 from headgate.report.words import count, ms, percent
 from headgate.sim.scaling.compare import HOUR_S, ORACLE, ScaledDay, hours
