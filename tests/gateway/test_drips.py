@@ -136,6 +136,34 @@ async def test_a_gathered_stream_that_goes_on_without_a_word_has_stalled(piece: 
 
 
 @live
+async def test_a_replica_that_is_to_stream_for_one_piece_and_says_nothing_has_stalled() -> None:
+    """It was given the whole time of an answer in one piece, and nobody else was asked."""
+    async with scene(first_token_s=0.3, stall_s=5) as on:
+        on.gate.stream = False
+        on.gate.generation_s = 60.0
+        on.gate.read_by = gathering(60)
+        client, _ = await on.asking()
+        async with asyncio.timeout(LATEST_S):
+            assert (await client.answer()).status == 504
+        assert isinstance((await on.gate.failed.get())[0], ReplicaStalled)
+
+
+@live
+async def test_it_may_still_answer_in_one_piece_and_has_a_whole_answers_time_from_its_first_byte() -> None:
+    async with scene(first_token_s=0.3, stall_s=5) as on:
+        on.gate.stream = False
+        on.gate.generation_s = 60.0
+        on.gate.read_by = gathering(60)
+        client, talk = await on.asking()
+        body = b'{"choices":[]}'
+        talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:5])
+        await asyncio.sleep(0.5)
+        talk.send(body[5:])
+        assert (await client.answer()).body == body
+        await on.gate.ended.get()
+
+
+@live
 async def test_a_gathered_streams_time_begins_with_its_first_token() -> None:
     async with scene(first_token_s=5, stall_s=5) as on:
         on.gate.stream = False

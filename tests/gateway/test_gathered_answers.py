@@ -10,7 +10,7 @@ import pytest
 
 from tests import ledger
 from tests.engine.process import ask
-from tests.gateway.raw_engine import STREAM, Answer, chunk, events, raw_engine
+from tests.gateway.raw_engine import STREAM, Answer, chunk, events, raw_engine, whole
 from tests.gateway.test_gateway import chat, gateway
 
 pytestmark = pytest.mark.timeout(60)
@@ -97,6 +97,7 @@ WHOLE: dict[str, bytes] = {
     "error-null-first": events(
         *[b'{"error":null,' + one[1:] for one in (part({"content": TEXT}), part(finish="stop"))], DONE
     ),
+    "done-and-a-space": stream(*texts(), end=(b"[DONE] ",)),
     "no-done": stream(*texts(), end=()),
     "no-done-usage": stream(*texts(), end=(USAGE,)),
     "dies-after-the-last": stream(*texts(), end=())[:-5].replace(b"content-type", b"connection: close\r\ncontent-type"),
@@ -281,3 +282,49 @@ def test_a_loop_is_ended_however_it_is_told(url: str, name: str, streamed: bool)
     said = ask(url + PATH, {**chat(f"say=loop-{name}", stream=streamed), "model": "public"})[1]
     assert b'"headgate_stop":"repetition"' in said
     ledger.check(url)
+
+
+RESPONSES: dict[str, tuple[bytes, str]] = {
+    "plain": (stream(*texts()), TEXT),
+    "error-null": (WHOLE["error-null-first"], TEXT),
+    "pair": SAID["pair"],
+    "half": SAID["half"],
+    "half-last": SAID["half-last"],
+    "in-parts": (stream(*[{"content": [{"type": "text", "text": one["content"]}]} for one in texts()]), TEXT),
+    "usage": (stream(*texts(), usage={"prompt_tokens": "5", "completion_tokens": []}), TEXT),
+    "usage-text": (stream(*texts(), usage="x"), TEXT),
+    "empty-events": (WHOLE["empty-events"], TEXT),
+    "model-beside-half": (told(b"\\ud83d", b"\\ude00"), "\U0001f600"),
+}  # fmt: skip
+"""Chats of which responses are made, and their texts."""
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway in front of an engine that has no responses."""
+    models = b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"x"}]}'
+    config = {"retry": {"attempts": 1}, "output": {"aliases": [{"name": "public", "task": "chat", "model": "m"}]}}
+    answers: dict[str, Answer] = {name: answer for name, (answer, _) in RESPONSES.items()}
+    with (
+        raw_engine(answers, {"/v1/models": whole(models)}) as engine,
+        gateway(tmp_path_factory.mktemp("gateway"), config, engine.url) as where,
+    ):
+        yield where
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", RESPONSES)
+def test_a_response_that_is_made_of_a_chat_has_its_whole_text(translated: str, name: str, streamed: bool) -> None:
+    body = {"model": "public", "input": f"say={name}", "stream": streamed}
+    status, said = ask(f"{translated}/v1/responses", body)
+    assert status == 200
+    lines = [line[6:] for line in said.split(b"\n") if line.startswith(b"data: ")] if streamed else [said]
+    events_ = [json.loads(line) for line in lines]
+    response = events_[-1]["response"] if streamed else events_[-1]
+    assert (response["status"], response["model"]) == ("completed", "public")
+    assert response["output"][0]["content"][0]["text"] == RESPONSES[name][1]
+    if streamed:
+        deltas = [event["delta"] for event in events_ if event["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == RESPONSES[name][1]
+    assert b"internal" not in said
+    ledger.check(translated)

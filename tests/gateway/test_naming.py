@@ -147,6 +147,8 @@ def test_an_engine_that_goes_on_in_other_bytes_is_understood() -> None:
         b'{"about":{"model":"secret"},"model":"secret"}',
         b'{"response":[],"model" : "secret"}',
         b'{"response":{"model":"secret"},"model":"secret"}',
+        b'{"model":"secret","choices":[{"delta":{"content":"\\ud83d"}}]}',
+        b'{"model": "secret","x":NaN}',
     ],
 )
 def test_the_engines_own_name_shows_nowhere_whatever_is_beside_it(said: bytes) -> None:

@@ -31,11 +31,10 @@ from headgate.policy.dispatch.hedge import CANCELLED, FAILED, LOST, TOOK_OVER, W
 from headgate.replica.dialects import dialect_of
 from headgate.replica.http import Call
 from headgate.replica.mend import mended
-from headgate.replica.openai import FULL, flaw_in, is_event, named, room_in_s
+from headgate.replica.openai import FULL, flaw_in, is_error, is_event, named, room_in_s
 
 MOST_KEPT: Final = 1024 * 1024
 """Maximum bytes of an unstreamed answer kept while the other replica may still be first."""
-_ERROR: Final = b'{"error"'
 _CLIENT_FAULTS: Final = (400, 404, 405, 409, 413, 415, 422, 501)
 """Statuses that blame the request, not the replica."""
 _ANSWERED: Final = (Outcome.COMPLETED, Outcome.TIME_CAP)
@@ -207,10 +206,14 @@ class Rival:
 
     def on_events(self, events: list[bytes]) -> None:
         if not self._leads:
-            if events[0].startswith(_ERROR):
+            events = [event for event in events if event.strip()]  # empty ones only keep a connection alive
+            if not events:
+                return
+            first = events[0]
+            if is_error(first):
                 self._fail(ReplicaFailed("the replica sent an error"), False)
                 return
-            if not is_event(events[0]) and not is_event(mended(events[0])):
+            if not is_event(first) and not is_event(mended(first)):
                 self._fail(ReplicaFailed("the replica sent an event that is no JSON object"), False)
                 return
             if not self._streams or not any(speaks(event) for event in events):

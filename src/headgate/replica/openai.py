@@ -4,6 +4,7 @@ Only what is needed is decoded: one event of a stream, and bodies that are passe
 """
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -37,6 +38,7 @@ MOST_TOKENS: Final = 100_000_000
 is a negative one."""
 INT_DIGITS: Final = 300
 """Maximum digits of a number; a longer one counts as absent."""
+_ERROR: Final = re.compile(rb'\{\s*"error"\s*:\s*(?!null)\S')
 FULL: Final = (429, 503)
 """Statuses of engines without capacity: 429 from TGI and proxies, 503 from vLLM, SGLang and llama.cpp."""
 
@@ -179,6 +181,11 @@ def _integer(digits: str) -> int | None:
 
 def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def is_error(data: bytes) -> bool:
+    """Whether an event begins with an error. Some engines write `error: null` into every event."""
+    return _ERROR.match(data) is not None
 
 
 def has_finish(event: bytes) -> bool:

@@ -21,15 +21,9 @@ from headgate.replica.openai import read_error
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Maximum bytes of events for one answer; no lane's token limit comes near it."""
 _AFTER_DONE_S: Final = 1.0
-NO_COMPLETION: Final = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-    LookupError,
-    TypeError,
-    AttributeError,
-)
-"""Exceptions of reading something that is not an event of a completion."""
+NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError)
+NO_COMPLETION: Final = (RecursionError, LookupError, TypeError, AttributeError)
+"""Exceptions of reading JSON that is not an event of a completion."""
 
 
 class Gather:
@@ -94,9 +88,12 @@ class Gather:
             except ErrorEvent:
                 self._refuse(event)
                 return
-            except NO_COMPLETION:
+            except NO_JSON:
                 if not event.strip():
                     continue  # some engines send empty events to keep a connection alive
+                self._break_off(ReplicaFailed("the replica sent an event that is no JSON object"))
+                return
+            except NO_COMPLETION:  # a part of the event may have been added
                 self._give_up(ReplicaFailed("the replica's stream is no completion"))
                 return
             if self._heard_at is None and (self._whole.events or self._whole.has_finished):
@@ -140,16 +137,19 @@ class Gather:
 
     def on_late(self) -> None:
         call, now = self._call, self._clock()
+        first_by = self._asked_at + self._relay.limits.first_token_s
         if self._said_done:
             self.on_done()
         elif self._ends_at is not None and now >= self._ends_at:
             self._answer(TIME, "length")
-        elif not self._streams or call is None:
+        elif call is None or (not self._streams and (call.received or now < first_by)):
             self._relay.on_late()
+            if call is not None and not call.received:
+                call.late_at = min(call.late_at, first_by)
         else:
             limits = self._relay.limits
             heard_at = self._heard_at
-            due_at = self._asked_at + limits.first_token_s if heard_at is None else heard_at + limits.stall_s
+            due_at = first_by if heard_at is None else heard_at + limits.stall_s
             if now >= due_at:
                 said = "gave no token" if heard_at is None else "said nothing"
                 since = self._asked_at if heard_at is None else heard_at

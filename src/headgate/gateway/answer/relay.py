@@ -273,8 +273,8 @@ class Relay(RelayedAnswer):
                 self._call.late_at = self._heard_at + _AFTER_DONE_S
             return False
         if chunk is None:
-            if not data or is_event(data):
-                return bool(data)  # some engines send empty events to keep a connection alive
+            if not data.strip() or is_event(data):
+                return bool(data.strip())  # some engines send empty events to keep a connection alive
             self._break_off(ReplicaFailed("the replica sent an event that is no JSON object"))
             return False
         if bytes(chunk.error) not in _NO_ERROR:
@@ -338,7 +338,7 @@ class Relay(RelayedAnswer):
 def _mended(data: bytes, wanted: str) -> tuple[bytes, Chunk | None]:
     """Handles an event that `decode_chunk` refuses. [DONE], empty events and events that `is_event` accepts, such as
     those with half a character, are returned as they are, with None. Others are repaired if possible, and decoded."""
-    if data == LAST_EVENT or not data or is_event(data):
+    if data == LAST_EVENT or not data.strip() or is_event(data):
         return data, None
     told = mended_event(data, wanted if wanted == "choices" else "")
     return told, None if told is data else decode_chunk(told)

@@ -14,7 +14,7 @@ from headgate.gateway.answer.response_voice import DONE, ResponseEvent, read_sai
 from headgate.model.errors import ReplicaFailed
 from headgate.policy.answers.runaway import Detector
 from headgate.replica.http import Call
-from headgate.replica.openai import is_event
+from headgate.replica.openai import is_error, is_event
 
 BEFORE: Final = frozenset(
     {
@@ -67,7 +67,7 @@ class ResponseReader:
                 if not self._relay.over:
                     self._relay.on_events([data])  # not JSON: the Relay ends the attempt
                 return
-            if said.type in FAILS or data.startswith(b'{"error"'):
+            if said.type in FAILS or is_error(data):
                 self._pass_on(ready)
                 self._ended = True
                 if not self._relay.over:
@@ -129,7 +129,7 @@ def _read(data: bytes) -> ResponseEvent | None:
 
 def _error(said: ResponseEvent, data: bytes) -> bytes:
     """The error event in the form that the Relay reads."""
-    if data.startswith(b'{"error"'):
+    if is_error(data):
         return data
     message, code = said.message, said.code
     if said.type == "response.failed":

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from headgate.replica.mend import mended
-from headgate.replica.openai import decode_event, encode_told
+from headgate.replica.openai import decode_event, encode_told, is_error
 
 DONE: Final = b"[DONE]"
 MOST_KEPT: Final = 1024 * 1024
@@ -94,7 +94,7 @@ class Ending:
             self.finish = finish if isinstance(finish, str) and finish else self.finish
             if "headgate_stop" in choice:
                 self.extra["headgate_stop"] = choice["headgate_stop"]
-        if said.get("usage"):
+        if isinstance(said.get("usage"), dict):
             self.usage = _usage(said["usage"])
         if "headgate_usage" in said:
             self.extra["headgate_usage"] = said["headgate_usage"]
@@ -138,7 +138,7 @@ class Native:
             with suppress(*NO_CHAT):
                 self._ending.take(decode_event(data))
             return b""
-        if data.startswith(b'{"error"'):
+        if is_error(data):
             return failure(data, self._events)
         try:
             said = read_said(data)
@@ -176,6 +176,8 @@ class Translated:
         self._response: dict[str, Any] | None = None
         self._said: list[str] = []
         self._kept = 0
+        self._half = ""
+        """The first half of a character that came in two events."""
         self._number = 0
         self._ending = Ending()
 
@@ -184,7 +186,7 @@ class Translated:
             said: dict[str, Any] = decode_event(body)
             self._ending.take(said)
             choices = said.get("choices") or [{}]
-            text = (choices[0].get("message") or {}).get("content") or ""
+            text = _text((choices[0].get("message") or {}).get("content"))
         except NO_CHAT:
             return body
         began = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
@@ -193,17 +195,17 @@ class Translated:
     def event(self, data: bytes) -> bytes:
         if data == DONE:
             return self._end()
-        if data.startswith(b'{"error"'):
+        if is_error(data):
             return failure(data, self._number)
         try:
             said: dict[str, Any] = decode_event(data)
             self._ending.take(said)
-            deltas = [(choice.get("delta") or {}).get("content") for choice in said.get("choices") or ()]
+            deltas = [_text((choice.get("delta") or {}).get("content")) for choice in said.get("choices") or ()]
         except NO_CHAT:
             return b""
         events = b"" if self._response is not None else self._begin(said)
         for delta in deltas:
-            if isinstance(delta, str) and delta:
+            if delta:
                 events += self._delta(delta)
         return events
 
@@ -217,6 +219,11 @@ class Translated:
         )
 
     def _delta(self, text: str) -> bytes:
+        text, self._half = self._half + text, ""
+        if "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+            if not text:
+                return b""
         if self._kept < MOST_KEPT:
             self._said.append(text)
             self._kept += len(text)
@@ -225,6 +232,9 @@ class Translated:
     def _end(self) -> bytes:
         began = b"" if self._response is not None else self._begin({})
         assert self._response is not None
+        if self._half:
+            self._half = ""
+            began += self._delta("\N{REPLACEMENT CHARACTER}")
         text = "".join(self._said) if self._kept < MOST_KEPT else ""
         whole = self._message(text, self._status())
         response = self._ending.finished(self._response, [whole])
@@ -256,6 +266,14 @@ def message(name: str, text: str | None, status: str) -> dict[str, Any]:
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
+def _text(content: Any) -> str:
+    """The text of a message or delta: some engines write it in parts."""
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content if isinstance(content, str) else ""
+
+
 def failure(data: bytes, number: int) -> bytes:
     """The error event of a stream that has begun, in the format of /v1/responses with a chat's `error` object added."""
     error: dict[str, Any] = decode_event(data)["error"]
@@ -268,9 +286,9 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _usage(chat: dict[str, Any]) -> dict[str, Any]:
-    prompt, output = chat.get("prompt_tokens") or 0, chat.get("completion_tokens") or 0
-    cached = (chat.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    thought = (chat.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    prompt, output = _count(chat, "prompt_tokens"), _count(chat, "completion_tokens")
+    cached = _count(chat.get("prompt_tokens_details"), "cached_tokens")
+    thought = _count(chat.get("completion_tokens_details"), "reasoning_tokens")
     return {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -278,3 +296,9 @@ def _usage(chat: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": prompt + output,
     }
+
+
+def _count(counts: Any, name: str) -> int:
+    """A count of tokens; 0 if it is none."""
+    found = counts.get(name) if isinstance(counts, dict) else None
+    return found if type(found) is int and found > 0 else 0

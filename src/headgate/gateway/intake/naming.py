@@ -56,8 +56,14 @@ def _written(data: bytes) -> bytes:
             said = _read(said.response)
         name = bytes(said.model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return b""
+        return _first_written(data)
     for found in _SAID.finditer(data):
         if found[1] == name:
             return found[0]
     return b""
+
+
+def _first_written(data: bytes) -> bytes:
+    """The same in JSON that the strict parser refuses, as with half a character: the first that looks like it."""
+    found = _SAID.search(data)
+    return b"" if found is None else found[0]
