@@ -1,8 +1,12 @@
 """Describes the API that clients use, route by route."""
 
+from typing import Any
+
+from headgate.metrics.exposition import CONTENT_TYPE
 from headgate.surface.api.operation import Operation, Operations, Parameter, ref
 
 COMPLETIONS, MODELS, HEALTH, DOCS = "Completions", "Models", "Health", "Documentation"
+HTML = "text/html; charset=utf-8"
 REFUSALS = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 502, 503, 504)
 
 
@@ -40,6 +44,11 @@ def _socket(name: str, summary: str) -> Operation:
         status=101,
         errors=(400, 401, 403, 426, 503),
     )
+
+
+def _open(tag: str, name: str, summary: str, **more: Any) -> Operation:
+    """A route that needs no key."""
+    return Operation(tag=tag, name=name, summary=summary, who="anybody", **more)
 
 
 EVENTS = "OpenAI's chunks, one event per token as the engine gives them, and `[DONE]`."
@@ -110,55 +119,35 @@ PUBLIC: Operations = {
         answer=ref("Model"),
         errors=(401, 403, 404),
     ),
-    ("GET", "/health/live"): Operation(
-        tag=HEALTH, name="live", summary="Is the process alive?", who="anybody", answer=ref("Status")
-    ),
-    ("GET", "/health/ready"): Operation(
-        tag=HEALTH,
-        name="ready",
-        summary="Can requests be served?",
+    ("GET", "/health/live"): _open(HEALTH, "live", "Is the process alive?", answer=ref("Status")),
+    ("GET", "/health/ready"): _open(
+        HEALTH,
+        "ready",
+        "Can requests be served?",
         about="503 until a replica is ready, and while draining.",
-        who="anybody",
         answer=ref("Status"),
         errors=(503,),
     ),
-    ("GET", "/health"): Operation(
-        tag=HEALTH,
-        name="health",
-        summary="The same as /health/ready",
-        who="anybody",
-        answer=ref("Status"),
-        errors=(503,),
+    ("GET", "/health"): _open(HEALTH, "health", "The same as /health/ready", answer=ref("Status"), errors=(503,)),
+    ("GET", "/metrics"): _open(
+        HEALTH,
+        "metrics",
+        "Figures for Prometheus; as OpenMetrics where `Accept` prefers that, with exemplars if traces are sent",
+        content_type=CONTENT_TYPE,
     ),
-    ("GET", "/metrics"): Operation(
-        tag=HEALTH,
-        name="metrics",
-        summary="Figures for Prometheus; as OpenMetrics where `Accept` prefers that, with exemplars if traces are sent",
-        who="anybody",
-        content_type="text/plain; version=0.0.4; charset=utf-8",
-    ),
-    ("GET", "/"): Operation(
-        tag=DOCS, name="page", summary="The page: what is happening right now", who="anybody",
-        content_type="text/html; charset=utf-8",
-    ),
-    ("GET", "/page/*"): Operation(
-        tag=DOCS,
-        name="page_file",
-        summary="A file of the page",
-        who="anybody",
+    ("GET", "/"): _open(DOCS, "page", "The page: what is happening right now", content_type=HTML),
+    ("GET", "/page/*"): _open(
+        DOCS,
+        "page_file",
+        "A file of the page",
         path="/page/{file}",
         parameters=(Parameter(name="file", about="Its name.", where="path"),),
         content_type="text/plain",
         errors=(404,),
     ),
-    ("GET", "/docs"): Operation(
-        tag=DOCS, name="docs", summary="This API, for people", who="anybody", content_type="text/html; charset=utf-8"
+    ("GET", "/docs"): _open(DOCS, "docs", "This API, for people", content_type=HTML),
+    ("GET", "/docs/style.css"): _open(
+        DOCS, "docs_style", "How that page looks", content_type="text/css; charset=utf-8"
     ),
-    ("GET", "/docs/style.css"): Operation(
-        tag=DOCS, name="docs_style", summary="How that page looks", who="anybody",
-        content_type="text/css; charset=utf-8",
-    ),
-    ("GET", "/openapi.json"): Operation(
-        tag=DOCS, name="openapi", summary="This API, as OpenAPI 3.1", who="anybody", answer={"type": "object"}
-    ),
-}  # fmt: skip
+    ("GET", "/openapi.json"): _open(DOCS, "openapi", "This API, as OpenAPI 3.1", answer={"type": "object"}),
+}

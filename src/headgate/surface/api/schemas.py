@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.explain.explanation import Explanation
 from headgate.gateway.intake.fields import ChatFields
+from headgate.model.errors import ContextOverflow, Refused, Unauthorized, UnknownModel
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.model.replica import Replica
@@ -17,10 +18,8 @@ from headgate.surface.usage import UsageRow
 from headgate.wire.errors import CODES, STATUS
 
 IN_OPENAIS_WORDS = {
-    Outcome.OVER_LIMIT: "rate_limit_exceeded",
-    Outcome.UNAUTHORIZED: "invalid_api_key",
-    Outcome.UNKNOWN_MODEL: "model_not_found",
-    Outcome.TOO_LONG: "context_length_exceeded",
+    error.outcome: str(error.code)
+    for error in (Refused("", Outcome.OVER_LIMIT, None), Unauthorized(""), UnknownModel(""), ContextOverflow(""))
 }
 REFUSED_CODES = sorted(
     {
