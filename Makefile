@@ -8,7 +8,7 @@
 #   make test-wheel   build the wheels and try each in an empty environment
 #   make fuzz      throw nonsense at a running gateway and engine for three minutes; ARGS="--seed 7 --seconds 3600"
 #   make mutants   how many of 300 one-line mutants the tests notice; hours, and resumed where it was stopped
-#   make coverage  branch coverage of model/ and policy/, which is 100 %
+#   make coverage  branch coverage of what decides (model/, config/, policy/, explain/, machine/), which has to be 100 %; part of make test
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
@@ -26,6 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # --no-deps: the lock file is complete, and nothing may be compiled by surprise. --no-compile: Python itself compiles what it
 # imports, when it first does. What is being fetched is shown.
 INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
+COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
@@ -34,8 +35,12 @@ SHELL := /bin/bash
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
 
+# Without ARGS, what decides is tested under coverage, which has to be complete; then everything else.
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(ARGS)
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory coverage
+endif
+	@$(BIN)/python -m pytest $(or $(ARGS),$(COVERING:%=--ignore=%))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -74,7 +79,7 @@ mutants: $(VENV)/.dev
 
 # Every branch of what decides is tested. On the sources: where they are compiled, their lines can't be counted.
 coverage: $(VENV)/.dev
-	@$(BIN)/coverage run -m pytest --hypothesis-seed=0 tests/model tests/policy tests/invariants tests/test_config_file.py $(ARGS)
+	@$(BIN)/coverage run -m pytest --hypothesis-seed=0 $(COVERING) $(ARGS)
 	@$(BIN)/coverage report --include='src/headgate/model/*,src/headgate/config/*,src/headgate/policy/*,src/headgate/explain/*,src/headgate/machine/*' --precision=2 --fail-under=100
 
 # Every test: on the compiled copy, and on the sources those that can't be run compiled. Nothing is left out but what needs a

@@ -1,13 +1,17 @@
 """Which web pages are let in, and what the others are told."""
 
+import asyncio
 import json
 
 import pytest
 
+from headgate.model.clock import monotonic
 from headgate.wire.exchange import Exchange
+from headgate.wire.limits import WireLimits
 from headgate.wire.origin import Door, is_foreign, is_local
 from headgate.wire.router import Router
-from tests.wire.serving import Answer, live, serving
+from headgate.wire.server import HttpServer
+from tests.wire.serving import Answer, Client, live, serving
 
 
 @pytest.mark.parametrize(
@@ -244,6 +248,21 @@ async def test_every_answer_tells_the_browser_that_an_allowed_page_may_read_it(l
     exposed = answer.headers["access-control-expose-headers"].split(", ")
     assert {"x-request-id", "retry-after", "retry-after-ms", "x-ratelimit-remaining-tokens"} <= set(exposed)
     assert "access-control-allow-credentials" not in answer.headers
+
+
+@live
+async def test_an_allowed_page_may_read_why_its_request_was_refused_before_it_was_complete() -> None:
+    door = allowing(APP)
+    server = HttpServer(door, clock=monotonic, limits=WireLimits(header_count=8), greet=door.greet)
+    port = await server.listen("127.0.0.1", 0)
+    many = "".join(f"x-{number}: 1\r\n" for number in range(20))
+    for line, allowed in ((f"origin: {APP}\r\n", APP), ("origin: https://other.example\r\n", None), ("", None)):
+        client = Client(*await asyncio.open_connection("127.0.0.1", port))
+        answer = await client.ask(f"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n{line}{many}\r\n".encode())
+        assert answer.status == 431
+        assert answer.headers.get("access-control-allow-origin") == allowed
+        client.leave()
+    await server.drain(0)
 
 
 @live
