@@ -1,6 +1,7 @@
 """Adds `headgate bench`, which puts a load on any OpenAI-compatible server and reports what came of it."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbelow
 from typing import Annotated, Literal
@@ -20,33 +21,65 @@ def add_to(app: App) -> None:
     app.command(bench)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BenchFlags:
+    load: Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)] = "poisson:rate=2"
+    """poisson, gamma, constant, azure-conv, azure-code, mooncake, sharegpt, servegen:MODEL or file:RECORDS, with
+    options after a colon; several, named and separated by semicolons, are mixed:
+    "chat=poisson:rate=8,prompt=120,output=64,lane=fast; long=azure-conv:rate=0.5"."""
+    rate: Annotated[float | None, Parameter(group=WORK)] = None
+    """Requests a second, all streams together."""
+    time_scale: Annotated[float | None, Parameter(group=WORK)] = None
+    """Play a trace this many times as fast."""
+    duration: Annotated[float | None, Parameter(group=WORK)] = None
+    """Seconds. Default: as long as the trace is, or a minute."""
+    requests: Annotated[int | None, Parameter(group=WORK)] = None
+    """Maximum number of requests."""
+    concurrency: Annotated[int | None, Parameter(group=WORK, validator=validators.Number(gte=1))] = None
+    """A closed loop: this many requests at once, the next when one ends, for --duration or --requests. The load says
+    only what they are."""
+    seed: Annotated[int | None, Parameter(group=WORK)] = None
+    """The same seed asks the same at the same times, which a server may have in its prefix cache by then. Default:
+    another one each time, which the result says."""
+    stream: Annotated[bool | None, Parameter(group=WORK)] = None
+    """Stream every answer, or none. Default: as the load says."""
+    ignore_eos: Annotated[bool, Parameter(group=WORK, negative="")] = False
+    """Ask engines that can for exactly as many tokens as the load says."""
+    extra_body: Annotated[str, Parameter(group=WORK)] = ""
+    """A JSON object added to every request."""
+    direct: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = ()
+    """An engine behind the gateway, which gets the same load in turns with it; may be given several times. Says what
+    the gateway adds."""
+    slice_s: Annotated[float, Parameter(name="--slice", group=TARGET, validator=validators.Number(gt=0))] = 15.0
+    """Length in seconds of the slices in which the two ways take turns, where there is --direct."""
+    model: Annotated[str | None, Parameter(group=TARGET)] = None
+    """Model to ask for. Default: the first that the server names."""
+    pin: Annotated[str | None, Parameter(group=TARGET)] = None
+    """Version of that model to ask for, such as a canary alone; needs a key that Headgate trusts."""
+    endpoint: Annotated[Literal["chat", "completions"], Parameter(group=TARGET)] = "chat"
+    """chat or completions."""
+    key: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = ()
+    """KEY, or TENANT=KEY for loads with tenants; env:NAME reads it from the environment."""
+    timeout: Annotated[float, Parameter(group=TARGET)] = 600.0
+    """Seconds that one request may take from when it was due."""
+    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = ()
+    """What counts as good, in milliseconds, such as ttft:500 tpot:80."""
+    allow_lag: Annotated[bool, Parameter(group=REPORT, negative="")] = False
+    """Don't fail a run in which this client could not keep up."""
+    json: Annotated[Path | None, Parameter(group=REPORT)] = None
+    """File for the result, with the keys of `vllm bench serve` and ours."""
+    html: Annotated[Path | None, Parameter(group=REPORT)] = None
+    """File for a report with plots."""
+    title: Annotated[str, Parameter(group=REPORT)] = ""
+    """Title of the result."""
+    progress: Annotated[bool, Parameter(group=REPORT)] = True
+    """Show progress during the run."""
+
+
 @bench.default
 def run(
-    url: Annotated[str, Parameter(group=TARGET)] = "http://127.0.0.1:8000",
-    *,
-    load: Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)] = "poisson:rate=2",
-    rate: Annotated[float | None, Parameter(group=WORK)] = None,
-    time_scale: Annotated[float | None, Parameter(group=WORK)] = None,
-    duration: Annotated[float | None, Parameter(group=WORK)] = None,
-    requests: Annotated[int | None, Parameter(group=WORK)] = None,
-    concurrency: Annotated[int | None, Parameter(group=WORK, validator=validators.Number(gte=1))] = None,
-    seed: Annotated[int | None, Parameter(group=WORK)] = None,
-    stream: Annotated[bool | None, Parameter(group=WORK)] = None,
-    ignore_eos: Annotated[bool, Parameter(group=WORK, negative="")] = False,
-    extra_body: Annotated[str, Parameter(group=WORK)] = "",
-    direct: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
-    slice_s: Annotated[float, Parameter(name="--slice", group=TARGET, validator=validators.Number(gt=0))] = 15.0,
-    model: Annotated[str | None, Parameter(group=TARGET)] = None,
-    pin: Annotated[str | None, Parameter(group=TARGET)] = None,
-    endpoint: Annotated[Literal["chat", "completions"], Parameter(group=TARGET)] = "chat",
-    key: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = (),
-    timeout: Annotated[float, Parameter(group=TARGET)] = 600.0,
-    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = (),
-    allow_lag: Annotated[bool, Parameter(group=REPORT, negative="")] = False,
-    json: Annotated[Path | None, Parameter(group=REPORT)] = None,
-    html: Annotated[Path | None, Parameter(group=REPORT)] = None,
-    title: Annotated[str, Parameter(group=REPORT)] = "",
-    progress: Annotated[bool, Parameter(group=REPORT)] = True,
+    url: Annotated[str, Parameter(group=TARGET)] = "http://127.0.0.1:8000", *, flags: BenchFlags | None = None
 ) -> None:
     """Open-loop load: requests are sent when they are due, and every latency counts from then.
 
@@ -56,68 +89,37 @@ def run(
     ----------
     url
         Where the server listens.
-    load
-        poisson, gamma, constant, azure-conv, azure-code, mooncake, sharegpt, servegen:MODEL or file:RECORDS, with
-        options after a colon; several, named and separated by semicolons, are mixed:
-        "chat=poisson:rate=8,prompt=120,output=64,lane=fast; long=azure-conv:rate=0.5".
-    rate
-        Requests a second, all streams together.
-    time_scale
-        Play a trace this many times as fast.
-    duration
-        Seconds. Default: as long as the trace is, or a minute.
-    requests
-        Maximum number of requests.
-    concurrency
-        A closed loop: this many requests at once, the next when one ends, for --duration or --requests. The load says
-        only what they are.
-    seed
-        The same seed asks the same at the same times, which a server may have in its prefix cache by then. Default:
-        another one each time, which the result says.
-    stream
-        Stream every answer, or none. Default: as the load says.
-    ignore_eos
-        Ask engines that can for exactly as many tokens as the load says.
-    extra_body
-        A JSON object added to every request.
-    direct
-        An engine behind the gateway, which gets the same load in turns with it; may be given several times. Says what
-        the gateway adds.
-    slice_s
-        Length in seconds of the slices in which the two ways take turns, where there is --direct.
-    model
-        Model to ask for. Default: the first that the server names.
-    pin
-        Version of that model to ask for, such as a canary alone; needs a key that Headgate trusts.
-    endpoint
-        chat or completions.
-    key
-        KEY, or TENANT=KEY for loads with tenants; env:NAME reads it from the environment.
-    timeout
-        Seconds that one request may take from when it was due.
-    goodput
-        What counts as good, in milliseconds, such as ttft:500 tpot:80.
-    allow_lag
-        Don't fail a run in which this client could not keep up.
-    json
-        File for the result, with the keys of `vllm bench serve` and ours.
-    html
-        File for a report with plots.
-    title
-        Title of the result.
-    progress
-        Show progress during the run.
     """
     from headgate.bench.options import BenchOptions
     from headgate.bench.run import run as run_bench
 
+    flags = flags or BenchFlags()
     options = BenchOptions(
-        url=url, workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests,
-        concurrency=concurrency, seed=randbelow(SEEDS) if seed is None else seed, model=model, pin=pin,
-        endpoint=endpoint, keys=key, goodput=goodput, direct=direct, slice_s=slice_s,
-        stream=stream, ignore_eos=ignore_eos, extra_body=extra_body, timeout_s=timeout, allow_lag=allow_lag, json=json,
-        html=html, title=title, progress=progress,
-    )  # fmt: skip
+        url=url,
+        workload=flags.load,
+        rate=flags.rate,
+        time_scale=flags.time_scale,
+        duration_s=flags.duration,
+        requests=flags.requests,
+        concurrency=flags.concurrency,
+        seed=randbelow(SEEDS) if flags.seed is None else flags.seed,
+        model=flags.model,
+        pin=flags.pin,
+        endpoint=flags.endpoint,
+        keys=flags.key,
+        goodput=flags.goodput,
+        direct=flags.direct,
+        slice_s=flags.slice_s,
+        stream=flags.stream,
+        ignore_eos=flags.ignore_eos,
+        extra_body=flags.extra_body,
+        timeout_s=flags.timeout,
+        allow_lag=flags.allow_lag,
+        json=flags.json,
+        html=flags.html,
+        title=flags.title,
+        progress=flags.progress,
+    )
     sys.exit(run_bench(options))
 
 

@@ -1,6 +1,7 @@
 """Adds `headgate simulate`, `plan`, `replay` and `fit`: production's own policies in virtual time."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,182 +34,153 @@ def add_to(app: App) -> None:
     app.command(fit)
 
 
-def simulate(
-    *,
-    load: Workload,
-    rate: Rate = None,
-    time_scale: Rate = None,
-    duration: Seconds = None,
-    requests: Requests = None,
-    seed: Seed = 0,
-    config: Config = None,
-    profile: ProfileName = H100,
-    replicas: Count = None,
-    slots: Count = None,
-    level: Annotated[Literal["step", "gateway"] | None, Parameter(group=FLEET)] = None,
-    fail: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
-    cold_start: Annotated[float, Parameter(group=FLEET)] = 0.0,
-    what_if: Config = None,
-    what_if_replicas: Count = None,
-    scale: Annotated[bool, Parameter(negative="", group=SCALE)] = False,
-    compare_scaling: Annotated[bool, Parameter(negative="", group=SCALE)] = False,
-    history: Annotated[int, Parameter(group=SCALE)] = 0,
-    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = (),
-    event_log: File = None,
-    json: File = None,
-    html: File = None,
-) -> None:
-    """Say how a load would be served: the dispatcher, batcher and block ledger of production, in virtual time.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SimulateFlags:
+    load: Workload
+    """As for `headgate bench`: poisson:rate=20, azure-code, mooncake, file:RECORDS, or a mix."""
+    rate: Rate = None
+    """Requests a second, all streams together."""
+    time_scale: Rate = None
+    """Play a trace this many times as fast."""
+    duration: Seconds = None
+    """Seconds of load."""
+    requests: Requests = None
+    """Maximum number of requests."""
+    seed: Seed = 0
+    """The same seed gives the same result, on any machine."""
+    config: Config = None
+    """The gateway's YAML file. Default: the default lanes."""
+    profile: ProfileName = H100
+    """What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    replicas: Count = None
+    """Number of replicas. Default: those in the config, or one."""
+    slots: Count = None
+    """Requests that a replica is given at once. Default: as config or profile say."""
+    level: Annotated[Literal["step", "gateway"] | None, Parameter(group=FLEET)] = None
+    """step: every step of every engine. gateway: modelled service times, within 15 % of the engine's own, for many
+    requests. Default: step, and gateway where the pool is scaled."""
+    fail: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = ()
+    """REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again."""
+    cold_start: Annotated[float, Parameter(group=FLEET)] = 0.0
+    """Seconds from when a replica is started until it answers."""
+    what_if: Config = None
+    """Another config, to be put beside the first."""
+    what_if_replicas: Count = None
+    """Another number of replicas, likewise."""
+    scale: Annotated[bool, Parameter(negative="", group=SCALE)] = False
+    """The pool grows and shrinks as the config's fleet.scale says; a start takes --cold-start. Says what every change
+    was for, and what the replicas cost."""
+    compare_scaling: Annotated[bool, Parameter(negative="", group=SCALE)] = False
+    """The same with and without forecast and warm pool, and by an oracle that knows the load beforehand."""
+    history: Annotated[int, Parameter(group=SCALE)] = 0
+    """Days of the same load, each with a seed of its own, that the forecast has seen before. Default: none."""
+    goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = ()
+    """What counts as good, in milliseconds, such as ttft:500 tpot:80."""
+    event_log: File = None
+    """File for every decision, for `headgate replay`."""
+    json: File = None
+    """File for the result, as of `headgate bench`."""
+    html: File = None
+    """File for a report with plots."""
 
-    Parameters
-    ----------
-    load
-        As for `headgate bench`: poisson:rate=20, azure-code, mooncake, file:RECORDS, or a mix.
-    rate
-        Requests a second, all streams together.
-    time_scale
-        Play a trace this many times as fast.
-    duration
-        Seconds of load.
-    requests
-        Maximum number of requests.
-    seed
-        The same seed gives the same result, on any machine.
-    config
-        The gateway's YAML file. Default: the default lanes.
-    profile
-        What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
-    replicas
-        Number of replicas. Default: those in the config, or one.
-    slots
-        Requests that a replica is given at once. Default: as config or profile say.
-    level
-        step: every step of every engine. gateway: modelled service times, within 15 % of the engine's own, for many
-        requests. Default: step, and gateway where the pool is scaled.
-    fail
-        REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again.
-    cold_start
-        Seconds from when a replica is started until it answers.
-    what_if
-        Another config, to be put beside the first.
-    what_if_replicas
-        Another number of replicas, likewise.
-    scale
-        The pool grows and shrinks as the config's fleet.scale says; a start takes --cold-start. Says what every
-        change was for, and what the replicas cost.
-    compare_scaling
-        The same with and without forecast and warm pool, and by an oracle that knows the load beforehand.
-    history
-        Days of the same load, each with a seed of its own, that the forecast has seen before. Default: none.
-    goodput
-        What counts as good, in milliseconds, such as ttft:500 tpot:80.
-    event_log
-        File for every decision, for `headgate replay`.
-    json
-        File for the result, as of `headgate bench`.
-    html
-        File for a report with plots.
-    """
+
+def simulate(*, flags: SimulateFlags) -> None:
+    """Say how a load would be served: the dispatcher, batcher and block ledger of production, in virtual time."""
     from headgate.engine.runner.profile_file import find
     from headgate.sim.planning.command import SimulateOptions, WorkloadOptions, run_simulate
 
-    scaled = scale or compare_scaling
+    scaled = flags.scale or flags.compare_scaling
     options = SimulateOptions(
         load=WorkloadOptions(
-            workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed
+            workload=flags.load,
+            rate=flags.rate,
+            time_scale=flags.time_scale,
+            duration_s=flags.duration,
+            requests=flags.requests,
+            seed=flags.seed,
         ),
-        config=_load(config),
-        profile=find(profile),
-        what_if=None if what_if is None else _load(what_if),
-        what_if_replicas=what_if_replicas,
-        replicas=replicas,
-        slots=slots,
-        level=level or ("gateway" if scaled else "step"),
-        failures=fail,
-        cold_start_s=cold_start,
-        goodput=goodput,
-        events=event_log,
-        json=json,
-        html=html,
-        title=str(config or "default config"),
+        config=_load(flags.config),
+        profile=find(flags.profile),
+        what_if=None if flags.what_if is None else _load(flags.what_if),
+        what_if_replicas=flags.what_if_replicas,
+        replicas=flags.replicas,
+        slots=flags.slots,
+        level=flags.level or ("gateway" if scaled else "step"),
+        failures=flags.fail,
+        cold_start_s=flags.cold_start,
+        goodput=flags.goodput,
+        events=flags.event_log,
+        json=flags.json,
+        html=flags.html,
+        title=str(flags.config or "default config"),
     )
     if scaled:
         from headgate.sim.scaling.command import ScaleOptions, run_scaled
 
-        sys.exit(run_scaled(ScaleOptions(simulate=options, compare=compare_scaling, history=history)))
+        sys.exit(run_scaled(ScaleOptions(simulate=options, compare=flags.compare_scaling, history=flags.history)))
     sys.exit(run_simulate(options))
 
 
-def plan(
-    *,
-    load: Workload,
-    rate: Rate = None,
-    time_scale: Rate = None,
-    duration: Seconds = None,
-    requests: Requests = None,
-    seed: Seed = 0,
-    draws: Annotated[int, Parameter(group=WORK)] = 2,
-    slo: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = (),
-    config: Config = None,
-    profile: ProfileName = H100,
-    slots: Count = None,
-    level: Level = "gateway",
-    price: Annotated[float | None, Parameter(group=REPORT)] = None,
-    json: File = None,
-    html: File = None,
-) -> None:
-    """Say how many replicas to run, the fewest that keep every promise, the cost, and twice the load or a loss.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PlanFlags:
+    load: Workload
+    """As for `headgate bench`."""
+    rate: Rate = None
+    """Requests a second, all streams together."""
+    time_scale: Rate = None
+    """Play a trace this many times as fast."""
+    duration: Seconds = None
+    """Seconds of load. One that is the same at any time is played for 4 000 requests at least."""
+    requests: Requests = None
+    """Maximum number of requests."""
+    seed: Seed = 0
+    """Seed of the first draw."""
+    draws: Annotated[int, Parameter(group=WORK)] = 2
+    """Number of random draws of the same load for which every promise must be kept."""
+    slo: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = ()
+    """LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5, or * for all lanes. Default: the config's promises."""
+    config: Config = None
+    """The gateway's YAML file, for lanes and limits."""
+    profile: ProfileName = H100
+    """What a replica is: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    slots: Count = None
+    """Requests that a replica is given at once. Default: the profile's."""
+    level: Level = "gateway"
+    """gateway: modelled service times, within 15 % of the engine's own; real gaps between tokens may be longer. step:
+    every step of every engine, by its own batcher, which takes longer."""
+    price: Annotated[float | None, Parameter(group=REPORT)] = None
+    """Price of one replica for an hour, in any currency."""
+    json: File = None
+    """File for the plan."""
+    html: File = None
+    """File for a report with plots."""
 
-    Parameters
-    ----------
-    load
-        As for `headgate bench`.
-    rate
-        Requests a second, all streams together.
-    time_scale
-        Play a trace this many times as fast.
-    duration
-        Seconds of load. One that is the same at any time is played for 4 000 requests at least.
-    requests
-        Maximum number of requests.
-    seed
-        Seed of the first draw.
-    draws
-        Number of random draws of the same load for which every promise must be kept.
-    slo
-        LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5, or * for all lanes. Default: the config's promises.
-    config
-        The gateway's YAML file, for lanes and limits.
-    profile
-        What a replica is: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`.
-    slots
-        Requests that a replica is given at once. Default: the profile's.
-    level
-        gateway: modelled service times, within 15 % of the engine's own; real gaps between tokens may be longer. step:
-        every step of every engine, by its own batcher, which takes longer.
-    price
-        Price of one replica for an hour, in any currency.
-    json
-        File for the plan.
-    html
-        File for a report with plots.
-    """
+
+def plan(*, flags: PlanFlags) -> None:
+    """Say how many replicas to run, the fewest that keep every promise, the cost, and twice the load or a loss."""
     from headgate.engine.runner.profile_file import find
     from headgate.sim.planning.command import PlanOptions, WorkloadOptions, run_plan
 
     options = PlanOptions(
         load=WorkloadOptions(
-            workload=load, rate=rate, time_scale=time_scale, duration_s=duration, requests=requests, seed=seed
+            workload=flags.load,
+            rate=flags.rate,
+            time_scale=flags.time_scale,
+            duration_s=flags.duration,
+            requests=flags.requests,
+            seed=flags.seed,
         ),
-        config=_load(config),
-        profile=find(profile),
-        slos=slo,
-        price=price,
-        slots=slots,
-        level=level,
-        draws=draws,
-        json=json,
-        html=html,
+        config=_load(flags.config),
+        profile=find(flags.profile),
+        slos=flags.slo,
+        price=flags.price,
+        slots=flags.slots,
+        level=flags.level,
+        draws=flags.draws,
+        json=flags.json,
+        html=flags.html,
     )
     sys.exit(run_plan(options))
 
