@@ -1,7 +1,8 @@
 import random
+from collections.abc import Callable
 
 from headgate.config.gateway import RoutingConfig
-from headgate.gateway.catalog import Catalog
+from headgate.gateway.catalog import Catalog, Listing
 from headgate.model.event import Arrived, Dispatch, Ended, Event, Probed, Refuse, ReplicaJoined
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
@@ -11,11 +12,23 @@ from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.replicas.health import Health
 
 
-def catalog(*replicas: Replica) -> tuple[Catalog, list[Event]]:
+class Place:
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.listing = Listing(replica)
+
+
+def catalog(*replicas: Replica, hear: Callable[[ReplicaJoined], object] = id) -> tuple[Catalog, list[Event]]:
     told: list[Event] = []
-    made = Catalog(told.append)
-    for replica in replicas:
-        made.add(replica)
+    places = {replica.id: Place(replica) for replica in replicas}
+
+    def tell(event: ReplicaJoined) -> None:
+        places[event.replica.id].replica = event.replica
+        told.append(event)
+        hear(event)
+
+    made = Catalog(places, tell)
+    made.look_again()
     return made, told
 
 
@@ -89,13 +102,10 @@ def test_configured_names_are_not_lost_when_a_replica_lists_its_own() -> None:
 def test_a_request_for_an_adapter_goes_where_it_is_loaded() -> None:
     dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
 
-    def tell(event: Event) -> None:
-        dispatcher.on(event, 0.0)
-
-    made = Catalog(tell)
-    for name in ("a", "b", "c"):
-        made.add(replica(name))
-        dispatcher.on(ReplicaJoined(replica(name)), 0.0)
+    replicas = [replica(name) for name in ("a", "b", "c")]
+    made, _ = catalog(*replicas, hear=lambda event: dispatcher.on(event, 0.0))
+    for one in replicas:
+        dispatcher.on(ReplicaJoined(one), 0.0)
     made.said("a", ["m"])
     made.said("b", ["m", "poet"], frozenset(("poet",)))
     made.said("c", ["m"])

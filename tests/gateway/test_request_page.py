@@ -68,7 +68,7 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
     """The first and the second chat through a gateway, to a replica of this kind. Nothing else runs on the loop: no
     prober, no instruments."""
     gateway = build_gateway(GatewayConfig(), monotonic, 1)
-    catalog = gateway.acceptor.names = Catalog(gateway.hear)
+    catalog = gateway.acceptor.names = Catalog(gateway.placing.places, gateway.hear)
     access = AdminAccess((), loopback_only=True)
     router = Surface(gateway, catalog, {}).router
     door = Door(router, loopback_only=True, names=("test",))
@@ -79,7 +79,7 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
         replica = Replica(id="a", url=behind.url, slots=4, kind=kind)
         pool = Connections(behind.url, clock=monotonic)
         gateway.placing.join(replica, pool)
-        catalog.add(replica)
+        catalog.look_again()
         gateway.hear(ReplicaJoined(replica))
         gateway.hear(Probed("a", ok=True))
         port = await server.listen("127.0.0.1", 0)

@@ -6,8 +6,9 @@ replica, under a name that the replica lists. Once the lists differ, `default` i
 the first replica. An adapter is a name like any other: a request for it goes to a replica that has it loaded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -26,14 +27,12 @@ MOST_NAMES = 256
 """Maximum names kept per replica: adapters are models too, and a replica may have thousands."""
 
 
-class CatalogEntry:
-    """A replica and its model names."""
+class Listing:
+    """The model names of one replica."""
 
-    __slots__ = ("adapters", "given", "replica", "said")
+    __slots__ = ("adapters", "given", "said")
 
     def __init__(self, replica: Replica) -> None:
-        self.replica = replica
-        """With the names and the kind that were found out."""
         self.given = replica.names
         """Names from the config; a replica's list never removes one."""
         self.said: tuple[str, ...] = ()
@@ -42,21 +41,27 @@ class CatalogEntry:
         """Listed names that are adapters."""
 
 
+class ListedReplica(Protocol):
+    """The part of an endpoint (gateway/placing.py) that is used here."""
+
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def listing(self) -> Listing: ...
+
+
 class Catalog:
-    def __init__(self, tell: Callable[[ReplicaJoined], None]) -> None:
-        """`tell` is told of each replica whose names or kind were found out."""
+    def __init__(self, places: Mapping[ReplicaId, ListedReplica], tell: Callable[[ReplicaJoined], None]) -> None:
+        """`places`: the replicas that requests can be sent to. `tell` is told of each replica whose names or kind were
+        found out, and describes it anew there."""
+        self._places = places
         self._tell = tell
-        self._entries: dict[ReplicaId, CatalogEntry] = {}
         self._known: frozenset[str] | None = None
         """All names that requests may use; None: any."""
         self._any_serves_all = True
         """Some replica has no model name, and so serves all names."""
         self.models: Models | None = None
         """Names that stand for other models; None: each name stands for itself."""
-
-    def add(self, replica: Replica) -> None:
-        self._entries[replica.id] = CatalogEntry(replica)
-        self._look_again()
 
     def refuse_unknown(self, model: str) -> None:
         """Raises UnknownModel for a name that no replica has."""
@@ -67,13 +72,13 @@ class Catalog:
     def meant_by_default(self) -> str:
         """The name that `default` stands for; empty: `default` is passed on, since some replica serves any name or
         there is no replica."""
-        if self._any_serves_all or not self._entries:
+        if self._any_serves_all or not self._places:
             return ""
         if self.models is not None and (public := self.models.names):
             return public[0]
-        for entry in self._entries.values():
-            if entry.replica.names:
-                return entry.replica.model or min(entry.replica.names)
+        for place in self._places.values():
+            if place.replica.names:
+                return place.replica.model or min(place.replica.names)
         return ""
 
     def _unknown(self, model: str) -> str:
@@ -81,59 +86,56 @@ class Catalog:
         more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
         return f"no model {model[:256]!r} here; there is {', '.join(names[:MOST_TOLD]) or 'none yet'}{more}"
 
-    def _look_again(self) -> None:
-        """Recomputes the known names. A replica that lists MOST_NAMES may have more, so then any name is accepted."""
-        self._any_serves_all = any(not entry.replica.names for entry in self._entries.values())
+    def look_again(self) -> None:
+        """Recomputes the known names, after a replica has joined or left. A replica that lists MOST_NAMES may have
+        more, so then any name is accepted."""
+        self._any_serves_all = any(not place.replica.names for place in self._places.values())
         known: set[str] = set()
-        for entry in self._entries.values():
-            known.update(entry.replica.names, entry.given, entry.said)
-            if dialect_of(entry.replica).any_model or len(entry.said) >= MOST_NAMES:
+        for place in self._places.values():
+            replica, listing = place.replica, place.listing
+            known.update(replica.names, listing.given, listing.said)
+            if dialect_of(replica).any_model or len(listing.said) >= MOST_NAMES:
                 self._known = None
                 return
         self._known = frozenset(known) if known else None
 
-    def remove(self, replica_id: ReplicaId) -> None:
-        self._entries.pop(replica_id, None)
-        self._look_again()
-
     def found(self, replica_id: ReplicaId, kind: str | None) -> None:
         """The prober has found which engine the replica runs."""
-        entry = self._entries[replica_id]
-        self._change(entry, replace(entry.replica, kind=kind))
-        self._look_again()
+        place = self._places[replica_id]
+        self._change(place, replace(place.replica, kind=kind))
+        self.look_again()
 
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
         """Takes the models that a replica lists, and which of them are adapters."""
-        listed = self._entries[replica_id]
-        listed.said = tuple(models[:MOST_NAMES])
-        listed.adapters = adapters & frozenset(listed.said)
-        if listed.given:
-            loaded = (listed.given | listed.adapters) - {listed.replica.model}
-            self._change(listed, replace(listed.replica, models=loaded))
-        silent = [entry for entry in self._entries.values() if not entry.given and entry.said]
-        differ = len({frozenset(entry.said) for entry in silent}) > 1
-        for entry in silent:
-            names = frozenset(entry.said) if differ else frozenset()
-            self._change(entry, replace(entry.replica, models=names))
-        self._look_again()
+        replica, listing = self._places[replica_id].replica, self._places[replica_id].listing
+        listing.said = tuple(models[:MOST_NAMES])
+        listing.adapters = adapters & frozenset(listing.said)
+        if listing.given:
+            loaded = (listing.given | listing.adapters) - {replica.model}
+            self._change(self._places[replica_id], replace(replica, models=loaded))
+        silent = [place for place in self._places.values() if not place.listing.given and place.listing.said]
+        differ = len({frozenset(place.listing.said) for place in silent}) > 1
+        for place in silent:
+            names = frozenset(place.listing.said) if differ else frozenset()
+            self._change(place, replace(place.replica, models=names))
+        self.look_again()
 
-    def _change(self, entry: CatalogEntry, replica: Replica) -> None:
-        if replica != entry.replica:
-            entry.replica = replica
+    def _change(self, place: ListedReplica, replica: Replica) -> None:
+        if replica != place.replica:
             self._tell(ReplicaJoined(replica))
 
     @property
     def adapters(self) -> frozenset[str]:
         """Names that are adapters of another model, over all replicas."""
-        return frozenset().union(*(entry.adapters for entry in self._entries.values()))
+        return frozenset().union(*(place.listing.adapters for place in self._places.values()))
 
     @property
     def names(self) -> list[str]:
         found: dict[str, None] = {}
-        for entry in self._entries.values():
-            replica = entry.replica
+        for place in self._places.values():
+            replica, listing = place.replica, place.listing
             own = [] if replica.model is None else [replica.model]
-            rest = sorted(replica.models) if entry.given else entry.said
+            rest = sorted(replica.models) if listing.given else listing.said
             found.update(dict.fromkeys([*own, *rest]))
         if self.models is None:
             return list(found)

@@ -19,6 +19,7 @@ from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.output import answer_headers, bounds_told, closing, generation_s
 from headgate.gateway.answer.relay import NONE_ENDED, Relay
 from headgate.gateway.answer.transcript import rest_of
+from headgate.gateway.catalog import Listing
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.abilities import RESPONSES
 from headgate.gateway.intake.accept import Accepted
@@ -49,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 class Endpoint:
     """A replica that requests can be sent to, with its connections and its dialect."""
 
-    __slots__ = ("answered_at", "default_model", "dialect", "heads", "pool", "replica", "shape")
+    __slots__ = ("answered_at", "default_model", "dialect", "heads", "listing", "pool", "replica", "shape")
 
     def __init__(self, replica: Replica, pool: Connections) -> None:
         self.replica = replica
@@ -62,6 +63,7 @@ class Endpoint:
         """When the replica last completed a request; -inf: never."""
         self.default_model = ""
         """The model name to send where any model will do; empty: `default` is sent."""
+        self.listing = Listing(replica)
 
 
 class Ticket:
@@ -143,6 +145,7 @@ class Placing:
         self._places[replica.id] = place = Endpoint(replica, pool)
         if known is not None:
             place.default_model, place.answered_at = known.default_model, known.answered_at
+            place.listing = known.listing
 
     def listed(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
         """Takes the models that a replica lists. Our own engine accepts `default` as a model name; others need a real

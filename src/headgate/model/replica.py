@@ -58,8 +58,8 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """A replica's present work, counted by the dispatcher and not scraped: scrapes lag behind bursts. Only the
-    dispatcher writes it."""
+    """A replica's present work, counted here and not scraped: scrapes lag behind bursts. Only the book of replicas
+    (policy/replicas/book.py) writes it."""
 
     replica: Replica
     limit: float

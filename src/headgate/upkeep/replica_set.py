@@ -40,7 +40,7 @@ class ReplicaSet:
         warmup: Warmup,
         say: Callable[[str], None],
     ) -> None:
-        self.catalog = gateway.acceptor.names = Catalog(self._describe)
+        self.catalog = gateway.acceptor.names = Catalog(gateway.placing.places, self._describe)
         self.watches: dict[ReplicaId, Prober] = {}
         self.fleet: FleetView | None = None
         """None: no fleet starts and stops replicas here."""
@@ -57,7 +57,7 @@ class ReplicaSet:
             raise ValueError(f"replica {replica.id} is here already")
         pool = self._new_pool(replica)
         self._gateway.placing.join(replica, pool)
-        self.catalog.add(replica)
+        self.catalog.look_again()
         watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals, ready=ready)
         self.watches[replica.id] = watch
         if parked:
@@ -83,7 +83,7 @@ class ReplicaSet:
         watch.stop()
         self._gateway.hear(ReplicaLeft(replica_id))
         self._gateway.placing.leave(replica_id)
-        self.catalog.remove(replica_id)
+        self.catalog.look_again()
         watch.pool.retire()
 
     # -- what a Prober asks and tells ---------------------------------------------------------------------------
