@@ -196,6 +196,15 @@ def test_what_is_wrong_with_a_lane_beside_its_latency(given: dict[str, Any], sev
     assert (finding.severity, finding.figure, finding.lane) == (severity, figure, "fast")
 
 
+def test_clients_own_errors_do_not_hide_what_the_others_get() -> None:
+    """Ten of twenty failed beside twenty thousand bad requests, and the budget was taken of them all."""
+    among: dict[str, Any] = {"requests": 20_000, "asked": 20, "waited": 0, "cold": 0, "stalled": 0}
+    (failed,) = found(**among, failed=10)
+    assert (failed.figure, failed.evidence["failed"], failed.evidence["requests"]) == ("errors", 10, 20)
+    (refused,) = found(**among, refused={Outcome.LANE_FULL: 10}, turned_away=10)
+    assert (refused.severity, refused.figure, refused.evidence["requests"]) == ("critical", "refusals", 20)
+
+
 @pytest.mark.parametrize("outcome", REFUSALS)
 def test_refusals_are_told_by_reason(outcome: Outcome) -> None:
     (finding,) = found(refused={outcome: 50})

@@ -7,6 +7,7 @@ from headgate.replica.openai import (
     MOST_S,
     decode_event,
     flaw_in,
+    is_error,
     quoted,
     read_answer,
     read_error,
@@ -150,3 +151,13 @@ def test_what_the_gateway_has_estimated_is_not_read_as_if_a_replica_had_counted(
     counts = b'"usage":{"prompt_tokens":7,"completion_tokens":2},"headgate_usage":"estimated"'
     assert read_answer(b'{"choices":[{}],' + counts + b"}", "choices") == ("", None)
     assert read_usage(b'{"choices":[],' + counts + b"}") == (None, True)
+
+
+@pytest.mark.parametrize("data", [b'{"error":{}}', b'{"error":"x"}', b'{ "error" : {"message":"x"}}', b'{"error":""}'])
+def test_an_event_that_begins_with_an_error_is_one(data: bytes) -> None:
+    assert is_error(data)
+
+
+@pytest.mark.parametrize("data", [b'{"error":null,"choices":[]}', b'{"error": null}', b'{"choices":[]}', b"", b" "])
+def test_one_that_says_that_it_has_none_is_not(data: bytes) -> None:
+    assert not is_error(data)

@@ -204,21 +204,23 @@ def _replicas(view: View) -> Iterator[Finding]:
 
 def _lane(view: LaneView, whole: View) -> Iterator[Finding]:
     lane, requests = view.lane, view.requests
+    asked = view.asked or requests  # clients' own errors must not hide what the others get
     if requests >= LEAST_REQUESTS:
         yield from _latency(view, whole)
     away = view.turned_away / view.asked if view.asked else 0.0
     grave = away >= bounds(1 - whole.promised.availability)[1]
-    if view.failed and view.failed > max(1, round((1 - whole.promised.availability) * requests)):
-        evidence: dict[str, float | str] = {"failed": view.failed, "requests": requests}
+    if view.failed and view.failed > max(1, round((1 - whole.promised.availability) * asked)):
+        evidence: dict[str, float | str] = {"failed": view.failed, "requests": asked}
         evidence["availability_promised"] = whole.promised.availability
         cause = "more requests fail than the error budget allows"
         yield Finding(
             "critical", "errors", evidence, cause, "see /admin/slow and the replicas' logs; retry.attempts", lane.name
         )
     for outcome, count in view.refused.items():
-        if outcome in REFUSALS and count >= max(5, UNUSUAL * requests):
+        among = requests if outcome in ASIDE else asked
+        if outcome in REFUSALS and count >= max(5, UNUSUAL * among):
             severity, cause, knob = REFUSALS[outcome]
-            evidence = {"refused": count, "requests": requests, "reason": outcome.value}
+            evidence = {"refused": count, "requests": among, "reason": outcome.value}
             if outcome not in ASIDE:
                 severity = "critical" if grave else severity
                 evidence["refused_share"] = away
