@@ -33,7 +33,7 @@ HOT = {
     "policy/replicas": "affinity allowance book entry full gradient health index outlier route signs",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest replica service watch world",
-    "wire": "errors exchange limits message origin outbox places protocol reader router state websocket",
+    "wire": "errors exchange handshake limits message origin outbox places protocol reader router state websocket",
     "wire/body": "canonical",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of

@@ -21,11 +21,12 @@ from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
+from headgate.wire.handshake import accept_head, refusal
 from headgate.wire.limits import WireLimits
 from headgate.wire.message import MessageExchange, text_frame
 from headgate.wire.server import HttpServer
 from headgate.wire.state import ServerState
-from headgate.wire.websocket import WebSocket, accept_head, refusal
+from headgate.wire.websocket import WebSocket
 from tests.wire.serving import Client, Recorder, Served, live, serving, steady, until
 from tests.wire.test_lifecycle import LOCALHOST_KEY_AND_CERT
 

@@ -19,13 +19,14 @@ from headgate.wire.body import json
 from headgate.wire.body.long_json import LONG_BYTES
 from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
+from headgate.wire.handshake import accept_head, refusal
 from headgate.wire.limits import WireLimits
 from headgate.wire.message import MessageExchange
 from headgate.wire.origin import key_offered
 from headgate.wire.reader import SANE_ID
 from headgate.wire.router import Routes
 from headgate.wire.state import ServerState
-from headgate.wire.websocket import WebSocket, accept_head, refusal
+from headgate.wire.websocket import WebSocket
 
 log = logging.getLogger(__name__)
 
