@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from headgate.config.gateway import GatewayConfig
 from headgate.policy.compose import dispatcher_for
 
@@ -141,6 +143,41 @@ def test_the_table_of_owners_has_every_registry_keyed_by_replica_id() -> None:
     with_fleet = [name for _, name in rows if name.split(".")[0] in FLEET_OWNERS]
     counts = f"**{len(rows) - len(with_fleet)} with a fixed list of replicas, {len(rows)} with a fleet of processes.**"
     assert counts in text
+
+
+def _assigned_elsewhere(path: Path) -> Iterator[str]:
+    """Assignments to attributes of an object that its own methods do not make: of anything in wiring, elsewhere of what
+    a function was given or its object holds. An exchange belongs to the handler that it was given to."""
+    in_wiring = path.parent.name == "wiring"
+    for _, node in _defined(ast.parse(path.read_text(encoding="utf-8")), ""):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                owner = ast.unparse(each.value)
+                held = owner.startswith("self.") or owner.split(".")[0] in given - {"self", "exchange"}
+                if owner != "self" and (in_wiring or held):
+                    yield f"{path.relative_to(PACKAGE)}: {ast.unparse(each)}"
+
+
+def test_no_attribute_is_assigned_from_outside() -> None:
+    rooms = ("wiring", "upkeep", "surface")
+    found = [each for room in rooms for path in (PACKAGE / room).rglob("*.py") for each in _assigned_elsewhere(path)]
+    assert sorted(set(found)) == []
+
+
+def test_an_assignment_from_outside_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    for room, text, expected in (
+        ("wiring", "def build():\n    gateway = make()\n    gateway.hold = 1\n", ["wiring/a.py: gateway.hold"]),
+        ("upkeep", "class A:\n    def __init__(self, b):\n        b.told = self.take\n", ["upkeep/a.py: b.told"]),
+        ("surface", "class A:\n    def f(self):\n        self._b.on = 1\n", ["surface/a.py: self._b.on"]),
+        ("surface", "def f(exchange):\n    exchange.on_gone = g\n    row = Row()\n    row.cost = 1\n", []),
+    ):
+        (tmp_path / room).mkdir(exist_ok=True)
+        (tmp_path / room / "a.py").write_text(text, encoding="utf-8")
+        assert list(_assigned_elsewhere(tmp_path / room / "a.py")) == expected
 
 
 TOO_LONG_FILES = """

@@ -305,10 +305,10 @@ def raises(*given: object) -> Any:
 @awaited
 async def test_those_who_watch_cost_no_request_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     async with two_replicas(GatewayConfig()) as it:
-        it.gateway.events = raises
-        it.gateway.keep_prompt = raises
+        it.gateway._events = raises
+        it.gateway._keep_prompt = raises
         monkeypatch.setattr(Contexts, "of", raises)
-        it.gateway.contexts = Contexts.__new__(Contexts)
+        it.gateway._contexts = Contexts.__new__(Contexts)
         heard: list[int] = []
         it.instruments._consumers.insert(0, raises)
         it.instruments.add(lambda records, now: heard.append(len(records)))
@@ -354,7 +354,7 @@ async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.Monke
             shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
             await until(lambda: not shadows.counts("x")["under_way"])
             assert trap.sprung
-        shadows.told = raises
+        shadows.report_to(raises)
         shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
         await until(lambda: not shadows.counts("x")["under_way"])
         shadows.copy("x", "double", "/v1/chat/completions", {"model": object()}, 10)

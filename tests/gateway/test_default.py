@@ -65,7 +65,7 @@ async def test_where_all_have_names_it_is_the_first_that_is_listed(stream: bool)
         assert [body["model"] for engine in it.engines.values() for body in engine.bodies] == ["double"]
         assert model_in(answer.body, stream) == {"chat"}
         it.catalog.models = None
-        it.gateway.acceptor.models = None
+        it.gateway.acceptor.serve_models(None)
         answer = await it.ask(model="default", stream=stream)
         assert model_in(answer.body, stream) == {"chat-1"}
 

@@ -68,7 +68,8 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
     """The first and the second chat through a gateway, to a replica of this kind. Nothing else runs on the loop: no
     prober, no instruments."""
     gateway = build_gateway(GatewayConfig(), monotonic, 1)
-    catalog = gateway.acceptor.names = Catalog(gateway.placing.places, gateway.hear)
+    catalog = Catalog(gateway.placing.places, gateway.hear)
+    gateway.acceptor.serve_names(catalog)
     access = AdminAccess((), loopback_only=True)
     router = Surface(gateway, catalog, {}).router
     door = Door(router, loopback_only=True, names=("test",))

@@ -14,6 +14,7 @@ import uvloop
 from headgate.config.gateway import GatewayConfig
 from headgate.config.models import ModelConfig, VersionConfig
 from headgate.gateway.catalog import Catalog
+from headgate.gateway.gateway import NO_HOOKS, GatewayHooks
 from headgate.gateway.surface import Surface
 from headgate.model.clock import monotonic
 from headgate.model.event import Command, Event
@@ -61,9 +62,9 @@ class Engine(Double):
 
 
 class Scene:
-    def __init__(self, config: GatewayConfig, engines: dict[str, Engine]) -> None:
+    def __init__(self, config: GatewayConfig, engines: dict[str, Engine], hooks: GatewayHooks = NO_HOOKS) -> None:
         self.engines = engines
-        self.gateway = build_gateway(config, monotonic, 1)
+        self.gateway = build_gateway(config, monotonic, 1, hooks)
         warmup = Warmup(config.warm, config.classify, monotonic)
         self.roster = ReplicaSet(
             self.gateway, lambda replica: Connections(replica.url, clock=monotonic), 0.05, 60.0, warmup, lambda _: None
@@ -138,8 +139,7 @@ async def scene(
             server = HttpServer(engine.router(), clock=monotonic)
             servers.append((model, await server.listen("127.0.0.1", 0), server))
             tasks.append(loop.create_task(engine.run()))
-        it = Scene(config, engines)
-        it.gateway.events = events
+        it = Scene(config, engines, GatewayHooks(events=events))
         it.servers = {model: server for model, _, server in servers}
         it.port = await it.server.listen("127.0.0.1", 0)
         for model, port, _ in servers:

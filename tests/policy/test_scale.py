@@ -618,3 +618,10 @@ def test_to_zero_does_not_wait_for_what_was_missed() -> None:
     bursty(bench, 2, 420.0, calm=13, burst=28)
     bench.run(0, 600 + 5 * 310)
     assert bench.scaler.serving == 0
+
+
+def test_another_config_holds_from_the_next_decision_on() -> None:
+    scaler = Scaler(ScaleConfig(min=1, max=1))
+    wider = ScaleConfig(min=3, max=4)
+    scaler.reconfigure(wider)
+    assert scaler.config is wider

@@ -156,6 +156,10 @@ class Engine:
         self._lives: dict[int, _Life] = {}
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
+    def report_steps_to(self, on_step: OnStep) -> None:
+        """Calls `on_step` after every step, on the engine's thread. Call it before `start`."""
+        self.on_step = on_step
+
     # -- from any thread ------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -33,6 +33,11 @@ class History:
     def kept(self) -> bool:
         return self._path is not None
 
+    def keep_baseline(self, figures: dict[str, Any]) -> None:
+        """Takes other figures to compare with, and saves them."""
+        self.baseline = figures
+        self.save()
+
     async def keep(self) -> None:
         """Saves every SAVE_EVERY_S seconds, until cancelled."""
         while self._path is not None:

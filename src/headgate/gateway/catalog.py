@@ -105,6 +105,10 @@ class Catalog:
         self._change(place, replace(place.replica, kind=kind))
         self.look_again()
 
+    def serve_models(self, models: Models | None) -> None:
+        """Lists other public names from now on; None: each name stands for itself."""
+        self.models = models
+
     def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
         """Takes the models that a replica lists, and which of them are adapters."""
         replica, listing = self._places[replica_id].replica, self._places[replica_id].listing

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ from headgate.gateway.account import Account, Summary, believed
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.output import TIMINGS
 from headgate.gateway.answer.relayed import COMPLETED
-from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import Accepted, Acceptor
 from headgate.gateway.intake.held import HeldBodies
 from headgate.gateway.long_bodies import LongBodies, our_error, tell_rates
@@ -50,6 +50,23 @@ AFTER_FLAW_S: Final = 0.1
 """Seconds after an exception in the dispatcher until it is asked again for the next request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayHooks:
+    """What else is told of requests, or asked about them."""
+
+    events: Callable[[Event, float, list[Command]], None] | None = None
+    """Records each event with its commands; None: events are not recorded."""
+    contexts: Contexts | None = None
+    """None: traces are not collected, and the client's trace context is passed on as it came."""
+    keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
+    """Records the prompt of each request; None: prompts are not recorded."""
+    hold: Callable[[Request], bool] | None = None
+    """Whether an arrival has to wait for its tenant's share of the limits; None: no other gateway shares the limits."""
+
+
+NO_HOOKS: Final = GatewayHooks()
+
+
 class Gateway:
     def __init__(
         self,
@@ -58,7 +75,10 @@ class Gateway:
         account: Account,
         placing: Placing,
         clock: Clock,
+        held: HeldBodies,
+        hooks: GatewayHooks = NO_HOOKS,
     ) -> None:
+        """Built within the running loop."""
         self.dispatcher = dispatcher
         self.acceptor = acceptor
         self.account = account
@@ -68,19 +88,10 @@ class Gateway:
         """Set while no request is under way."""
         self.idle.set()
         self._clock = clock
-        self.held = HeldBodies()
-        self.contexts: Contexts | None = None
-        """None: traces are not collected, and the client's trace context is passed on as it came."""
-        self.events: Callable[[Event, float, list[Command]], None] | None = None
-        """Records each event with its commands; None: events are not recorded."""
-        self.keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
-        """Records the prompt of each request; None: prompts are not recorded."""
-        self.hold: Callable[[Request], bool] | None = None
-        """Whether an arrival has to wait for its tenant's share of the limits; None: no other gateway shares the
-        limits."""
-        acceptor.abilities = Abilities(self.dispatcher.replicas)
-        self.shadows: Shadows | None = None
-        """Copies requests to shadowed versions; None: no model name has versions."""
+        self.held = held
+        self._events, self._contexts = hooks.events, hooks.contexts
+        self._keep_prompt, self._hold = hooks.keep_prompt, hooks.hold
+        self.shadows = Shadows(dispatcher.with_room, placing.places, clock)
         self._loop = asyncio.get_running_loop()
         self.long = LongBodies(dispatcher, acceptor, self.held, self.enter, self.turn_away, clock)
         self._timer: asyncio.TimerHandle | None = None
@@ -124,14 +135,14 @@ class Gateway:
         self.account.open()
         exchange.on_gone = ticket.gone
         try:
-            if self.contexts is not None or self.keep_prompt is not None:
+            if self._contexts is not None or self._keep_prompt is not None:
                 self._show(ticket)
-            if self.hold is None or not self.hold(request):
+            if self._hold is None or not self._hold(request):
                 self.hear(Arrived(request), now)
         except Exception as flaw:
             self.broke(ticket, flaw)
         chosen = accepted.chosen
-        if chosen is not None and chosen.shadow is not None and self.shadows is not None and request.choices == 1:
+        if chosen is not None and chosen.shadow is not None and request.choices == 1:
             self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
         if accepted.goes_on is not None:
             exchange.body = b""  # the replica gets a re-encoded body, and the request may wait long
@@ -139,10 +150,10 @@ class Gateway:
     def _show(self, ticket: Ticket) -> None:
         """Tells the trace and prompt recorders of a request. Their failures do not fail the request."""
         try:
-            if self.contexts is not None:
-                ticket.timeline.hop = self.contexts.of(ticket.exchange.headers)
-            if self.keep_prompt is not None:
-                self.keep_prompt(ticket.accepted.request.id, ticket.accepted.body)
+            if self._contexts is not None:
+                ticket.timeline.hop = self._contexts.of(ticket.exchange.headers)
+            if self._keep_prompt is not None:
+                self._keep_prompt(ticket.accepted.request.id, ticket.accepted.body)
         except Exception:
             log.exception("request %s: it is served, and neither traced nor kept", ticket.accepted.request.id)
 
@@ -170,7 +181,7 @@ class Gateway:
             commands = self.dispatcher.on(event, now)
         except Exception as flaw:
             flawed, commands = flaw, self.dispatcher.unfinished
-        if self.events is not None:
+        if self._events is not None:
             self._log(event, now, commands)
         for command in commands:
             try:
@@ -190,11 +201,11 @@ class Gateway:
     def _log(self, event: Event, now: float, commands: list[Command]) -> None:
         """Records the event. The first event that cannot be written ends the log: one with a hole cannot be
         replayed."""
-        assert self.events is not None
+        assert self._events is not None
         try:
-            self.events(event, now, commands)
+            self._events(event, now, commands)
         except Exception:
-            self.events = None
+            self._events = None
             log.exception("the log of events ends here: this one could not be written")
 
     def _carry_out(self, command: Command, now: float) -> None:

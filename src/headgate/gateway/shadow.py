@@ -57,13 +57,17 @@ class Shadows:
         clock: Clock,
     ) -> None:
         """`with_room` returns the usable replicas of a model that have a free slot."""
-        self.told: Callable[[str, VersionSample], None] = lambda name, sample: None
+        self._told: Callable[[str, VersionSample], None] = lambda name, sample: None
         """Called with the model name and the sample of each copy that ended."""
         self._with_room = with_room
         self._places = places
         self._clock = clock
         self._tallies: dict[str, ShadowTally] = {}
         self._loop = asyncio.get_running_loop()
+
+    def report_to(self, told: Callable[[str, VersionSample], None]) -> None:
+        """Calls `told` from now on with the model name and the sample of each copy that ends."""
+        self._told = told
 
     def allow(self, name: str, concurrency: int) -> None:
         self._tallies.setdefault(name, ShadowTally()).allowed = concurrency
@@ -99,7 +103,7 @@ class Shadows:
         def over(sample: VersionSample) -> None:
             tally.under_way -= 1
             tally.failed += sample.failed is True
-            self.told(name, sample)
+            self._told(name, sample)
 
         copy = ShadowCopy(self._clock, bool(body.get("stream")), over)
         asked = {**body, "model": place.replica.served_as or model}

@@ -40,6 +40,10 @@ class Surface:
 
         return keyed
 
+    def drain(self) -> None:
+        """The gateway is not ready any more."""
+        self.draining = True
+
     def _live(self, exchange: Exchange) -> None:
         exchange.respond(200, b'{"status":"live"}')
 

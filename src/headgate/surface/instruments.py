@@ -9,12 +9,10 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from math import inf
-from pathlib import Path
 from typing import Any
 
-from headgate.config.gateway import GatewayConfig, ObserveConfig, RecordConfig
+from headgate.config.gateway import GatewayConfig, ObserveConfig
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.trace_context import Contexts
 from headgate.measure.conditions import Conditions
 from headgate.measure.figures import Figures
 from headgate.measure.gpu import find_gpus
@@ -66,8 +64,10 @@ class Instruments:
         access: AdminAccess,
         rng: random.Random,
         clock: Clock,
+        journal: Journal | None = None,
     ) -> None:
-        """Raises StartupError where the journal's file or the OTLP endpoint can't be used."""
+        """`journal`: gets all records; None: there is none. Raises StartupError where the OTLP endpoint can't be
+        used."""
         observe, account = config.observe, gateway.account
         self._gateway = gateway
         self._roster = roster
@@ -80,7 +80,7 @@ class Instruments:
         self.flaws = 0
         """Exceptions raised by consumers of records, or while sampling and judging."""
         self._say_again_at = -inf
-        self.rollouts: Callable[[], list[dict[str, Any]]] = list
+        self._rollouts: Callable[[], list[dict[str, Any]]] = list
         """Returns the status of rollouts, for the page."""
         self.figures = Figures(gateway.dispatcher.lanes, observe, clock())
         self.pulse = Pulse(clock)
@@ -100,12 +100,12 @@ class Instruments:
         self.usage = UsageTable(observe.labels, access, wall, self.figures.held, price)
         self._consumers.append(self.usage.take)
         self.live = Live(self.admin.snapshot, self.admin.history, clock)
-        self._journal: Journal | None = None
+        self._journal = journal
         self._sender: OtlpSender | None = None
         if self._on:
             self._consumers += [self.figures.take, self.admin.take, tenants.take]
-        if config.record.path is not None:
-            self._write_journal(config.record.path, config.record)
+        if journal is not None:
+            self._consumers.append(journal.take)
         self._exporter: OtlpMetrics | None = None
         if observe.otlp_endpoint is not None and self._on:
             self._export(observe.otlp_endpoint, observe, rng)
@@ -121,16 +121,10 @@ class Instruments:
             conditions=self.conditions,
             watches=roster.watches,
             fleet=lambda: roster.fleet,
-            rollouts=lambda: self.rollouts(),
+            rollouts=lambda: self._rollouts(),
             clock=self._clock,
             refresh=self.catch_up,
         )
-
-    def _write_journal(self, path: Path, record: RecordConfig) -> None:
-        self._journal = Journal(path, record.rotate_bytes, record.files, record.prompts)
-        self._consumers.append(self._journal.take)
-        if record.prompts:
-            self._gateway.keep_prompt = self._journal.keep_prompt
 
     def _export(self, endpoint: str, observe: ObserveConfig, rng: random.Random) -> None:
         """Sends traces and, where asked for, metrics to an OpenTelemetry backend."""
@@ -145,7 +139,6 @@ class Instruments:
             left=self.figures.exemplify,
         )
         self._consumers.append(traces.take)
-        self._gateway.contexts = Contexts(observe.trace_share, rng)
         if observe.otlp_metrics:
             self._exporter = OtlpMetrics(self._text, self._sender, wall)
 
@@ -162,6 +155,10 @@ class Instruments:
     def add(self, consumer: Consumer) -> None:
         """Adds a consumer of the records that have closed."""
         self._consumers.append(consumer)
+
+    def show_rollouts(self, status: Callable[[], list[dict[str, Any]]]) -> None:
+        """Shows the status of rollouts on the page from now on."""
+        self._rollouts = status
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()

@@ -23,6 +23,10 @@ class Holdings:
         self.server: HttpServer | None = None
         """The server whose clients are counted; None: no clients are counted."""
 
+    def count_clients(self, server: HttpServer) -> None:
+        """Counts the clients of this server from now on."""
+        self.server = server
+
     def routes(self) -> Routes:
         return {("GET", "/admin/ledger"): self._access.guard(self._serve)}
 

@@ -40,7 +40,8 @@ class ReplicaSet:
         warmup: Warmup,
         say: Callable[[str], None],
     ) -> None:
-        self.catalog = gateway.acceptor.names = Catalog(gateway.placing.places, self._describe)
+        self.catalog = Catalog(gateway.placing.places, self._describe)
+        gateway.acceptor.serve_names(self.catalog)
         self.watches: dict[ReplicaId, Prober] = {}
         self.fleet: FleetView | None = None
         """None: no fleet starts and stops replicas here."""
@@ -49,6 +50,10 @@ class ReplicaSet:
         self._intervals = (probe_interval_s, deep_interval_s)
         self._warmup = warmup
         self._say = say
+
+    def belong_to(self, fleet: FleetView) -> None:
+        """A fleet starts and stops replicas here from now on."""
+        self.fleet = fleet
 
     def join(self, replica: Replica, *, parked: bool = False, ready: Callable[[], None] | None = None) -> Prober:
         """Adds a replica. It is used once it has answered; parked: only once `route` says so. `ready` is called when it

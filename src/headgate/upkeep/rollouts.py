@@ -32,7 +32,7 @@ class Rollouts:
         self._state = state
         self._wall = wall
         self._rollouts = {config.name: Rollout(config) for config in configs if config.versions}
-        shadows.told = self._take_shadow
+        shadows.report_to(self._take_shadow)
         if state is not None:
             for name, kept in read_state(state).items():
                 self._restore(name, kept)

@@ -74,6 +74,10 @@ class ConfigChange:
         """Is told which origins' web pages may send requests; None: nothing listens yet."""
         self.sockets: Sockets | None = None
 
+    def reach(self, versions: Callable[[GatewayConfig], None], door: Door, sockets: Sockets) -> None:
+        """Tells these of a changed config as well: they are made after this object, whose routes they serve."""
+        self.versions, self.door, self.sockets = versions, door, sockets
+
     def take_file(self) -> str:
         """Reads the file again. Returns what came of it; raises StartupError, and then nothing has changed."""
         if self._reload is None:

@@ -87,7 +87,7 @@ def _run(
             emulated, dilation = (None, 1.0) if emulation is None else (emulation.profile, emulation.dilation)
             header = header_of(engine, config.served_name, engine.runner.bytes_per_token, emulated, dilation)
             steps = StepLog(step_log, header, monotonic())
-            engine.on_step = steps.take
+            engine.report_steps_to(steps.take)
             atexit.register(steps.close)
         return engine, intake
 

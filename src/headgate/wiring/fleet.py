@@ -110,7 +110,7 @@ class FleetWiring:
 
     def rescale(self, scale: ScaleConfig) -> None:
         """Applies from the next decision on."""
-        self.scaler.config = scale
+        self.scaler.reconfigure(scale)
 
     async def _run(self) -> None:
         try:
@@ -143,8 +143,7 @@ def fleet_admin(
         if fleet is None:
             return None
         if figures is not None:
-            fleet.history.baseline = figures
-            fleet.history.save()
+            fleet.history.keep_baseline(figures)
         return fleet.history.baseline
 
     admin = FleetAdmin(access, change, known, outage, None if fleet is None else fleet.controller, baseline)

@@ -16,20 +16,24 @@ import uvloop
 
 from headgate.config.engine import EngineConfig
 from headgate.config.flags import words_of
-from headgate.config.gateway import GatewayConfig
+from headgate.config.gateway import GatewayConfig, RecordConfig
 from headgate.gateway.account import Account
 from headgate.gateway.answer.backlog import relay_limits
-from headgate.gateway.gateway import Gateway
+from headgate.gateway.gateway import NO_HOOKS, Gateway, GatewayHooks
+from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import Acceptor
+from headgate.gateway.intake.held import HeldBodies
 from headgate.gateway.judge import HeaderJudge
 from headgate.gateway.placing import Placing
 from headgate.gateway.surface import Surface
+from headgate.gateway.trace_context import Contexts
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for, intake_for
 from headgate.progress import Progress
+from headgate.publish.journal import Journal
 from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
 from headgate.replica.http import Connections, PoolLimits
@@ -47,7 +51,7 @@ from headgate.wiring.change import ConfigChange, Reload, identities, open_door
 from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 from headgate.wiring.fleet import FleetWiring, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
-from headgate.wiring.shared import share
+from headgate.wiring.shared import SharedWiring
 
 KEPT_FILES = 512
 """File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
@@ -87,13 +91,22 @@ async def _serve_gateway(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     seed = int.from_bytes(os.urandom(8))
-    gateway = build_gateway(config, clock, seed)
     async with AsyncExitStack() as stack:
         events = None if event_log is None else EventLog(event_log, config, seed)
         if events is not None:
             events.start()
-            gateway.events = events.add
             stack.callback(events.close)
+        rng = random.Random(os.urandom(16))
+        journal = _journal(config.record)
+        shared = None if config.shared is None else SharedWiring(config.shared, clock)
+        traced = config.observe.otlp_endpoint is not None and config.observe.instruments
+        hooks = GatewayHooks(
+            events=None if events is None else events.add,
+            contexts=Contexts(config.observe.trace_share, rng) if traced else None,
+            keep_prompt=journal.keep_prompt if journal is not None and config.record.prompts else None,
+            hold=None if shared is None else shared.hold,
+        )
+        gateway = build_gateway(config, clock, seed, hooks)
         limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
         roster = ReplicaSet(
             gateway,
@@ -106,32 +119,30 @@ async def _serve_gateway(
         stack.push_async_callback(roster.close)
         local = config.listen.is_private
         access = AdminAccess(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
-        rng = random.Random(os.urandom(16))
-        instruments = Instruments(gateway, roster, config, access, rng, clock)
+        instruments = Instruments(gateway, roster, config, access, rng, clock, journal)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
         fleet = None
         if config.fleet.kind != "fixed":
             fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, clock)
-            roster.fleet = fleet.controller
+            roster.belong_to(fleet.controller)
         rescale = None if fleet is None else fleet.rescale
         change = ConfigChange(
             config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
         )
         admin = fleet_admin(access, change, roster, fleet, instruments.conditions, clock)
         versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
-        change.versions = versions.reconfigure
-        change.sockets = sockets = Sockets(gateway)
+        sockets = Sockets(gateway)
         ledger = Holdings(gateway, access)
         more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
-        api = ApiPage()
+        api = ApiPage(lambda: surface.router.table)
         surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
-        api.table = surface.router.table
-        change.door = door = Door(surface.router, loopback_only=local, names=config.listen.names)
+        door = Door(surface.router, loopback_only=local, names=config.listen.names)
+        change.reach(versions.reconfigure, door, sockets)
         open_door(door, config, access)
         judge = HeaderJudge(door, surface.router, gateway, access.check)
         if config.limits.connections > _most_connections():
             progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
-        ledger.server = http = HttpServer(
+        http = HttpServer(
             door,
             clock=clock,
             limits=wire_limits(config.limits, config.timeouts, _most_connections()),
@@ -140,6 +151,7 @@ async def _serve_gateway(
             refused=gateway.account.refuse,
             always=HEALTH,
         )
+        ledger.count_clients(http)
         where = await _listen_gateway(http, config)
         background: list[asyncio.Future[None]] = []
         embedded = config.embedded or EngineConfig()
@@ -153,8 +165,8 @@ async def _serve_gateway(
         if fleet is not None:
             background += fleet.start(stack)
             ready.append(fleet.controller.was_ready)
-        if config.shared is not None:
-            background.append(await share(config.shared, gateway, stack, clock))
+        if shared is not None:
+            background.append(await shared.start(gateway, stack))
         if reload is not None:
             loop.add_signal_handler(signal.SIGHUP, change.on_signal)
         if watched is not None:
@@ -165,7 +177,7 @@ async def _serve_gateway(
         try:
             await _first_of(stop, background)
             progress.say("draining: running requests may finish")
-            surface.draining = True
+            surface.drain()
             http.say_close()
             await asyncio.sleep(NOTICE_S)
             instruments.live.close()
@@ -205,15 +217,22 @@ async def _announce(
     await asyncio.gather(*waiting)
 
 
-def build_gateway(config: GatewayConfig, clock: Clock, seed: int) -> Gateway:
+def build_gateway(config: GatewayConfig, clock: Clock, seed: int, hooks: GatewayHooks = NO_HOOKS) -> Gateway:
+    """Built within the running loop."""
     dispatcher = dispatcher_for(config, random.Random(seed))
     intake = intake_for(config, dispatcher.lanes)
     limits = wire_limits(config.limits, config.timeouts, _most_connections())
-    acceptor = Acceptor(intake, identities(config), limits, config.limits.open_fields)
+    acceptor = Acceptor(intake, identities(config), limits, config.limits.open_fields, Abilities(dispatcher.replicas))
     account = Account(config.observe.keep, wall() - clock())
-    gateway = Gateway(dispatcher, acceptor, account, Placing(dispatcher, relay_limits(config), clock), clock)
-    gateway.held.most = config.limits.held_bytes
-    return gateway
+    placing, held = Placing(dispatcher, relay_limits(config), clock), HeldBodies(config.limits.held_bytes)
+    return Gateway(dispatcher, acceptor, account, placing, clock, held, hooks)
+
+
+def _journal(record: RecordConfig) -> Journal | None:
+    """Raises StartupError where the file can't be written. None: records are not written to a file."""
+    if record.path is None:
+        return None
+    return Journal(record.path, record.rotate_bytes, record.files, record.prompts)
 
 
 def _most_connections() -> int:

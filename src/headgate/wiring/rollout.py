@@ -4,7 +4,6 @@ from headgate.config.gateway import GatewayConfig
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.models import Models, room_in
-from headgate.gateway.shadow import Shadows
 from headgate.model.clock import Clock, wall
 from headgate.surface.access import AdminAccess
 from headgate.surface.instruments import Instruments
@@ -28,11 +27,10 @@ class RolloutWiring:
         self._gateway = gateway
         self._catalog = catalog
         self._models = Models({}, room_in(gateway.dispatcher))
-        shadows = gateway.shadows = Shadows(gateway.dispatcher.with_room, gateway.placing.places, clock)
-        self.rollouts = Rollouts(config.models, self._models, shadows, config.rollout.state, wall)
+        self.rollouts = Rollouts(config.models, self._models, gateway.shadows, config.rollout.state, wall)
         self._admin = RolloutAdmin(self.rollouts, access, instruments.catch_up)
         instruments.add(self.rollouts.take)
-        instruments.rollouts = self._admin.news
+        instruments.show_rollouts(self._admin.news)
         self._install(config)
 
     def routes(self) -> Routes:
@@ -45,4 +43,5 @@ class RolloutWiring:
     def _install(self, config: GatewayConfig) -> None:
         """Without any configured names, the gateway looks none up."""
         models = self._models if config.models else None
-        self._gateway.acceptor.models = self._catalog.models = models
+        self._gateway.acceptor.serve_models(models)
+        self._catalog.serve_models(models)

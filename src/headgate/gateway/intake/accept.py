@@ -143,8 +143,10 @@ class Acceptor:
         identities: Identities,
         limits: WireLimits,
         open_fields: frozenset[str] = frozenset(),
+        abilities: Abilities | None = None,
     ) -> None:
-        """`open_fields`: fields that steer the engine, but that every client may send."""
+        """`open_fields`: fields that steer the engine, but that every client may send. `abilities`: which replicas have
+        embeddings and responses; None: there are no replicas."""
         self._intake = intake
         self._open_fields = open_fields
         self._identities = identities
@@ -153,8 +155,15 @@ class Acceptor:
         """Public names and the models they stand for; None: each name stands for itself."""
         self.names: Names | None = None
         """The catalog of served names; None: any name is accepted."""
-        self.abilities = Abilities(tuple)
-        """Tells which replicas have embeddings and responses."""
+        self.abilities = abilities or Abilities(tuple)
+
+    def serve_names(self, names: Names) -> None:
+        """Accepts only names in this catalog from now on."""
+        self.names = names
+
+    def serve_models(self, models: Models | None) -> None:
+        """Takes other public names from now on."""
+        self.models = models
 
     def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
         self._intake.reconfigure(classifier, output)

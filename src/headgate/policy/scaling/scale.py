@@ -127,6 +127,10 @@ class Scaler:
         self._queued_at = inf
         """Since when too many requests wait; inf: they do not."""
 
+    def reconfigure(self, config: ScaleConfig) -> None:
+        """Decides by another config from now on. What was learned stays."""
+        self.config = config
+
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         config, there = self.config, Sorted.of(view.members)
         if self.serving < 0:

@@ -4,7 +4,7 @@ The page is one plain file without scripts, made on the first request for it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from html import escape
 from importlib.resources import files
@@ -27,9 +27,9 @@ WHO = {
 
 
 class ApiPage:
-    def __init__(self) -> None:
-        self.table: list[tuple[str, str]] = []
-        """All routes of the gateway; set once all are known."""
+    def __init__(self, table: Callable[[], list[tuple[str, str]]]) -> None:
+        """`table`: returns all routes of the gateway; called when the page is first asked for."""
+        self._table = table
 
     def routes(self) -> Routes:
         return {
@@ -50,11 +50,11 @@ class ApiPage:
 
     @cached_property
     def _encoded(self) -> bytes:
-        return msgspec.json.encode(document(self.table))
+        return msgspec.json.encode(document(self._table()))
 
     @cached_property
     def _html(self) -> bytes:
-        return as_html(described(self.table)).encode()
+        return as_html(described(self._table())).encode()
 
 
 def _by_tag(operations: Operations) -> dict[str, list[tuple[str, str, Operation]]]:
