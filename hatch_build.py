@@ -27,8 +27,8 @@ HOT = {
     "policy/answers": "grown output prompt_size runaway",
     "policy/batching": "admission batch blocks chunks commitment estimate holders move_time output_length speculate"
     " urgency",
-    "policy/dispatch": "admit dispatcher fair hedge intake limits passage prefills retry shared_limits"
-    " standing_room turns",
+    "policy/dispatch": "admit dispatcher fair hedge intake limits queues races reads retry sending shared_limits"
+    " standing_room turns versions",
     "policy/promises": "promise",
     "policy/replicas": "affinity allowance book entry full gradient health index outlier route signs",
     "replica": "call connection dialects http openai sse",

@@ -1,15 +1,14 @@
 import random
 from collections.abc import Callable
 
-from headgate.config.gateway import RoutingConfig
 from headgate.gateway.catalog import Catalog, Listing
 from headgate.model.event import Arrived, Dispatch, Ended, Event, Probed, Refuse, ReplicaJoined
-from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.replicas.health import Health
+from tests.policy.driven import settings_of
 
 
 class Place:
@@ -100,7 +99,7 @@ def test_configured_names_are_not_lost_when_a_replica_lists_its_own() -> None:
 
 
 def test_a_request_for_an_adapter_goes_where_it_is_loaded() -> None:
-    dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
+    dispatcher = Dispatcher(settings_of(), Health(), random.Random(1))
 
     replicas = [replica(name) for name in ("a", "b", "c")]
     made, _ = catalog(*replicas, hear=lambda event: dispatcher.on(event, 0.0))
@@ -131,7 +130,7 @@ def request(number: int, model: str) -> Request:
 
 
 def test_a_replica_that_has_loaded_an_adapter_is_still_in_use_and_what_it_does_still_counted() -> None:
-    dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
+    dispatcher = Dispatcher(settings_of(), Health(), random.Random(1))
     for name in ("a", "b"):
         dispatcher.on(ReplicaJoined(replica(name, "m")), 0.0)
         dispatcher.on(Probed(name, ok=True, deep=True), 0.0)

@@ -10,7 +10,7 @@ import pytest
 from headgate.config.gateway import Tenant, TimeoutsConfig
 from headgate.config.models import CanaryConfig
 from headgate.model.clock import monotonic
-from headgate.policy.dispatch.passage import ModelQueue
+from headgate.policy.dispatch.queues import ModelQueue
 from headgate.policy.rollout.rollout import Stage
 from tests.gateway.test_rollout import HALF, PIN, started
 from tests.gateway.versions import CHAT, Scene, awaited, scene

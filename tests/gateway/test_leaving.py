@@ -27,10 +27,10 @@ def tenant() -> Tenant:
 
 def spent(it: Scene) -> int:
     """Tokens that the tenant has used."""
-    dispatcher = it.gateway.dispatcher
-    rate = dispatcher.limits.view("t", dispatcher.tenants["t"], it.gateway._clock()).tokens
-    assert rate is not None
-    return PER_MIN - rate.remaining
+    rates = it.gateway.dispatcher.rates("t", it.gateway._clock())
+    assert rates is not None
+    assert rates.tokens is not None
+    return PER_MIN - rates.tokens.remaining
 
 
 async def leave(it: Scene, after_s: float, **more: Any) -> Record:

@@ -12,7 +12,7 @@ import pytest
 from headgate.model.lane import LANES
 from headgate.model.request import Request
 from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.passage import Passage
+from headgate.policy.dispatch.queues import Passage
 from tests import ledger
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway
@@ -29,11 +29,11 @@ LOST = Request(
 
 def a_passage(it: Scene) -> None:
     dispatcher = it.gateway.dispatcher
-    dispatcher.passages["lost"] = Passage(LOST, None, dispatcher._state(LOST))
+    dispatcher.passages["lost"] = Passage(LOST, None, dispatcher.queues.of(LOST))
 
 
 def a_place_in_a_queue(it: Scene) -> None:
-    it.gateway.dispatcher._state(LOST).queue.push(LOST)
+    it.gateway.dispatcher.queues.of(LOST).queue.push(LOST)
 
 
 def a_slot(it: Scene) -> None:
@@ -61,7 +61,7 @@ def a_prefill(it: Scene) -> None:
 
 
 def a_reservation(it: Scene) -> None:
-    it.gateway.dispatcher.limits.take("t", LIMITS, 10, 0.0)
+    it.gateway.dispatcher.gate.limits.take("t", LIMITS, 10, 0.0)
 
 
 def a_record(it: Scene) -> None:

@@ -211,9 +211,8 @@ async def test_copies_are_measured_thrown_away_and_nobody_else_notices() -> None
         assert len(it.records) == 10
         assert {one.replica for one in it.records} == {"chat-1"}
         assert it.rollouts.status()[0]["samples"] == shadow["copied"]
-        limits = it.gateway.dispatcher.limits.view(
-            "anonymous", it.gateway.dispatcher.tenants["anonymous"], monotonic()
-        )  # fmt: skip
+        limits = it.gateway.dispatcher.rates("anonymous", monotonic())
+        assert limits is not None
         assert limits.requests is not None
         assert limits.requests.remaining >= 1000 - 10
 

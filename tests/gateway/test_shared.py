@@ -120,8 +120,8 @@ class Side:
 
     @property
     def limits(self) -> SharedLimits:
-        assert isinstance(self.dispatcher.limits, SharedLimits)
-        return self.dispatcher.limits
+        assert self.dispatcher.shared_limits is not None
+        return self.dispatcher.shared_limits
 
     def ask(self, tenant: str = "t", tokens: int = 10) -> None:
         asked = request(at=monotonic(), tenant=tenant, tokens=tokens)

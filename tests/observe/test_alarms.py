@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.config.gateway import ObserveConfig, RoutingConfig
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.account import Account
 from headgate.measure.figures import Figures
 from headgate.model.clock import monotonic
@@ -25,6 +25,7 @@ from headgate.publish.alarms import Alarms
 from headgate.publish.webhook import Webhook
 from headgate.wire.exchange import Exchange
 from tests.observe.records import compliance
+from tests.policy.driven import settings_of
 from tests.wire.serving import live, serving, until
 
 WALL = 1_700_000_000.0
@@ -66,7 +67,7 @@ class Scene:
     def __init__(
         self, *replicas: Replica, lanes: dict[str, Lane] | None = None, webhook: Webhook | None = None
     ) -> None:
-        self.dispatcher = Dispatcher(dict(lanes or LANES), {}, RoutingConfig(), Health(), random.Random(1))
+        self.dispatcher = Dispatcher(settings_of(dict(lanes or LANES)), Health(), random.Random(1))
         self.now = 100.0
         for one in replicas:
             self.join(one)

@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.config.gateway import ObserveConfig, RoutingConfig
+from headgate.config.gateway import ObserveConfig
 from headgate.gateway.account import Account
 from headgate.measure.figures import MOST_SERIES, Figures
 from headgate.measure.gpu import Gpu, Gpus
@@ -28,6 +28,7 @@ from headgate.policy.replicas.health import Health
 from headgate.publish.metrics import Metrics
 from headgate.publish.metrics_page import as_markdown, families
 from tests.observe.records import T0, record
+from tests.policy.driven import settings_of
 from tests.policy.test_dispatcher import request
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -49,7 +50,7 @@ class Scene:
     now: float = T0
 
     def __post_init__(self) -> None:
-        self.dispatcher = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1))
+        self.dispatcher = Dispatcher(settings_of(), Health(), random.Random(1))
         self.account = Account()
         self.figures = Figures(self.dispatcher.lanes, self.observe, T0)
         self.pulse = Pulse(lambda: self.now)

@@ -1,16 +1,38 @@
-"""A dispatcher driven in virtual time, before replicas that do as a function says."""
+"""A dispatcher's settings, and a dispatcher driven in virtual time, before replicas that do as a function says."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
+from headgate.config.gateway import RoutingConfig
 from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Hedge, Refuse, Tick
+from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
-from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.model.tier import TIERS, Tier
+from headgate.policy.dispatch.dispatcher import Dispatcher, DispatchSettings
+from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
 
 Behave = Callable[[Request, str, float], list[tuple[float, Event]]]
 """What a replica makes of a request that it gets now: events, each with the seconds until then."""
+
+
+def settings_of(
+    lanes: dict[str, Lane] | None = None,
+    tenants: dict[str, TenantLimits] | None = None,
+    routing: RoutingConfig | None = None,
+    tiers: dict[str, Tier] | None = None,
+    expected: NamedTenants = NO_TENANTS,
+) -> DispatchSettings:
+    """None: as they are without a config."""
+    return DispatchSettings(
+        lanes=dict(LANES) if lanes is None else lanes,
+        tenants=tenants or {},
+        routing=routing or RoutingConfig(),
+        tiers=tiers or TIERS,
+        expected=expected,
+    )
 
 
 class Driven:

@@ -3,7 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.policy.dispatch.admit import DrainRate, come_back_at
+from headgate.policy.dispatch.admit import come_back_at
+from headgate.policy.dispatch.fair import DrainRate
 
 
 def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:

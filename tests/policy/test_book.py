@@ -51,7 +51,7 @@ def test_what_is_heard_of_a_replica_that_has_left_counts_for_nothing() -> None:
     made.book.refused(load, 0.0, None, 1.0, again=False, unreached=True)
     made.book.remember(request().but(prefix=(b"x",)), "a")
     made.book.succeeded(load, 10, 0.1, None, 1.0)
-    assert (load.ceiling, load.unreached, len(made.affinity)) == (float("inf"), False, 0)
+    assert (load.ceiling, load.unreached, len(made._sending._affinity)) == (float("inf"), False, 0)
     assert made.book.entries == {}
 
 

@@ -27,12 +27,14 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
-from headgate.policy.dispatch.dispatcher import MOST_POOLS, Dispatcher
+from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import Hedger
 from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.queues import MOST_POOLS
 from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.index import RouteIndex
+from tests.policy.driven import settings_of
 from tests.policy.indexed import enter
 
 numbers = count()
@@ -51,9 +53,11 @@ class Scene:
         hedger: Hedger | None = None,
     ) -> None:
         self.made = Dispatcher(
-            dict(lanes), tenants or {}, RoutingConfig(exploration=0.0), Health(), random.Random(1),
-            expected=expected, tiers=tiers, hedger=hedger,
-        )  # fmt: skip
+            settings_of(dict(lanes), tenants, RoutingConfig(exploration=0.0), tiers, expected),
+            Health(),
+            random.Random(1),
+            hedger=hedger,
+        )
         self.now = 0.0
         self.at: dict[str, str] = {}
         self.refused: dict[str, Refuse] = {}

@@ -34,18 +34,18 @@ def test_a_dispatcher_has_all_that_its_config_says() -> None:
     made = dispatcher_for(CONFIG, random.Random(1))
     assert list(made.lanes) == ["fast", "slow", "long", "batch"]
     assert made.tiers["premium"].weight == 9.0
-    assert list(made.tenants) == ["limited"]
-    assert made.tenants["limited"].requests_per_min == 7
+    assert list(made.gate.tenants) == ["limited"]
+    assert made.gate.tenants["limited"].requests_per_min == 7
     assert made.health.config is CONFIG.health
     assert (made.retries.ratio, made.retries.attempts) == (0.3, 2)
-    assert made._routing is CONFIG.routing
-    assert made._no_replica_wait_s == 3.0
+    assert made._sending.routing is CONFIG.routing
+    assert made._refusals.no_replica_wait_s == 3.0
 
 
 def test_a_running_one_takes_a_new_config_as_far_as_it_can() -> None:
     made = dispatcher_for(GatewayConfig(), random.Random(1))
     reconfigure(made, CONFIG)
-    assert made.tenants["limited"].requests_per_min == 7
+    assert made.gate.tenants["limited"].requests_per_min == 7
     with pytest.raises(ValueError, match="start again"):
         reconfigure(made, GatewayConfig(routing=RoutingConfig(algorithm="round_robin")))
 

@@ -5,7 +5,6 @@ from math import inf
 
 import pytest
 
-from headgate.config.gateway import RoutingConfig
 from headgate.model.event import (
     Arrived,
     AttemptFailed,
@@ -29,6 +28,7 @@ from headgate.model.tier import Tier
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.replicas.health import Health
+from tests.policy.driven import settings_of
 
 numbers = count()
 
@@ -70,13 +70,7 @@ def dispatcher(
 ) -> Dispatcher:
     """With a healthy replica for each number, called a, b, c …"""
     made = Dispatcher(
-        lanes,
-        tenants or {},
-        RoutingConfig(),
-        Health(),
-        random.Random(1),
-        no_replica_wait_s=no_replica_wait_s,
-        tiers=tiers,
+        settings_of(lanes, tenants, tiers=tiers), Health(), random.Random(1), no_replica_wait_s=no_replica_wait_s
     )
     for name, size in zip("abcdefgh", slots, strict=False):
         join(made, name, size, now)
@@ -319,7 +313,7 @@ def test_a_lane_keeps_to_its_concurrency() -> None:
     from dataclasses import replace
 
     lanes = {**LANES, "slow": replace(LANES["slow"], concurrency=2)}
-    made = Dispatcher(lanes, {}, RoutingConfig(), Health(), random.Random(1))
+    made = Dispatcher(settings_of(lanes), Health(), random.Random(1))
     join(made, "a", 8)
     assert len(placed(send(made, *(request("slow") for _ in range(5))))) == 2
 

@@ -56,7 +56,7 @@ def test_while_its_own_version_is_there_nobody_stands_in() -> None:
     assert sent(send(made, one, other)) == [(one.id, "two", "")]
     assert sent(made.on(Ended(one.id, Outcome.COMPLETED, (10, 5)), 0.5)) == [(other.id, "two", "")]
     made.on(Ended(other.id, Outcome.COMPLETED, (10, 5)), 1.0)
-    assert not made._versions
+    assert not made._versions.asked
 
 
 def test_an_arrival_for_a_dead_version_goes_to_another_at_once() -> None:
@@ -64,7 +64,7 @@ def test_an_arrival_for_a_dead_version_goes_to_another_at_once() -> None:
     made.on(ReplicaParked("two", True), 0.0)
     one = drawn()
     assert sent(send(made, one)) == [(one.id, "one", "v1")]
-    assert not made._versions
+    assert not made._versions.asked
     made.on(Ended(one.id, Outcome.COMPLETED, (10, 5)), 1.0)
     assert made.fleet.loads["one"].requests == 0
     assert made.running("fast") == 0
@@ -83,7 +83,7 @@ def test_whoever_waits_as_its_version_goes_is_moved_and_who_runs_stays(end: Even
     assert made.waiting("fast") == 2
     assert sent(made.on(Ended(first.id, Outcome.COMPLETED, (10, 5)), 0.2)) == [(second.id, "one", "v1")]
     made.on(Ended(running.id, Outcome.COMPLETED, (10, 5)), 0.3)
-    assert not made._versions
+    assert not made._versions.asked
 
 
 def test_with_no_version_left_it_waits_for_its_own() -> None:
@@ -151,7 +151,7 @@ def test_a_version_that_was_named_is_not_waited_for_once_it_is_gone(end: Event) 
     send(made, running, waiting)
     assert refused(made.on(end, 0.1)) == [(waiting.id, Outcome.NO_REPLICA)]
     assert refused(made.on(failed(running), 0.2)) == [(running.id, Outcome.NO_REPLICA)]
-    assert not made._versions
+    assert not made._versions.asked
     assert not made.passages
     assert made.waiting("fast") == 0
 
@@ -161,7 +161,7 @@ def test_a_named_version_that_went_before_its_request_came_in_is_refused_too() -
     made.on(ReplicaParked("two", True), 0.0)
     late = named()
     assert refused(send(made, late)) == [(late.id, Outcome.NO_REPLICA)]
-    assert not made._versions
+    assert not made._versions.asked
 
 
 def test_a_named_version_that_can_not_be_reached_is_said_and_one_that_is_busy_is_waited_for() -> None:
@@ -195,7 +195,7 @@ def test_one_that_is_refused_is_forgotten() -> None:
     send(made, drawn())
     made.on(Tick(), 11.0)
     assert not made.passages
-    assert not made._versions
+    assert not made._versions.asked
 
 
 def test_a_recorded_run_with_a_death_replays_to_the_same(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.dispatch.dispatcher import MOST_REFUSALS, Dispatcher
+from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.retry import MOST_REFUSALS
 from headgate.policy.replicas.full import BACK_OFF_S, FORGET_S, LEAST_S, LONGEST_S, STEP_S
 from tests.policy.driven import Driven
 from tests.policy.test_dispatcher import dispatcher, placed, refused, request, send

@@ -34,6 +34,7 @@ from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import BURST, KEPT, RESULTS, Hedger, Recent
 from headgate.policy.replicas.health import Health
+from tests.policy.driven import settings_of
 from tests.policy.records import record
 
 CONFIG = HedgeConfig(enabled=True, least_samples=20, least_s=0.0, share=0.1)
@@ -48,7 +49,7 @@ class Scene:
     def __init__(self, *slots: int, config: HedgeConfig = CONFIG) -> None:
         self.hedger = Hedger(config)
         self.made = Dispatcher(
-            LANES, {}, RoutingConfig(exploration=0.0), Health(), random.Random(1), hedger=self.hedger
+            settings_of(LANES, routing=RoutingConfig(exploration=0.0)), Health(), random.Random(1), hedger=self.hedger
         )
         self.now = 0.0
         self.at: dict[str, str] = {}

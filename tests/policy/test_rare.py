@@ -12,7 +12,6 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.step import Row
-from headgate.model.tier import TIERS
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import MOST_NAMES, Ratio, StepTime
@@ -22,6 +21,7 @@ from headgate.policy.dispatch.shared_limits import MOST_PARTS, SharedLimits
 from headgate.policy.replicas.allowance import Appetite
 from headgate.policy.replicas.route import RouteChoice
 from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast
+from tests.policy.driven import settings_of
 from tests.policy.test_blocks import chain, ledger, put
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
 from tests.policy.test_forecast import MONDAY, taught
@@ -38,12 +38,12 @@ def test_a_lane_that_is_new_is_open_in_every_pool_and_a_changed_weight_counts_at
     send(made, request())
     night = dataclasses.replace(LANES["batch"], name="night")
     fast = dataclasses.replace(LANES["fast"], weight=3.0)
-    made.reconfigure({"fast": fast, "night": night}, {}, TIERS, RoutingConfig())
+    made.reconfigure(settings_of({"fast": fast, "night": night}))
     for pool in made.pools.values():
         assert {name for name, _, _ in pool.lanes} == {*LANES, "night"}
         assert {s.tally.weight for s in pool.lanes.values() if s.lane.name == "fast" and s.tier == "free"} == {3.0}
     with pytest.raises(ValueError, match="start again"):
-        made.reconfigure(LANES, {}, TIERS, RoutingConfig(algorithm="round_robin"))
+        made.reconfigure(settings_of(routing=RoutingConfig(algorithm="round_robin")))
 
 
 def test_a_replica_that_is_described_anew_keeps_what_it_is_doing() -> None:

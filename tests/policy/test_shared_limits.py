@@ -131,9 +131,9 @@ def test_reservations_of_before_others_were_known_are_settled_too() -> None:
     it = dispatcher(1, tenants={"t": LIMITS})
     (sent,) = placed(send(it, request(tenant="t")))
     it.on(Shared(1, 0.0, 1.0, False), 0.0)
-    assert it.limits.reserved == 1
+    assert it.gate.limits.reserved == 1
     it.on(Ended(sent, Outcome.COMPLETED, (1, 1)), 1.0)
-    assert it.limits.reserved == 0
+    assert it.gate.limits.reserved == 0
 
 
 def test_whoever_has_no_limits_is_asked_nothing() -> None:
@@ -224,9 +224,9 @@ def test_outstanding_tokens_are_divided_too() -> None:
 
 def test_alone_nothing_is_different() -> None:
     made = dispatcher(4, tenants={"t": LIMITS})
-    assert type(made.limits) is RateLimiter
+    assert type(made.gate.limits) is RateLimiter
     made.on(Leased("t", 1.0, 1.0, 0.0, 0.0), 0.0)  # from nobody
-    assert type(made.limits) is RateLimiter
+    assert type(made.gate.limits) is RateLimiter
 
 
 def test_an_allowance_decides_and_a_recorded_run_replays_to_the_same(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from math import inf
 
 import pytest
 
-from headgate.config.gateway import RoutingConfig
 from headgate.model.event import Arrived, Command, Dispatch, Ended, FirstToken, Probed, Refuse, ReplicaJoined, Tick
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
@@ -18,7 +17,7 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.passage import ModelQueue
+from headgate.policy.dispatch.queues import ModelQueue
 from headgate.policy.dispatch.standing_room import (
     ENOUGH,
     LANE_MEMORY_S,
@@ -33,6 +32,7 @@ from headgate.policy.dispatch.standing_room import (
     most_kept,
 )
 from headgate.policy.replicas.health import Health
+from tests.policy.driven import settings_of
 
 VIP = Lane(name="vip", priority=1, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=4, reserve=0.25)
 BOTH = NamedTenants({"loud": 1.0, "quiet": 1.0}, {})
@@ -46,7 +46,7 @@ class Scene:
         self, slots: int, expected: NamedTenants = NO_TENANTS, lanes: dict[str, Lane] = LANES, **tenants: TenantLimits
     ) -> None:
         self.lanes = lanes
-        self.made = Dispatcher(lanes, tenants, RoutingConfig(), Health(), random.Random(1), expected=expected)
+        self.made = Dispatcher(settings_of(lanes, tenants, expected=expected), Health(), random.Random(1))
         self.made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=slots)), 0.0)
         self.made.on(Probed("a", ok=True), 0.0)
         self.now = 0.0
@@ -299,7 +299,7 @@ def test_a_tenants_concurrency_can_change_while_it_waits() -> None:
     scene = Scene(8, NamedTenants({}, {"loud": 1}))
     scene.send("loud", 5.0, "batch")
     late = scene.send("loud", 5.0, "batch")
-    scene.made.reconfigure(LANES, {}, scene.made.tiers, RoutingConfig(), NamedTenants({}, {"loud": 2}))
+    scene.made.reconfigure(settings_of(expected=NamedTenants({}, {"loud": 2})))
     scene._obey(scene.made.on(Tick(), scene.now))
     assert late in scene.waited_s
 

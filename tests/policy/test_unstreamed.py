@@ -18,6 +18,7 @@ from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
 from headgate.policy.replicas.signs import HealthState, Saw
 from headgate.policy.rollout.verdict import sample_of
+from tests.policy.driven import settings_of
 from tests.policy.records import record
 from tests.policy.test_dispatcher import dispatcher, join, request
 from tests.policy.test_health import replica, watching
@@ -45,7 +46,7 @@ def serve(
 
 def in_turn(names: str, slots: int | None) -> Dispatcher:
     """One that sends to each in turn."""
-    made = Dispatcher(LANES, {}, RoutingConfig(algorithm="round_robin"), Health(), random.Random(1))
+    made = Dispatcher(settings_of(routing=RoutingConfig(algorithm="round_robin")), Health(), random.Random(1))
     for name in names:
         join(made, name, slots)
     return made

@@ -167,13 +167,13 @@ def test_waiting_for_a_replica_counts_and_for_a_cap_of_its_own_does_not() -> Non
     dispatcher = world(replica("a", slots=1))
     for _ in range(3):
         dispatcher.on(Arrived(request()), 0.0)
-    assert dispatcher.held_up()
+    assert dispatcher.queues.held_up()
     for second in range(120):
         dispatcher.use.look(float(second))
     assert dispatcher.use.read().waiting == pytest.approx(1.0, abs=0.01)
     dispatcher.fleet.loads["a"].usable = 0.0
     dispatcher.fleet.changed(dispatcher.fleet.loads["a"])
-    assert not dispatcher.held_up()  # they wait for a replica that is not there
+    assert not dispatcher.queues.held_up()  # they wait for a replica that is not there
 
     config = GatewayConfig()
     config = replace(config, lanes=tuple(replace(lane, concurrency=1) for lane in config.lanes))
@@ -183,7 +183,7 @@ def test_waiting_for_a_replica_counts_and_for_a_cap_of_its_own_does_not() -> Non
     for _ in range(3):
         capped.on(Arrived(request()), 0.0)
     assert capped.waiting("fast") == 2
-    assert not capped.held_up()
+    assert not capped.queues.held_up()
 
 
 def test_prefill_is_forgotten_with_the_replica_and_begins_anew() -> None:

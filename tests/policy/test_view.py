@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from headgate.config.gateway import RoutingConfig
 from headgate.config.hedge import HedgeConfig
 from headgate.model.event import Ended, Probed, ReplicaJoined, ReplicaLeft, ReplicaParked, Shared
 from headgate.model.lane import LANES
@@ -15,6 +14,7 @@ from headgate.policy.dispatch.hedge import RESULTS, Hedger
 from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.signs import HealthState
+from tests.policy.driven import settings_of
 from tests.policy.test_dispatcher import dispatcher, join, request, send
 
 
@@ -68,7 +68,7 @@ def test_a_view_is_made_once_for_a_moment_and_again_after_an_event() -> None:
     assert (first.lanes["fast"].running, second.lanes["fast"].running) == (0, 1)
     assert made.view(1.5) is not second
     third = made.view(1.5)
-    made.reconfigure(dict(LANES), {}, made.tiers, RoutingConfig())
+    made.reconfigure(settings_of())
     assert made.view(1.5) is not third
     with pytest.raises(AttributeError):
         second.at = 2.0  # type: ignore[misc]
@@ -86,7 +86,7 @@ def test_utilisation_is_that_of_the_view() -> None:
 
 def test_hedges_are_counted_by_lane_and_result_from_the_start() -> None:
     hedger = Hedger(HedgeConfig(enabled=True))
-    made = Dispatcher(dict(LANES), {}, RoutingConfig(), Health(), random.Random(1), hedger=hedger)
+    made = Dispatcher(settings_of(), Health(), random.Random(1), hedger=hedger)
     assert made.view(0.0).hedges == {(lane, result): 0 for lane in ("fast", "slow") for result in RESULTS}
     assert dispatcher(1).view(0.0).hedges == {}
 

@@ -13,7 +13,7 @@ from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepTime
 from headgate.policy.batching.move_time import MoveTime
-from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.dispatcher import Dispatcher, DispatchSettings
 from headgate.policy.dispatch.hedge import Hedger
 from headgate.policy.dispatch.intake import Classifier, RequestIntake
 from headgate.policy.dispatch.limits import TenantLimits
@@ -27,24 +27,29 @@ BLOCK_TOKENS = 16
 
 def dispatcher_for(config: GatewayConfig, rng: random.Random) -> Dispatcher:
     return Dispatcher(
-        {lane.name: lane for lane in config.lanes},
-        tenant_limits(config),
-        config.routing,
+        dispatch_settings(config),
         Health(config.health),
         rng,
-        no_replica_wait_s=config.timeouts.no_replica_wait_s,
-        tiers=tiers(config),
         retries=RetryBudget(config.retry),
         hedger=Hedger(config.hedge) if config.hedge.enabled else None,
-        expected=expected(config),
+        no_replica_wait_s=config.timeouts.no_replica_wait_s,
     )
 
 
 def reconfigure(dispatcher: Dispatcher, config: GatewayConfig) -> None:
     """Applies as much of a new config as a running dispatcher takes. Raises ValueError, with the reason, if it takes
     none."""
-    lanes = {lane.name: lane for lane in config.lanes}
-    dispatcher.reconfigure(lanes, tenant_limits(config), tiers(config), config.routing, expected(config))
+    dispatcher.reconfigure(dispatch_settings(config))
+
+
+def dispatch_settings(config: GatewayConfig) -> DispatchSettings:
+    return DispatchSettings(
+        lanes={lane.name: lane for lane in config.lanes},
+        tenants=tenant_limits(config),
+        routing=config.routing,
+        tiers=tiers(config),
+        expected=expected(config),
+    )
 
 
 def batcher_for(

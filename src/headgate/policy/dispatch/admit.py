@@ -1,67 +1,142 @@
-"""Predicts how long a request would wait in a queue, and when a refused client should come back.
+"""Decides whether a request waits or is refused, and when a refused client should come back.
 
-The wait is predicted from how fast a queue has drained while it had a backlog. Of a queue that never had a backlog
-nothing is known: the request is admitted, and its wait bound protects it. Of a queue that no request has left yet, the
-wait is at least as long as the backlog has lasted: so the first requests of a burst wait for their bound, and the rest
-are refused at once.
+The wait is predicted from how fast a queue has drained while it had a backlog (`DrainRate`). Of a queue that never had
+a backlog nothing is known: the request is admitted, and its wait bound protects it. Of a queue that no request has left
+yet, the wait is at least as long as the backlog has lasted: so the first requests of a burst wait for their bound, and
+the rest are refused at once.
 """
 
 import random
-from dataclasses import dataclass
-from math import exp
+from math import inf
+from typing import Final
 
-MEMORY_S = 5.0
-"""How far back the drain rate looks, in seconds of backlog."""
+from headgate.model.event import Command, Refuse
+from headgate.model.labels import plain
+from headgate.model.outcome import Outcome
+from headgate.model.request import Request
+from headgate.policy.dispatch.queues import LaneQueue, Passage, Queues
+from headgate.policy.dispatch.shared_limits import TenantGate
+from headgate.policy.dispatch.turns import Turns
+from headgate.policy.dispatch.versions import Versions
+from headgate.policy.replicas.book import ReplicaBook
+
 SOONEST_S = 0.05
 LATEST_S = 60.0
 """Maximum seconds that a client is told to wait: official clients heed no more, and nothing is known of the load by
 then."""
 SPREAD = 0.25
 """Share of the time between two turns by which clients' return times are spread out."""
+TOKEN_S: Final = 0.025
+"""Seconds per output token for which a slot is assumed to be held, before any request has ended."""
+PINNED: Final = (
+    "no replica of the version that was named is usable any more: come back, or ask without x-headgate-version"
+)
 
 
-@dataclass(slots=True)
-class DrainRate:
-    """How fast one queue drains while requests wait in it."""
+class Refusals:
+    def __init__(
+        self,
+        queues: Queues,
+        book: ReplicaBook,
+        turns: Turns,
+        gate: TenantGate,
+        versions: Versions,
+        rng: random.Random,
+        no_replica_wait_s: float,
+    ) -> None:
+        self.no_replica_wait_s: Final = no_replica_wait_s
+        """Maximum seconds that a request waits for a usable replica."""
+        self._queues: Final = queues
+        self._fleet: Final = book.index
+        self._full: Final = book.full
+        self._turns: Final = turns
+        self._gate: Final = gate
+        self._versions: Final = versions
+        self._rng: Final = rng
 
-    served: float = 0.0
-    busy_s: float = 0.0
-    _since: float | None = None
-    _seen: float = 0.0
-    """When the queue last had a backlog."""
+    def wait_or_refuse(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
+        """Decides about a request that has just been queued: it is refused at once if it is predicted to wait past its
+        bound."""
+        request, lane, queue = passage.request, state.lane, state.queue
+        if not self._fleet.usable(request.model, request.lane):
+            # No replica is usable: waiting for one to start has another bound than waiting for a turn.
+            if request.pinned:
+                self.refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+                return
+            self._queues.wait_until(passage, request.arrived + self.no_replica_wait_s, now)
+        else:
+            ahead, _ = queue.ahead_of(request.tenant, request.weight, pushed=request)
+            wait_s = state.drain.wait_s(ahead + 1, now)
+            # With no request ahead, this one waits in any case: one must, or a rate once learned would never be
+            # unlearned. So does a tenant below its share: the next slot is its own, whatever the rate of those at their
+            # share.
+            if ahead and now + wait_s > request.wait_until and not self._turns.light(state, request):
+                message = f"it would wait {wait_s:.2f} s, and lane {lane.name!r} allows {plain(lane.wait_bound_s, 6)} s"
+                self.refuse(passage, Outcome.WOULD_WAIT_TOO_LONG, message, now, commands)
 
-    def backlog(self, waiting: bool, now: float) -> None:
-        """Records whether requests wait. The caller reports every possible change."""
-        if waiting and self._since is None:
-            self._since = now
-            if now - self._seen > 2.0 * MEMORY_S:  # too long ago to say anything about now
-                self.served = self.busy_s = 0.0
-        elif not waiting and self._since is not None:
-            self._advance(now)
-            self._since = None
+    def time_out(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
+        """Refuses a request whose wait bound has passed, unless it may wait longer for a replica to start."""
+        waited = now - passage.request.arrived
+        patience = passage.request.arrived + passage.lost_s + self.no_replica_wait_s
+        usable = self._fleet.usable(passage.request.model, passage.request.lane)
+        if not usable and now < patience and not passage.request.pinned:
+            self._queues.wait_until(passage, patience, now)  # its replicas left while it waited for a turn
+        elif (most := self._turns.capped_at(state, passage.request)) is not None:
+            who = f"tenant {passage.request.tenant!r}"
+            message = f"{who} has {most} requests at work, as many as it may; this one waited {waited:.2f} s"
+            self.refuse(passage, Outcome.OVER_LIMIT, message, now, commands)
+        elif usable:
+            full = "; every replica says that it is full" if self._opens_in(passage.request, now) else ""
+            message = f"it waited {waited:.2f} s, all that lane {state.lane.name!r} allows{full}"
+            self.refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
+        else:
+            self.refuse(passage, Outcome.NO_REPLICA, f"no replica came up within {waited:.1f} s", now, commands)
 
-    def left(self, now: float) -> None:
-        """Counts a request that had to wait and has gone to a replica."""
-        self._advance(now)
-        self.served += 1.0
+    def move_over(self, now: float, commands: list[Command]) -> None:
+        """Moves requests that wait for a version without usable replicas: a fallback model answers, or, where the
+        version was pinned, the request is refused."""
+        for passage in self._versions.stranded():
+            state = passage.state
+            if passage.request.pinned:
+                self.refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+            elif self._versions.stand_in(passage, False):
+                self._queues.remove(passage.request.id, state, now)
+                self._queues.push(passage, passage.state, now)
 
-    def per_second(self, now: float) -> float | None:
-        """Requests that leave the queue per second of backlog. None: unknown."""
-        self._advance(now)
-        return self.served / self.busy_s if self.served > 0 and self.busy_s > 0 else None
+    def refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
+        """Ends a request that is at no replica, and appends the Refuse."""
+        request, state = passage.request, passage.state
+        del self._queues.passages[request.id]
+        self._versions.forget(passage)
+        self._queues.remove(request.id, state, now)
+        if request.choices > 1:
+            self._queues.take_back(passage)
+        if passage.grant is not None:
+            self._gate.limits.give_back(passage.grant, now)
+        after = self._opens_in(request, now)
+        if not after or state.pool.sent:  # otherwise the replicas know best
+            after = max(after, self._come_back_in(request, state, now))
+        commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
-    def wait_s(self, ahead: int, now: float) -> float:
-        """Predicted seconds until `ahead` requests have left the queue. Before the first has left: the seconds of
-        backlog so far, the least the wait can be."""
-        rate = self.per_second(now)
-        return ahead / rate if rate else self.busy_s
+    def _come_back_in(self, request: Request, state: LaneQueue, now: float) -> float:
+        """Seconds after which a refused request is worth sending again, by the forecast that refused it."""
+        pool, queue = state.pool, state.queue
+        ahead, _ = queue.ahead_of(request.tenant, request.weight)
+        held_s = pool.turnover.held_s(TOKEN_S * request.output_each, now)
+        every_s = held_s / max(1, len(pool.sent))
+        wait_s = max(state.drain.wait_s(ahead + 1, now), pool.free_in_s(ahead, held_s, now))
+        promised = queue.promised(request.tenant)
+        due = come_back_at(wait_s, every_s * max(1, queue.tenants), promised, now, self._rng)
+        queue.promise(request.tenant, request.weight, due)
+        return due - now
 
-    def _advance(self, now: float) -> None:
-        if self._since is not None and now > self._since:
-            elapsed, self._since, self._seen = now - self._since, now, now
-            keep = exp(-elapsed / MEMORY_S)
-            self.served *= keep
-            self.busy_s = self.busy_s * keep + elapsed
+    def _opens_in(self, request: Request, now: float) -> float:
+        """Seconds until the first of the request's replicas is to have room by its own word, if all say they are full.
+        0: not all do."""
+        if self._full.wake_at == inf:
+            return 0.0
+        pools = self._fleet.pools(request.model, request.lane, request.unfit)
+        return self._full.opens_in(pools, request.unfit, now)
 
 
 def come_back_at(wait_s: float, every_s: float, promised: float, now: float, rng: random.Random) -> float:

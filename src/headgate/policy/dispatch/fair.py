@@ -11,6 +11,7 @@ which may be negative, later.
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import exp
 from typing import Final, Generic, TypeVar
 
 from headgate.model.request import Request
@@ -28,6 +29,8 @@ IDLE = 1024
 """Maximum counters remembered for tenants that have nothing waiting. Beyond it the smallest are forgotten: a tenant
 comes back no lower than the floor anyway. Not sooner, because a tenant's running requests are charged later, and count
 from where its counter stood."""
+MEMORY_S = 5.0
+"""How far back the drain rate looks, in seconds of backlog."""
 
 
 class _Heap(Generic[T]):
@@ -290,3 +293,47 @@ class FairQueue:
         idle = sorted((t for t in self._tenants.values() if not t.requests), key=lambda t: t.counter)
         for tenant in idle[: len(idle) - self._idle_limit // 2]:
             del self._tenants[tenant.name]
+
+
+@dataclass(slots=True)
+class DrainRate:
+    """How fast one queue drains while requests wait in it."""
+
+    served: float = 0.0
+    busy_s: float = 0.0
+    _since: float | None = None
+    _seen: float = 0.0
+    """When the queue last had a backlog."""
+
+    def backlog(self, waiting: bool, now: float) -> None:
+        """Records whether requests wait. The caller reports every possible change."""
+        if waiting and self._since is None:
+            self._since = now
+            if now - self._seen > 2.0 * MEMORY_S:  # too long ago to say anything about now
+                self.served = self.busy_s = 0.0
+        elif not waiting and self._since is not None:
+            self._advance(now)
+            self._since = None
+
+    def left(self, now: float) -> None:
+        """Counts a request that had to wait and has gone to a replica."""
+        self._advance(now)
+        self.served += 1.0
+
+    def per_second(self, now: float) -> float | None:
+        """Requests that leave the queue per second of backlog. None: unknown."""
+        self._advance(now)
+        return self.served / self.busy_s if self.served > 0 and self.busy_s > 0 else None
+
+    def wait_s(self, ahead: int, now: float) -> float:
+        """Predicted seconds until `ahead` requests have left the queue. Before the first has left: the seconds of
+        backlog so far, the least the wait can be."""
+        rate = self.per_second(now)
+        return ahead / rate if rate else self.busy_s
+
+    def _advance(self, now: float) -> None:
+        if self._since is not None and now > self._since:
+            elapsed, self._since, self._seen = now - self._since, now, now
+            keep = exp(-elapsed / MEMORY_S)
+            self.served *= keep
+            self.busy_s = self.busy_s * keep + elapsed

@@ -21,7 +21,7 @@ from math import ceil, inf
 from typing import Final
 
 from headgate.config.hedge import HedgeConfig
-from headgate.policy.dispatch.passage import Passage
+from headgate.policy.dispatch.queues import Passage
 
 KEPT: Final = 1000
 """First-token times remembered per lane, the latest: enough for a p99, and few enough to be current."""

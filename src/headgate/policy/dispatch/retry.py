@@ -16,8 +16,20 @@ costs no replica anything.
 """
 
 from enum import Enum
+from typing import Final
 
 from headgate.config.gateway import RetryConfig
+from headgate.model.event import AttemptFailed, Command
+from headgate.model.outcome import Outcome
+from headgate.model.replica import Load
+from headgate.model.request import Request
+from headgate.policy.dispatch.admit import PINNED, Refusals
+from headgate.policy.dispatch.queues import Passage, Queues
+from headgate.policy.dispatch.sending import Sending
+from headgate.policy.dispatch.versions import Versions
+from headgate.policy.replicas.book import ReplicaBook
+from headgate.policy.replicas.outlier import About
+from headgate.policy.replicas.signs import SAW
 
 REFILL_S = 60.0
 """Seconds in which time pays off one floor: a death a minute is absorbed even at very low traffic."""
@@ -28,6 +40,11 @@ LEAST_FLOOR = 3
 """Floor where replicas have fewer requests in flight."""
 GENTLE = 4
 """Replica deaths per minute that streams survive which have begun."""
+MOST_REFUSALS: Final = 32
+"""Refusals by full replicas after which a request is refused for good and its client told so: a proxy in front of a
+replica may say that it is full whenever it breaks off, and this request may be why."""
+STEADY_S: Final = 10.0
+"""Seconds of streaming after which a failure is taken to be the replica's: the request's attempts count anew."""
 
 
 class RetryVerdict(Enum):
@@ -79,3 +96,102 @@ class RetryBudget:
         else:
             self.debt += 1.0
         return RetryVerdict.AGAIN
+
+
+class Failover:
+    """Finds another replica for a request whose attempt failed, and judges the replica that failed."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        book: ReplicaBook,
+        sending: Sending,
+        refusals: Refusals,
+        versions: Versions,
+        retries: RetryBudget,
+    ) -> None:
+        self._queues: Final = queues
+        self._book: Final = book
+        self._fleet: Final = book.index
+        self._sending: Final = sending
+        self._refusals: Final = refusals
+        self._versions: Final = versions
+        self._retries: Final = retries
+
+    def failed(self, passage: Passage, load: Load, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
+        """Takes in a failed attempt: the request goes to another replica, waits, or is refused."""
+        in_flight = self._sending.release(passage, load, passage.state)
+        passage.load = None
+        if not failed.refused:
+            passage.lost_s += now - passage.sent_at
+        self.judge(passage, load, passage.sent_at, failed, now)
+        passage.tried |= {failed.replica_id}
+        self._try_again(passage, failed, in_flight, now, commands)
+
+    def judge(self, passage: Passage, load: Load, sent_at: float, failed: AttemptFailed, now: float) -> None:
+        """Judges a failed attempt, whose slots are released already: its replica is full, is not reachable, or fails;
+        or the request itself may be at fault."""
+        passage.attempts += failed.twice
+        if failed.refused or failed.unsent:
+            passage.spared += 1
+            again = passage.refusals > 0
+            self._book.refused(load, sent_at, failed.retry_after_s, now, again=again, unreached=failed.unsent)
+        elif passage.first_token_at is not None and now - passage.first_token_at >= STEADY_S:
+            passage.spared = passage.attempts - 1
+        if failed.refused:
+            return
+        passage.broke_at = now
+        if failed.answered and not self._book.errs(load.id, _about(passage.request), now):
+            passage.suspects += (load.id,)
+        elif not failed.answered:
+            self._book.saw(load.id, SAW[failed.outcome], now)
+
+    def _try_again(
+        self, passage: Passage, failed: AttemptFailed, in_flight: int, now: float, commands: list[Command]
+    ) -> None:
+        refuse = self._refusals.refuse
+        if not failed.refused:
+            # One replica's death fails all of its requests at once: that many retries are always absorbed.
+            gentle = passage.begun or failed.unsent
+            again = self._retries.spend(now, in_flight, passage.attempts - passage.spared, gentle)
+            if not again:
+                refuse(passage, failed.outcome, f"{failed.message or 'it failed'}; {again.value}", now, commands)
+                return
+        elsewhere = self._untried(passage)
+        if not elsewhere and not failed.refused and self._versions.stand_in(passage, failed.unsent):
+            elsewhere = self._untried(passage)
+        if elsewhere and self._sending.place(passage, passage.state, now, commands):
+            return
+        if failed.refused:
+            passage.refusals += 1
+            if passage.refusals >= MOST_REFUSALS:
+                message = f"{failed.message or 'it was refused'}; it was tried {passage.refusals} times"
+                refuse(passage, Outcome.WAITED_TOO_LONG, message, now, commands)
+                return
+        # Other replicas are full, or there are none: the request waits like any other, also for replicas that failed
+        # it.
+        request, lane = passage.request, passage.state.lane
+        passage.tried = request.unfit
+        gone = not self._fleet.usable(request.model, request.lane)
+        if request.pinned and (gone or (failed.unsent and not elsewhere)):
+            refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
+            return
+        alone = passage.begun or gone
+        patience_s = max(self._refusals.no_replica_wait_s, lane.wait_bound_s) if alone else lane.wait_bound_s
+        # A stream that has begun is no new work that could be refused. Any other request has waited since its arrival,
+        # except for the time that it was at replicas.
+        since = passage.broke_at if passage.begun else request.arrived + passage.lost_s
+        self._queues.wait_until(passage, since + patience_s, now)
+        if failed.refused:
+            self._queues.remove(request.id, passage.state, now)
+            self._queues.set_aside.add(passage, now)
+
+    def _untried(self, passage: Passage) -> int:
+        """Number of usable replicas that the request has not been at."""
+        request, tried = passage.request, passage.tried
+        return self._fleet.left(self._fleet.pools(request.model, request.lane, tried), tried)
+
+
+def _about(request: Request) -> About:
+    """Identifies a prompt: by the end of its prefix, or, where nothing is known of its text, by model and length."""
+    return request.tenant, request.prefix[-1] if request.prefix else f"{request.model} {request.prompt_tokens}"

@@ -14,7 +14,16 @@ level.
 
 from typing import Final
 
-from headgate.policy.dispatch.limits import ROUNDING_S, UNLIMITED, Grant, OverLimit, RateLimiter, TenantLimits
+from headgate.model.event import Leased, Shared
+from headgate.policy.dispatch.limits import (
+    ROUNDING_S,
+    UNLIMITED,
+    Grant,
+    OverLimit,
+    RateLimiter,
+    RateView,
+    TenantLimits,
+)
 
 SOON_S: Final = 0.05
 """Seconds after which a client should come back if only an allowance on its way is missing."""
@@ -201,3 +210,39 @@ def cost_s(limits: TenantLimits, requests: int, tokens: int) -> tuple[float, flo
         0.0 if per_min is None else 60.0 * requests / per_min,
         0.0 if tokens_per_min is None else 60.0 * tokens / tokens_per_min,
     )
+
+
+class TenantGate:
+    """The limits of all tenants: this gateway's own, and from the first Shared event on those of several gateways."""
+
+    def __init__(self, tenants: dict[str, TenantLimits]) -> None:
+        self.tenants = tenants
+        """Tenants that have limits per minute."""
+        self.limits: RateLimiter = RateLimiter()
+
+    @property
+    def shared(self) -> SharedLimits | None:
+        """None: limits are not shared."""
+        return self.limits if isinstance(self.limits, SharedLimits) else None
+
+    def leased(self, event: Leased, now: float) -> None:
+        if isinstance(self.limits, SharedLimits):
+            self.limits.leased(
+                event.tenant, event.requests_s, event.tokens_s, event.requests_full_s, event.tokens_full_s, now
+            )
+
+    def share(self, event: Shared) -> None:
+        if not isinstance(self.limits, SharedLimits):
+            reserved, self.limits = self.limits.reserved, SharedLimits()
+            self.limits.reserved = reserved
+        self.limits.share(event.gateways, event.connected)
+
+    def over_limit(self, tenant: str, now: float) -> OverLimit | None:
+        """The refusal of a request for a single token. None: the tenant's limits would admit it. Reserves nothing."""
+        limits = self.tenants.get(tenant)
+        return None if limits is None else self.limits.look(tenant, limits, 1, now)
+
+    def rates(self, tenant: str, now: float) -> RateView | None:
+        """What is left of the tenant's limits. None: the tenant has no limits per minute."""
+        limits = self.tenants.get(tenant)
+        return None if limits is None else self.limits.view(tenant, limits, now)

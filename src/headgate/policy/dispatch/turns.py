@@ -12,7 +12,7 @@ from headgate.model.lane import Lane
 from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.dispatch.fair import FairQueue
-from headgate.policy.dispatch.passage import LONG_PROMPT, LaneQueue, ModelQueue
+from headgate.policy.dispatch.queues import LONG_PROMPT, LaneQueue, ModelQueue
 from headgate.policy.dispatch.standing_room import (
     LANE_MEMORY_S,
     MOST_KEPT,

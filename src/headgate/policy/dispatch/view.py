@@ -11,8 +11,7 @@ import msgspec
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.hedge import RESULTS, Hedger
-from headgate.policy.dispatch.limits import RateLimiter
-from headgate.policy.dispatch.passage import LaneQueue, ModelQueue
+from headgate.policy.dispatch.queues import LaneQueue, ModelQueue
 from headgate.policy.dispatch.shared_limits import SharedLimits
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry
@@ -135,10 +134,8 @@ def hedge_counts(hedger: Hedger | None) -> dict[tuple[str, str], int]:
     return {(lane, result): hedger.counts.get((lane, result), 0) for lane in hedger.lanes for result in RESULTS}
 
 
-def shared_view(limits: RateLimiter, part: tuple[float, float]) -> SharedView | None:
-    if not isinstance(limits, SharedLimits):
-        return None
-    return SharedView(limits.gateways, limits.connected, part[1] - part[0])
+def shared_view(limits: SharedLimits | None, part: tuple[float, float]) -> SharedView | None:
+    return None if limits is None else SharedView(limits.gateways, limits.connected, part[1] - part[0])
 
 
 def held_in_queues(pools: Collection[ModelQueue]) -> dict[str, int]:

@@ -5,10 +5,6 @@ more goes there only when one of its requests ends. When the time that the repli
 none, a back-off that grows with each try that is refused too), one more request is tried; if it is accepted the ceiling
 grows, by one with each accepted request, until the ceiling is lifted.
 
-Requests that were refused and have to wait do so apart from the others. They go first when one of a replica's requests
-ends, but a try is for the others: a refused request may be the only one that is refused, and would take every try from
-all that could be served.
-
 A replica that could not even be reached is closed in the same way, and does not count as usable meanwhile: a request
 that has no other replica waits for this one to come up. The next probe that it answers opens it.
 """
@@ -17,7 +13,6 @@ from math import inf
 from typing import Final
 
 from headgate.model.replica import ReplicaId
-from headgate.policy.dispatch.passage import Passage
 from headgate.policy.replicas.entry import Closed, IndexEntry, ReplicaEntry, ReplicaPool
 from headgate.policy.replicas.index import RouteIndex
 
@@ -140,45 +135,3 @@ class Full:
         load.ceiling, load.unreached, one.try_at = inf, False, inf
         one.entry.closed = None
         self._closed.remove(one)
-
-
-HOLD_S: Final = 0.25
-LONGEST_HOLD_S: Final = 8.0
-"""First and maximum seconds for which a request is not tried, from its third refusal on; it doubles each time."""
-
-
-class SetAside:
-    """Requests that full replicas refused, and that wait."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, tuple[float, Passage]] = {}
-        """By id: the moment before which the request is not tried, and the request."""
-        self.wake_at = inf
-        """When to call `expire`. inf: no request is set aside."""
-
-    def add(self, passage: Passage, now: float) -> None:
-        hold_s = min(LONGEST_HOLD_S, HOLD_S * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
-        self._held[passage.request.id] = (now + hold_s, passage)
-        self.wake_at = min(self.wake_at, passage.request.wait_until, now + hold_s if hold_s else inf)
-
-    def drop(self, request_id: str) -> None:
-        self._held.pop(request_id, None)
-        if not self._held:
-            self.wake_at = inf
-
-    def of(self, lane: str) -> int:
-        return sum(passage.state.lane.name == lane for _, passage in self._held.values())
-
-    def due(self, now: float) -> list[Passage]:
-        """Requests that may be tried."""
-        return [passage for until, passage in self._held.values() if until <= now]
-
-    def expire(self, now: float) -> list[Passage]:
-        """Removes and returns the requests whose wait bound has passed."""
-        late = [passage for _, passage in self._held.values() if passage.request.wait_until <= now]
-        for passage in late:
-            del self._held[passage.request.id]
-        self.wake_at = inf
-        for until, passage in self._held.values():
-            self.wake_at = min(self.wake_at, passage.request.wait_until, until if until > now else inf)
-        return late

@@ -1,5 +1,7 @@
-"""What the dispatcher keeps about requests in progress, and about the lanes and pools in which they wait. Only the
-dispatcher writes these objects."""
+"""Keeps the requests in progress, and the queues in which they wait: for each model one of each lane and tier.
+
+Only the dispatcher and its parts write these objects.
+"""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,17 +12,22 @@ from headgate.model.lane import Lane
 from headgate.model.record import Ahead
 from headgate.model.replica import Load, ReplicaId
 from headgate.model.request import Request
-from headgate.policy.dispatch.admit import DrainRate
-from headgate.policy.dispatch.fair import FairQueue
+from headgate.model.tier import Tier
+from headgate.policy.dispatch.fair import DrainRate, FairQueue
 from headgate.policy.dispatch.limits import Grant
 from headgate.policy.dispatch.standing_room import MOST_TENANTS, QUICK, Comers, NamedTenants, Turnover
+from headgate.policy.replicas.index import RouteIndex
 
 LONG_PROMPT: Final = 512
 """Prompt tokens above which a prefill is long: it delays all other first tokens of its replica for a while."""
-
-
+MOST_POOLS: Final = 64
+"""Maximum models whose queues, running requests and slot times are kept; more are kept only while they have
+requests."""
 MOST_LOOKED_AT: Final = 64
 """Maximum running requests examined, oldest first, to predict when a slot comes back."""
+HOLD_S: Final = 0.25
+LONGEST_HOLD_S: Final = 8.0
+"""First and maximum seconds for which a request is not tried, from its third refusal on; it doubles each time."""
 
 
 class Passage:
@@ -116,18 +123,6 @@ class Race:
         self.sent_at = sent_at
 
 
-class KeptRoom:
-    """Free slots of one replica that are kept for a request until there is one for each of its choices."""
-
-    __slots__ = ("priority", "replica_id", "request_id")
-
-    def __init__(self, request_id: str, priority: int, replica_id: ReplicaId) -> None:
-        self.request_id = request_id
-        self.priority = priority
-        """Priority of the request's lane: more urgent lanes still get a slot there."""
-        self.replica_id = replica_id
-
-
 @dataclass(slots=True, eq=False)
 class TierTally:
     """What one tier of one lane uses of one pool."""
@@ -221,3 +216,150 @@ class ModelQueue:
         """Notes an arrival: its tenant and its lane are expected from now on."""
         self.used_at[request.lane] = now
         self.comers[request.lane].come(request.tenant, request.weight, expected, now)
+
+
+class SetAside:
+    """Requests that full replicas refused, and that wait apart from the others. They go first when one of a replica's
+    requests ends, but a try is for the others: a refused request may be the only one that is refused, and would take
+    every try from all that could be served."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, Passage]] = {}
+        """By id: the moment before which the request is not tried, and the request."""
+        self.wake_at = inf
+        """When to call `expire`. inf: no request is set aside."""
+
+    def add(self, passage: Passage, now: float) -> None:
+        hold_s = min(LONGEST_HOLD_S, HOLD_S * 2.0 ** min(passage.refusals - 3, 16)) if passage.refusals > 2 else 0.0
+        self._held[passage.request.id] = (now + hold_s, passage)
+        self.wake_at = min(self.wake_at, passage.request.wait_until, now + hold_s if hold_s else inf)
+
+    def drop(self, request_id: str) -> None:
+        self._held.pop(request_id, None)
+        if not self._held:
+            self.wake_at = inf
+
+    def of(self, lane: str) -> int:
+        return sum(passage.state.lane.name == lane for _, passage in self._held.values())
+
+    def due(self, now: float) -> list[Passage]:
+        """Requests that may be tried."""
+        return [passage for until, passage in self._held.values() if until <= now]
+
+    def expire(self, now: float) -> list[Passage]:
+        """Removes and returns the requests whose wait bound has passed."""
+        late = [passage for _, passage in self._held.values() if passage.request.wait_until <= now]
+        for passage in late:
+            del self._held[passage.request.id]
+        self.wake_at = inf
+        for until, passage in self._held.values():
+            self.wake_at = min(self.wake_at, passage.request.wait_until, until if until > now else inf)
+        return late
+
+
+class Queues:
+    """All requests in progress, and the queues of all models."""
+
+    def __init__(self, fleet: RouteIndex, lanes: dict[str, Lane], tiers: dict[str, Tier]) -> None:
+        self.lanes = lanes
+        self.tiers = tiers
+        self.passages: Final[dict[str, Passage]] = {}
+        """By request id, from arrival to end."""
+        self.pools: Final[dict[str | None, ModelQueue]] = {}
+        """By model. None: the queues of models that no replica names."""
+        self.set_aside: Final = SetAside()
+        self._fleet = fleet
+
+    def reconfigure(self, lanes: dict[str, Lane], tiers: dict[str, Tier]) -> None:
+        """A lane that is no longer named stays for the requests in it; tiers are always the same two."""
+        self.lanes.update(lanes)
+        self.tiers = tiers
+        for pool in self.pools.values():
+            for name, lane in self.lanes.items():
+                if (name, next(iter(tiers)), False) not in pool.lanes:
+                    self._open_lane(pool, lane)
+            for state in pool.lanes.values():
+                state.lane = self.lanes[state.lane.name]
+                state.tally.weight = state.lane.weight * tiers[state.tier].weight
+
+    def of(self, request: Request) -> LaneQueue:
+        """The queue of a request: requests for a model that some replica names wait for that model; all others for any
+        replica."""
+        model = request.model if self._fleet.by_name(request.model) else None
+        pool = self.pools.get(model)
+        if pool is None:
+            if len(self.pools) >= MOST_POOLS:
+                self._forget_pools()
+            pool = self.pools[model] = ModelQueue(model)
+            for lane in self.lanes.values():
+                self._open_lane(pool, lane)
+        return pool.lanes[request.lane, request.tier, request.prompt_tokens > LONG_PROMPT or request.choices > 1]
+
+    def _forget_pools(self) -> None:
+        """Forgets pools without requests, the oldest first, down to half of MOST_POOLS: adapters have names too, and
+        replicas may list thousands. What a pool has learned of its tenants and slot times is learned again."""
+        in_use = {passage.state.pool.model for passage in self.passages.values()}
+        idle = [model for model in self.pools if model not in in_use]
+        for model in idle[: len(self.pools) - MOST_POOLS // 2]:
+            del self.pools[model]
+
+    def _open_lane(self, pool: ModelQueue, lane: Lane) -> None:
+        tallies = tuple(TierTally(lane.weight * tier.weight) for tier in self.tiers.values())
+        pool.comers[lane.name] = Comers()
+        for tier, tally in zip(self.tiers, tallies, strict=True):
+            pool.tallies[lane.name, tier] = tally
+            for long in (False, True):
+                pool.lanes[lane.name, tier, long] = LaneQueue(lane, tier, pool, tally, tallies, long)
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    def push(self, passage: Passage, state: LaneQueue, now: float) -> None:
+        state.queue.push(passage.request)
+        state.pool.waiting += 1
+        state.pool.wide += passage.request.choices > 1
+        state.drain.backlog(True, now)
+
+    def remove(self, request_id: str, state: LaneQueue, now: float) -> None:
+        """Takes a request out, if it waits there or was set aside."""
+        if self.set_aside.wake_at < inf:
+            self.set_aside.drop(request_id)
+        removed = state.queue.remove(request_id)
+        if removed is not None:
+            state.pool.waiting -= 1
+            state.pool.wide -= removed.choices > 1
+            state.drain.backlog(len(state.queue) > 0, now)
+
+    def wait_until(self, passage: Passage, moment: float, now: float) -> None:
+        """Lets the request wait at least until `moment`; it is queued again, or for the first time."""
+        state = passage.state
+        self.remove(passage.request.id, state, now)
+        if moment > passage.request.wait_until:
+            passage.request = passage.request.but(wait_until=moment)
+        self.push(passage, state, now)
+
+    def take_back(self, passage: Passage) -> None:
+        """Refunds the output of several choices that was charged in advance: none is known to have said anything."""
+        request = passage.request
+        if passage.charged:
+            passage.state.queue.charge(request.tenant, request.weight, request.prompt_tokens - passage.charged)
+
+    # -- counting -----------------------------------------------------------------------------------------------
+
+    def waiting(self, lane: str) -> int:
+        """Requests of a lane that wait, those set aside included."""
+        states = (state for pool in self.pools.values() for state in pool.lanes.values() if state.lane.name == lane)
+        return sum(len(state.queue) for state in states) + self.set_aside.of(lane)
+
+    def running(self, lane: str) -> int:
+        """Slots that a lane uses at replicas."""
+        return sum(pool.tallies[lane, tier].running for pool in self.pools.values() for tier in self.tiers)
+
+    def held_up(self) -> bool:
+        """Whether requests wait for usable replicas, and not for a cap of their own lane or tenant."""
+        for pool in self.pools.values():
+            for state in pool.lanes.values() if pool.waiting else ():
+                cap = state.lane.concurrency
+                waits = state.queue.peek() is not None and (cap is None or state.running < cap)
+                if waits and self._fleet.usable(pool.model, state.lane.name):
+                    return True
+        return False
