@@ -170,7 +170,9 @@ def keep(out: Path, cases: list[ScaledDay], facts: dict[str, object], verdicts: 
     out.with_suffix(".svg").write_text(plots(cases))
     lines = ["# A day of ServeGen traffic, with 90 s cold starts", "", "Written by `benchmarks/day.py`.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += ["", report.markdown(cases), "![replicas and TTFT p99 over the day](day.svg)", ""]
+    lines += ["", f"| {' | '.join(report.HEADINGS)} |", f"|---|{'--:|' * (len(report.HEADINGS) - 1)}"]
+    lines += [f"| {' | '.join(row)} |" for row in report.rows(cases)]
+    lines += ["", "![replicas and TTFT p99 over the day](day.svg)", ""]
     lines += [f"- {'pass' if good else 'FAIL'}: {name}" for name, good in verdicts.items()]
     both = next(case for case in cases if case.name == BOTH)
     lines += ["", "What it decided first, with forecast and warm pool:", ""]

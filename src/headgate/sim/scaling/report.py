@@ -46,12 +46,6 @@ def table(cases: Sequence[ScaledDay], width: int = 80) -> Table:
     return made
 
 
-def markdown(cases: Sequence[ScaledDay]) -> str:
-    lines = [f"| {' | '.join(HEADINGS)} |", f"|---|{'--:|' * (len(HEADINGS) - 1)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows(cases)]
-    return "\n".join(lines) + "\n"
-
-
 def section(cases: Sequence[ScaledDay]) -> str:
     """Returns the rows as an HTML table, for a report's page."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in HEADINGS)
