@@ -64,9 +64,11 @@ def text_of(event: bytes) -> bytes:
         if start < 0:
             return _text_behind(event, 0) or _decoded_text(event)
         start += 8
-    end = _end_of(event, start)
+    end = event.find(b'"', start)
     if end == start:
         return _text_behind(event, end)
+    while end > 0 and event[end - 1] == 92 and _escaped(event, start, end):
+        end = event.find(b'"', end + 1)
     return event[start:end] if end > 0 else b""
 
 
