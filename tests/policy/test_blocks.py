@@ -1,3 +1,5 @@
+import pytest
+
 from headgate.model.step import Copy, Drop, Restore, Save, Trim
 from headgate.policy.batching.blocks import BlockPlacement, Ledger, Short, extend_chain
 from tests.scripted import sequence
@@ -44,6 +46,19 @@ def test_a_finished_slot_is_trimmed_and_reused_in_place() -> None:
     book.release(first.slot, 1.0)
     again = book.place(2, chain([*range(12), 99, 98, 97, 96]), 16, 2.0)
     assert again == BlockPlacement(first.slot, 12, (Trim(first.slot, 12),))
+
+
+@pytest.mark.parametrize(("held", "taken_over"), [(16, True), (20, False)])
+def test_a_finished_slot_is_reused_if_at_least_half_of_it_is_asked_for_and_copied_from_otherwise(
+    held: int, taken_over: bool
+) -> None:
+    book = ledger()
+    first = put(book, 1, list(range(held)))
+    book.release(first.slot, 1.0)
+    again = book.place(2, chain([*range(8), 99, 98, 97, 96]), 12, 2.0)
+    assert isinstance(again, BlockPlacement)
+    assert again.length == 8
+    assert (again.slot == first.slot) == taken_over
 
 
 def test_a_finished_slot_that_holds_just_what_is_asked_for_is_reused_as_it_is() -> None:

@@ -5,7 +5,7 @@ from math import sin, tau
 
 import pytest
 
-from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast, clock
+from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast, _weighted, clock
 from headgate.policy.scaling.pace import ENOUGH_S, Pace
 
 DAY = 86_400.0
@@ -157,6 +157,12 @@ def test_it_stays_small_however_long_it_learns() -> None:
 def test_what_cannot_be_read_is_refused_and_not_guessed(data: object) -> None:
     with pytest.raises(ValueError, match=r"forecast|slot|number|pace|unpack|convert"):
         Forecast.from_dict(data)
+
+
+def test_a_quantile_that_falls_between_two_days_is_the_lower_one() -> None:
+    assert _weighted([(8.0, 1.0), (2.0, 1.0)], 0.5) == 2.0
+    assert _weighted([(8.0, 1.0), (2.0, 1.0)], 0.51) == 8.0
+    assert _weighted([(8.0, 0.1), (2.0, 0.1), (5.0, 0.1)], 2 / 3) == 5.0, "rounding does not move it"
 
 
 def test_a_quantile_is_a_share() -> None:
