@@ -256,13 +256,16 @@ async def test_an_allowed_page_may_read_why_its_request_was_refused_before_it_wa
     server = HttpServer(door, clock=monotonic, limits=WireLimits(header_count=8), greet=door.greet)
     port = await server.listen("127.0.0.1", 0)
     many = "".join(f"x-{number}: 1\r\n" for number in range(20))
-    for line, allowed in ((f"origin: {APP}\r\n", APP), ("origin: https://other.example\r\n", None), ("", None)):
-        client = Client(*await asyncio.open_connection("127.0.0.1", port))
-        answer = await client.ask(f"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n{line}{many}\r\n".encode())
-        assert answer.status == 431
-        assert answer.headers.get("access-control-allow-origin") == allowed
-        client.leave()
-    await server.drain(0)
+    try:
+        for line, allowed in ((f"origin: {APP}\r\n", APP), ("origin: https://other.example\r\n", None), ("", None)):
+            client = Client(*await asyncio.open_connection("127.0.0.1", port))
+            client.send(f"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n{line}{many}\r\n".encode())
+            answer = await asyncio.wait_for(client.answer(), 2)
+            client.leave()
+            assert answer.status == 431
+            assert answer.headers.get("access-control-allow-origin") == allowed
+    finally:
+        await server.drain(0)
 
 
 @live
