@@ -90,25 +90,54 @@ async def _serve_gateway(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    seed = int.from_bytes(os.urandom(8))
     async with AsyncExitStack() as stack:
+        parts = _Parts(config, progress, reload, event_log, stack, clock)
+        where = await _listen_gateway(parts.http, config)
+        ready, background = parts.start_replicas(stack)
+        if parts.shared is not None:
+            background.append(await parts.shared.start(parts.gateway, stack))
+        if reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, parts.change.on_signal)
+        if watched is not None:
+            background.append(loop.create_task(parts.change.watch(watched)))
+        parts.instruments.start()
+        stack.push_async_callback(parts.instruments.close)
+        key = not config.anonymous.allowed
+        announcing = loop.create_task(_announce(ready, parts.roster, where, progress, clock, key))
+        try:
+            await _first_of(stop, background)
+            progress.say("draining: running requests may finish")
+            await parts.drain()
+        finally:
+            for task in (announcing, *background):
+                task.cancel()
+            await asyncio.gather(announcing, *background, return_exceptions=True)
+
+
+class _Parts:
+    """The objects of one gateway, connected. The stack closes those that have something to close."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        progress: Progress,
+        reload: Reload | None,
+        event_log: Path | None,
+        stack: AsyncExitStack,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        seed = int.from_bytes(os.urandom(8))
         events = None if event_log is None else EventLog(event_log, config, seed)
         if events is not None:
             events.start()
             stack.callback(events.close)
-        rng = random.Random(os.urandom(16))
-        journal = _journal(config.record)
-        shared = None if config.shared is None else SharedWiring(config.shared, clock)
-        traced = config.observe.otlp_endpoint is not None and config.observe.instruments
-        hooks = GatewayHooks(
-            events=None if events is None else events.add,
-            contexts=Contexts(config.observe.trace_share, rng) if traced else None,
-            keep_prompt=journal.keep_prompt if journal is not None and config.record.prompts else None,
-            hold=None if shared is None else shared.hold,
-        )
-        gateway = build_gateway(config, clock, seed, hooks)
+        rng, journal = random.Random(os.urandom(16)), _journal(config.record)
+        self.shared = None if config.shared is None else SharedWiring(config.shared, clock)
+        hooks = _hooks(config, events, journal, self.shared, rng)
+        self.gateway = gateway = build_gateway(config, clock, seed, hooks)
         limits = PoolLimits(connect_timeout_s=config.timeouts.connect_s)
-        roster = ReplicaSet(
+        self.roster = roster = ReplicaSet(
             gateway,
             lambda replica: Connections(replica.url, clock=clock, limits=limits, credentials=Credentials(replica)),
             config.health.probe_interval_s,
@@ -117,78 +146,74 @@ async def _serve_gateway(
             progress.say,
         )
         stack.push_async_callback(roster.close)
-        local = config.listen.is_private
-        access = AdminAccess(config.admin_keys, loopback_only=local, tenants_have_keys=config.asks_for_keys)
-        instruments = Instruments(gateway, roster, config, access, rng, clock, journal)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
-        fleet = None
+        self._private = config.listen.is_private
+        self.access = access = AdminAccess(
+            config.admin_keys, loopback_only=self._private, tenants_have_keys=config.asks_for_keys
+        )
+        self.instruments = Instruments(gateway, roster, config, access, rng, clock, journal)
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+        self.fleet: FleetWiring | None = None
         if config.fleet.kind != "fixed":
-            fleet = FleetWiring(config, gateway, roster, instruments.figures, folder, clock)
-            roster.belong_to(fleet.controller)
-        rescale = None if fleet is None else fleet.rescale
-        change = ConfigChange(
+            self.fleet = FleetWiring(config, gateway, roster, self.instruments.figures, self._folder, clock)
+            roster.belong_to(self.fleet.controller)
+        rescale = None if self.fleet is None else self.fleet.rescale
+        self.change = ConfigChange(
             config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
         )
-        admin = fleet_admin(access, change, roster, fleet, instruments.conditions, clock)
-        versions = RolloutWiring(config, gateway, roster.catalog, instruments, access, clock)
-        sockets = Sockets(gateway)
-        ledger = Holdings(gateway, access)
-        more = {**instruments.routes(), **admin.routes(), **versions.routes(), **sockets.routes(), **ledger.routes()}
-        api = ApiPage(lambda: surface.router.table)
-        surface = Surface(gateway, roster.catalog, {**more, **api.routes()})
-        door = Door(surface.router, loopback_only=local, names=config.listen.names)
+        self._open_surface(progress, clock)
+
+    def _open_surface(self, progress: Progress, clock: Clock) -> None:
+        config, gateway, roster, change = self.config, self.gateway, self.roster, self.change
+        admin = fleet_admin(self.access, change, roster, self.fleet, self.instruments.conditions, clock)
+        versions = RolloutWiring(config, gateway, roster.catalog, self.instruments, self.access, clock)
+        self._sockets = sockets = Sockets(gateway)
+        ledger, api = Holdings(gateway, self.access), ApiPage(lambda: surface.router.table)
+        routed = (self.instruments, admin, versions, sockets, ledger, api)
+        more = {place: handler for one in routed for place, handler in one.routes().items()}
+        self._surface = surface = Surface(gateway, roster.catalog, more)
+        door = Door(surface.router, loopback_only=self._private, names=config.listen.names)
         change.reach(versions.reconfigure, door, sockets)
-        open_door(door, config, access)
-        judge = HeaderJudge(door, surface.router, gateway, access.check)
-        if config.limits.connections > _most_connections():
-            progress.say(f"only {_most_connections()} connections: there are no file descriptors for more (ulimit -n)")
-        http = HttpServer(
+        open_door(door, config, self.access)
+        most = _most_connections()
+        if config.limits.connections > most:
+            progress.say(f"only {most} connections: there are no file descriptors for more (ulimit -n)")
+        self.http = HttpServer(
             door,
             clock=clock,
-            limits=wire_limits(config.limits, config.timeouts, _most_connections()),
-            judge=judge,
+            limits=wire_limits(config.limits, config.timeouts, most),
+            judge=HeaderJudge(door, surface.router, gateway, self.access.check),
             greet=door.greet,
             refused=gateway.account.refuse,
             always=HEALTH,
         )
-        ledger.count_clients(http)
-        where = await _listen_gateway(http, config)
-        background: list[asyncio.Future[None]] = []
-        embedded = config.embedded or EngineConfig()
-        socket_path = folder / "engine.sock"
+        ledger.count_clients(self.http)
+
+    def start_replicas(self, stack: AsyncExitStack) -> tuple[list[asyncio.Event], list[asyncio.Future[None]]]:
+        """Lets the replicas join, and starts those that are the gateway's own. Returns events that say when each can
+        be used, and futures that fail if one of its own does."""
+        config, background = self.config, list[asyncio.Future[None]]()
+        embedded, socket_path = config.embedded or EngineConfig(), self._folder / "engine.sock"
         own = Replica(id="embedded", url=f"unix:{socket_path}", kind="headgate", slots=embedded.slots)
-        alone = fleet is None and not config.replicas
-        ready = [roster.join(replica).joined for replica in ((own,) if alone else config.replicas)]
+        alone = self.fleet is None and not config.replicas
+        ready = [self.roster.join(replica).joined for replica in ((own,) if alone else config.replicas)]
         if alone:
-            flags = words_of(embedded)
-            background.append(loop.create_task(keep_engine_running(flags, socket_path, ready[0].is_set)))
-        if fleet is not None:
-            background += fleet.start(stack)
-            ready.append(fleet.controller.was_ready)
-        if shared is not None:
-            background.append(await shared.start(gateway, stack))
-        if reload is not None:
-            loop.add_signal_handler(signal.SIGHUP, change.on_signal)
-        if watched is not None:
-            background.append(loop.create_task(change.watch(watched)))
-        instruments.start()
-        stack.push_async_callback(instruments.close)
-        announcing = loop.create_task(_announce(ready, roster, where, progress, clock, not config.anonymous.allowed))
-        try:
-            await _first_of(stop, background)
-            progress.say("draining: running requests may finish")
-            surface.drain()
-            http.say_close()
-            await asyncio.sleep(NOTICE_S)
-            instruments.live.close()
-            sockets.drain()
-            await http.leave(config.listen.drain_s)
-            await gateway.finish(0)
-            await http.drain(NOTICE_S)
-        finally:
-            for task in (announcing, *background):
-                task.cancel()
-            await asyncio.gather(announcing, *background, return_exceptions=True)
+            running = keep_engine_running(words_of(embedded), socket_path, ready[0].is_set)
+            background.append(asyncio.get_running_loop().create_task(running))
+        if self.fleet is not None:
+            background += self.fleet.start(stack)
+            ready.append(self.fleet.controller.was_ready)
+        return ready, background
+
+    async def drain(self) -> None:
+        """Says that the gateway is going, and lets running requests finish."""
+        self._surface.drain()
+        self.http.say_close()
+        await asyncio.sleep(NOTICE_S)
+        self.instruments.live.close()
+        self._sockets.drain()
+        await self.http.leave(self.config.listen.drain_s)
+        await self.gateway.finish(0)
+        await self.http.drain(NOTICE_S)
 
 
 async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]]) -> None:
@@ -226,6 +251,22 @@ def build_gateway(config: GatewayConfig, clock: Clock, seed: int, hooks: Gateway
     account = Account(config.observe.keep, wall() - clock())
     placing, held = Placing(dispatcher, relay_limits(config), clock), HeldBodies(config.limits.held_bytes)
     return Gateway(dispatcher, acceptor, account, placing, clock, held, hooks)
+
+
+def _hooks(
+    config: GatewayConfig,
+    events: EventLog | None,
+    journal: Journal | None,
+    shared: SharedWiring | None,
+    rng: random.Random,
+) -> GatewayHooks:
+    traced = config.observe.otlp_endpoint is not None and config.observe.instruments
+    return GatewayHooks(
+        events=None if events is None else events.add,
+        contexts=Contexts(config.observe.trace_share, rng) if traced else None,
+        keep_prompt=journal.keep_prompt if journal is not None and config.record.prompts else None,
+        hold=None if shared is None else shared.hold,
+    )
 
 
 def _journal(record: RecordConfig) -> Journal | None:
