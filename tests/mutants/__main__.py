@@ -91,8 +91,8 @@ def report(
         "",
         f"**{total['killed']} of {judged} judged mutants killed: {100 * share:.1f} %.** "
         f"Equivalent: {total['equivalent']}. Not judged yet: {total['not judged']}.",
-        f"At first judgement, before tests were written for survivors: {first_figure(equivalent)} killed. With `--quick`",
-        "a mutant is judged by the six nearest test files only, and some survivors may be killed by others.",
+        f"At first judgement, before tests were written for survivors: {first_figure(equivalent)} killed. With",
+        "`--quick` a mutant is judged by the six nearest test files only, and some survivors may be killed by others.",
         "",
         "| folder | drawn | killed | survived | equivalent | not judged |",
         "|---|---|---|---|---|---|",
