@@ -137,7 +137,7 @@ async def test_a_gathered_stream_that_goes_on_without_a_word_has_stalled(piece: 
 
 @live
 async def test_a_replica_that_is_to_stream_for_one_piece_and_says_nothing_has_stalled() -> None:
-    """It was given the whole time of an answer in one piece, and nobody else was asked."""
+    """It was given the whole time of an answer in one piece, and no other replica was asked."""
     async with scene(first_token_s=0.3, stall_s=5) as on:
         on.gate.stream = False
         on.gate.generation_s = 60.0
