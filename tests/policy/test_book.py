@@ -63,3 +63,12 @@ def test_the_last_coming_into_use_is_counted_over_all_replicas() -> None:
     assert [made.view(2.0).replicas[name].came for name in "ab"] == [3, 2]
     made.on(ReplicaJoined(Replica(id="b", url="http://b", slots=8)), 3.0)
     assert made.view(3.0).replicas["b"].came == 0
+
+
+def test_a_replica_whose_slots_become_known_has_that_many_whatever_its_answers_take() -> None:
+    made = dispatcher(8)
+    made.on(ReplicaJoined(Replica(id="a", url="http://a")), 1.0)
+    made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=4)), 1.0)
+    for number in range(200):
+        made.book.succeeded(made.fleet.loads["a"], 10, 0.1, None, 2.0 + number)
+    assert made.view(300.0).replicas["a"].limit == 4

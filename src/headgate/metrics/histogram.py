@@ -6,7 +6,7 @@ from typing import Final
 
 from headgate.model.quantile import GRID, LEAST_S, ZERO
 
-FIRST_TOKEN_EDGES: tuple[float, ...] = (
+FIRST_TOKEN_EDGES = (
     0.001,
     0.005,
     0.01,
@@ -24,7 +24,7 @@ FIRST_TOKEN_EDGES: tuple[float, ...] = (
     7.5,
     10.0,
 )
-TOKEN_EDGES: tuple[float, ...] = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+TOKEN_EDGES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 DURATION_EDGES: tuple[float, ...] = tuple(0.01 * 2**step for step in range(14))
 """Edges in seconds, as in the GenAI semantic conventions: time to the first token, between tokens, of whole answers."""
 CUT: Final = -1

@@ -51,6 +51,7 @@ class ReplicaBook:
             return
         self.full.forget(entry)
         if replica.slots is not None:
+            entry.found = None
             limit = self._own_part(replica.slots)
         else:
             entry.found = GradientLimit(*UNKNOWN_SIZE)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from headgate.config.file import hints_of
 from headgate.explain.explanation import Explanation
 from headgate.gateway.intake.fields import ChatFields
 from headgate.model.errors import ContextOverflow, Refused, Unauthorized, UnknownModel
@@ -63,7 +64,8 @@ def types_of(kind: type) -> dict[str, Schema]:
 
 
 ASKED = types_of(ChatFields)
-OF_A_REPLICA = types_of(Replica)
+# The class itself is compiled, and has lost the types of its fields there.
+OF_A_REPLICA = types_of(msgspec.defstruct("Replica", list(hints_of(Replica).items())))
 
 
 def asked(name: str, about: str = "", **more: Any) -> Schema:
