@@ -1,7 +1,8 @@
 """Renders the promises and alerts as Prometheus recording and alerting rules, from the gateway's config.
 
-`policy/promises/slo.py` judges the same things in process, by the same bounds and windows. The difference: quantiles
-here are read off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
+`policy/promises/slo.py` judges the same promises in process, by the same bounds and windows. Two differences: there,
+percentiles are over all arrivals; here, they are over the served, and a rule of its own has the misses. And they are
+read off histograms, whose edges lie close around each bound, and cover all gateways that are scraped together.
 
 Loads into Prometheus 2.42 or later. Scrape every 15 s or more often: one alert looks at single minutes.
 """

@@ -1,8 +1,8 @@
 """The live driver: carries out the dispatcher's commands and tells the dispatcher what happened.
 
-Everything is a callback on the event loop. A request costs no task, no future and no lock: the request arrives, the
-dispatcher answers with commands, a Relay joins the client's exchange to the replica's call, and the end comes back to
-the dispatcher as an event.
+Everything is a callback on the event loop. A request costs no task, no future and no lock, unless its replica has no
+idle connection: the request arrives, the dispatcher answers with commands, a Relay joins the client's exchange to the
+replica's call, and the end comes back to the dispatcher as an event.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ UNHEARD: Final = (CANCELLED, Outcome.OUT_OF_TIME)
 """Outcomes of an unstreamed answer of which nothing arrived: the output tokens its replica computed are estimated."""
 MOST_REPLICAS: Final = 16
 """Attempts at one stream, failover included, after which it is not continued. Refused and unreached attempts do not
-count, nor do those before a steady stretch (STEADY_S in policy/dispatch/dispatcher.py)."""
+count, nor do those before a steady stretch (STEADY_S in policy/dispatch/retry.py)."""
 MOST_FRUITLESS: Final = 2
 """Continuations in a row that may fail without adding an event; one more ends the stream, which may be what kills its
 replicas."""
@@ -265,7 +265,7 @@ class Gateway:
         self.hear(failure(ticket.accepted.request.id, replica.id, error, refused), now)
 
     def ended(self, ticket: Ticket, outcome: Outcome, summary: Summary | None) -> None:
-        """Ends a passage: records and releases it first, and learns token counts from it last."""
+        """Ends a request: writes its record, releases its slots, and learns token counts from it last."""
         request, replica, now = ticket.accepted.request, ticket.timeline.replica, self._clock()
         told = usage = None if summary is None or summary.usage is None else believed(summary.usage, ticket.accepted)
         if usage is None and summary is not None and (summary.sent_at or summary.first_at) is not None:

@@ -67,7 +67,8 @@ class Endpoint:
 
 
 class Ticket:
-    """One passage: the client's exchange, what has happened to its request, and the relay that answers it."""
+    """A request as the gateway keeps it: the client's exchange, what has happened so far, and the relay that
+    answers."""
 
     __slots__ = ("_gateway", "accepted", "exchange", "relay", "rival", "timeline")
 

@@ -46,7 +46,8 @@ NOT_VOUCHED_FOR = frozenset({Outcome.INVALID, Outcome.UNKNOWN_MODEL, Outcome.UNA
 """Outcomes of requests whose model's name is unverified: a client that invents a hundred names would take the labels
 of real models."""
 APART = 0.618034
-"""Step from one series' phase to the next, as a share of a part: spreads any number of phases evenly."""
+"""Step from one series' phase to the next, as a share of a part. It is the golden section, whose multiples spread any
+number of phases evenly: so the parts of all series do not close in the same moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,9 @@ PROMISES: Final = (
     ("e2e_p99_s", "e2e", 99),
 )
 """Fields of a lane that promise a percentile, in the order in which people read them: field, figure, percentile. What
-the file may set, judges, alerts, /metrics, histogram edges, Prometheus rules, Grafana and the simulator follow this."""
+the file may set, judges, alerts, /metrics, histogram edges, Prometheus rules, Grafana and the simulator follow this.
+Not the row `answer` in the simulator, which has no such figure, nor `headgate doctor`, which names its figures itself
+(explain/diagnose.py)."""
 
 LANES: dict[str, Lane] = {
     lane.name: lane

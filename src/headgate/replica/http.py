@@ -1,6 +1,8 @@
 """Sends requests to a model server: the client side of HTTP/1.1.
 
-Callbacks, no task per request: with an idle connection at hand, a request is written before `send` returns.
+Callbacks: with an idle connection at hand a request needs no task, and is that connection's when `send` returns. A body
+up to 16 KiB is written when the loop has handled all that has come in (wire/outbox.py), a longer one at once. A new
+connection is opened by a task.
 """
 
 import asyncio

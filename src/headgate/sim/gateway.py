@@ -34,7 +34,7 @@ SPREAD: Final = 0.6180339887
 
 
 class SimTicket:
-    """One request's passage through the gateway."""
+    """A request as the simulated gateway keeps it."""
 
     __slots__ = (
         "arrival",

@@ -10,7 +10,8 @@ from math import inf
 from typing import Final, Protocol
 
 AFTER_IDLE: Final = 1e12
-"""Added to `spare_since` of a connection that is not idle: it makes way after all that are idle."""
+"""Seconds added to `spare_since` of a connection that is not idle: more than any clock says, so that it makes way after
+all that are idle."""
 _LOOK_S_EACH: Final = 5e-6
 """Seconds between searches per connection. A search takes about a tenth of this: at most a tenth of the time goes
 there."""

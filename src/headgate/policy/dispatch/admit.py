@@ -104,7 +104,9 @@ class Refusals:
                 self._queues.push(passage, passage.state, now)
 
     def refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
-        """Ends a request that is at no replica, and appends the Refuse."""
+        """Ends a request that is at no replica, and appends the Refuse, with the seconds after which a retry is
+        worthwhile: by the queue's forecast, and not before a full replica is tried again. That holds for every outcome,
+        also for a model that is not known (404)."""
         request, state = passage.request, passage.state
         del self._queues.passages[request.id]
         self._versions.forget(passage)
@@ -114,7 +116,7 @@ class Refusals:
         if passage.grant is not None:
             self._gate.limits.give_back(passage.grant, now)
         after = self._opens_in(request, now)
-        if not after or state.pool.sent:  # otherwise the replicas know best
+        if not after or state.pool.sent:  # otherwise all are full, and with no request of this queue
             after = max(after, self._come_back_in(request, state, now))
         commands.append(Refuse(request.id, outcome, message, after, passage.ahead))
 
@@ -131,8 +133,7 @@ class Refusals:
         return due - now
 
     def _opens_in(self, request: Request, now: float) -> float:
-        """Seconds until the first of the request's replicas is to have room by its own word, if all say they are full.
-        0: not all do."""
+        """Seconds until the first full replica is tried again; 0: some replica of the request is not full."""
         if self._full.wake_at == inf:
             return 0.0
         pools = self._fleet.pools(request.model, request.lane, request.unfit)

@@ -4,8 +4,9 @@ The backlog is held here, so that replicas' own queues stay near empty: each rep
 a request that finds none free waits in its lane. Gateway and simulator drive this same object; single tokens pass it
 by.
 
-An arrival is charged to its tenant's limits, queued in its lane, and sent at once if there is a free slot. If not, and
-it is predicted to wait past its bound, it is refused at once; if it reaches the bound, it is refused then. Every
+An arrival is charged to its tenant's limits. It is sent at once, without being queued, if no request for its model
+waits, `Turns.may_go` agrees and a replica has a free slot. Otherwise it is queued in its lane: if the lane is full, or
+it is predicted to wait past its bound, a request is refused at once; one that reaches its bound is refused then. Every
 request that arrives ends in exactly one Refuse or is reported by exactly one Ended.
 
 The parts: `queues` where requests wait, `turns` whose turn it is, `sending` what is at replicas, `admit` who is

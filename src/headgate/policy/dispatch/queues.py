@@ -1,4 +1,5 @@
-"""Keeps the requests in progress, and the queues in which they wait: for each model one of each lane and tier.
+"""Keeps the requests in progress, and the queues in which they wait: for each model, lane and tier two, one of them for
+long prompts and requests for several choices.
 
 Only the dispatcher and its parts write these objects.
 """
@@ -220,8 +221,9 @@ class ModelQueue:
 
 class SetAside:
     """Requests that full replicas refused, and that wait apart from the others. They go first when one of a replica's
-    requests ends, but a try is for the others: a refused request may be the only one that is refused, and would take
-    every try from all that could be served."""
+    requests ends. When a full replica is tried again with one more request, a request that was not refused before goes
+    first: it may be this request alone that replicas refuse, and it would take every try from all that could be
+    served."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, Passage]] = {}

@@ -27,10 +27,11 @@ typical of many GPUs."""
 
 
 class Prefills:
-    """Counts prompts in prefill for each lane queue; the dispatcher reports what is sent and heard. An unstreamed
-    answer reports nothing before its end: its prompt counts for as long as the replica's first tokens usually take
-    (model/pace.py), given the prompt tokens outstanding there. A mean of seconds per token would be far too long: a
-    short prompt behind a long one would make every long prompt count for minutes."""
+    """Counts prompts in prefill for each lane queue, for Turns, which sends low lanes' and long prompts only while few
+    are (Unheard is for the replicas' load). An unstreamed answer reports nothing before its end: its prompt counts for
+    as long as the replica's first tokens usually take (model/pace.py), given the prompt tokens outstanding there. A
+    mean of seconds per token would be far too long: a short prompt behind a long one would make every long prompt count
+    for minutes."""
 
     def __init__(self) -> None:
         self.wake_at = inf
@@ -87,9 +88,10 @@ class Prefills:
 
 
 class Unheard:
-    """Unstreamed requests whose prompt is still in prefill, by estimate: the time that the replica usually needs for
-    the prompt and those before it. From then on the request counts as decoding, like a stream whose first token was
-    heard."""
+    """Tells when the prompt of an unstreamed request moves from prefill to decoding in its replica's load, as a
+    stream's does with its first token: after the time that the replica usually needs for the prompt and those before
+    it. All unstreamed requests are here; Prefills has only those of low lanes and with long prompts, and counts by lane
+    queue."""
 
     def __init__(self) -> None:
         self.wake_at = inf
@@ -348,7 +350,7 @@ class Sending:
         return load.requests + width
 
     def drop(self, passage: Passage, load: Load) -> None:
-        """Releases the slot at one of two replicas; neither has sent a first token."""
+        """Releases the slot at one of two replicas; the dispatcher has heard no first token of either."""
         request, state = passage.request, passage.state
         self._turns.runs(state, request.tenant, -1)
         self.prefills.one_less(passage)

@@ -165,7 +165,8 @@ class ReplicaBook:
             self.heard_again(load)
 
     def fell_silent(self, load: Load, prompt_tokens: int) -> None:
-        """Another replica answered first: the prompt counts as waiting until the replica answers another request."""
+        """The replica lost a race to the second one. Its slot is given back, but its prompt stays part of its load
+        until it answers another request: it may be stuck."""
         load.prefill_tokens += prompt_tokens
         load.silent_tokens += prompt_tokens
         self.index.changed(load)
