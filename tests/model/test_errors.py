@@ -8,7 +8,8 @@ def test_a_replicas_own_answer_says_whether_it_is_full_and_until_when() -> None:
     assert (ReplicaAnswered("no").full, ReplicaAnswered("no").room_in_s) == (False, None)
 
 
-def test_a_limit_is_refused_in_the_words_that_openais_clients_look_for() -> None:
+def test_limits_and_unknown_models_are_refused_in_the_words_that_openais_clients_look_for() -> None:
     over, full = Refused("x", Outcome.OVER_LIMIT, 1.0), Refused("x", Outcome.QUEUE_FULL, 1.0)
     assert (over.code, over.kind) == ("rate_limit_exceeded", "requests")
     assert (full.code, full.kind) == (Outcome.QUEUE_FULL.value, Refused.kind)
+    assert Refused("x", Outcome.UNKNOWN_MODEL, None).code == "model_not_found"

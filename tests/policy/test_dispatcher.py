@@ -159,6 +159,7 @@ def test_a_model_nobody_has_is_unknown_and_says_what_there_is() -> None:
     (command,) = send(made, request(model="gpt"))
     assert isinstance(command, Refuse)
     assert command.outcome is Outcome.UNKNOWN_MODEL
+    assert command.retry_after_s is None, "no retry finds a model that is not there"
     assert "llama" in command.message
     assert placed(send(made, request(model="llama")))
 

@@ -75,6 +75,8 @@ class Refused(ServeError):
         self.retry_after_s = retry_after_s
         if outcome is Outcome.OVER_LIMIT:  # OpenAI's words, which clients look for
             self.code, self.kind = "rate_limit_exceeded", "requests"
+        elif outcome is Outcome.UNKNOWN_MODEL:
+            self.code = UnknownModel.code
 
 
 class QueueFull(Refused):

@@ -105,8 +105,8 @@ class Refusals:
 
     def refuse(self, passage: Passage, outcome: Outcome, message: str, now: float, commands: list[Command]) -> None:
         """Ends a request that is at no replica, and appends the Refuse, with the seconds after which a retry is
-        worthwhile: by the queue's forecast, and not before a full replica is tried again. That holds for every outcome,
-        also for a model that is not known (404)."""
+        worthwhile: by the queue's forecast, and not before a full replica is tried again. No retry helps a request for
+        a model that is not known."""
         request, state = passage.request, passage.state
         del self._queues.passages[request.id]
         self._versions.forget(passage)
@@ -115,6 +115,9 @@ class Refusals:
             self._queues.take_back(passage)
         if passage.grant is not None:
             self._gate.limits.give_back(passage.grant, now)
+        if outcome is Outcome.UNKNOWN_MODEL:
+            commands.append(Refuse(request.id, outcome, message, None, passage.ahead))
+            return
         after = self._opens_in(request, now)
         if not after or state.pool.sent:  # otherwise all are full, and with no request of this queue
             after = max(after, self._come_back_in(request, state, now))
