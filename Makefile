@@ -26,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # --no-deps: the lock file is complete, and nothing may be compiled by surprise. --no-compile: Python itself compiles what it
 # imports, when it first does. What is being fetched is shown.
 INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
-COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py
+COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py tests/test_engine_options.py
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 

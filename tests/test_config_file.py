@@ -261,6 +261,7 @@ def test_numbers_are_plain_and_aliases_work() -> None:
             "1: tenants.a.default_lane: no lane is called no; ",
         ),
         (f"admin_keys:\n- {KEY}\n- {KEY}", "3: admin_keys[1]: the same key is already in admin_keys[0]"),
+        ("tiers: {premum: {weight: 2}}", "1: tiers.premum: no tier is called premum; did you mean premium?"),
         ("routing: {weights: {loud: 1}}", "1: routing.weights.loud: no score is called loud; did you mean load?"),
         (
             "routing: {weights: {load: 0, prefix: 0, session: 0}}",
