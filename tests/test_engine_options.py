@@ -11,7 +11,7 @@ from cyclopts import ValidationError
 
 from headgate.__main__ import app
 from headgate.cli.engine import DEFAULTS, FLAGS, EngineFlags
-from headgate.config.engine import BatchConfig, EngineConfig
+from headgate.config.engine import BUNDLED_NAME, BatchConfig, EngineConfig
 from headgate.config.file import parse
 from headgate.config.flags import words_of
 from headgate.config.gateway import GatewayConfig
@@ -146,3 +146,9 @@ def test_a_simulated_engine_does_as_the_file_says() -> None:
     made: Any = fleet_from(parse("embedded: {longest_shared: 2048, step_limit_s: 0.07}", "x.yaml"), profile).members[0]
     assert made.batch == replace(profile.batch_config(), longest_shared=2048, step_limit_s=0.07)
     assert fleet_from(GatewayConfig(), profile).members[0].batch is None
+
+
+def test_a_model_is_served_under_its_name_or_its_files_or_that_of_the_bundled_one() -> None:
+    assert EngineConfig(model=Path("models/tiny.gguf"), model_name="small").served_name == "small"
+    assert EngineConfig(model=Path("models/tiny.gguf")).served_name == "tiny"
+    assert EngineConfig().served_name == BUNDLED_NAME
