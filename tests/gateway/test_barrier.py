@@ -30,6 +30,7 @@ from headgate.model.event import Ended, Event, FirstToken, Tick
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import Hedger
+from headgate.policy.dispatch.sending import Sending
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.wire.exchange import Exchange
 from headgate.wire.server import HttpServer
@@ -228,7 +229,7 @@ CASES: list[tuple[type, str, Way]] = [
     *((Exchange, name, streamed) for name in ("stream", "events", "end")),
     (ReplicaBook, "succeeded", whole),
     (ReplicaBook, "succeeded", streamed),
-    (Dispatcher, "_watch", streamed),
+    (Sending, "judge_end", streamed),
     (Dispatcher, "_first_token", streamed),
     (Dispatcher, "_attempt_failed", refused),
     (Dispatcher, "_arrive", whole),
