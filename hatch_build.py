@@ -18,22 +18,23 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 HOT = {
     "explain": "neighbours",
     "gateway": "account gateway placing",
-    "gateway/answer": "backlog bounded output phases relay relayed transcript",
-    "gateway/intake": "accept asks identity prompt",
+    "gateway/answer": "backlog bounded continuation phases relay relayed transcript",
+    "gateway/intake": "accept asks promised prompt responses",
     "machine": "step_features",
     "measure": "edges evidence figures little series tenants windows",
     "metrics": "exposition histogram",
     "model": "dialect lane pace quantile replica request sampling sequence step tier",
-    "policy/answers": "grown output prompt_size runaway",
-    "policy/batching": "admission batch blocks chunks commitment estimate holders move_time output_length speculate"
-    " urgency",
-    "policy/dispatch": "admit dispatcher fair hedge intake limits queues races reads retry sending shared_limits"
-    " standing_room turns versions",
-    "policy/promises": "promise",
-    "policy/replicas": "affinity allowance book entry full gradient health index outlier route signs",
+    "policy/answers": "grown output repeat_kind runaway sizes",
+    "policy/batching": "admission batch blocks chunks commitment estimate holders ledger move_time output_length paged"
+    " speculate urgency",
+    "policy/dispatch": "admit dispatcher hedge intake passage prefills queues quoting races reads retry sending turns"
+    " versions",
+    "policy/promises": "promise quotes",
+    "policy/replicas": "allowance book entry full gradient health index outlier prefix_index route session_ring signs",
+    "policy/tenants": "fair limits shared_limits standing_room",
     "replica": "call connection dialects http openai sse",
-    "sim": "chains fleet gateway intake longest replica service watch world",
-    "wire": "errors exchange handshake limits message origin outbox places protocol reader router state websocket",
+    "sim": "chains fleet gateway intake longest memory pace replica service watch world",
+    "wire": "connection errors exchange handshake limits message origin places protocol reader router state websocket",
     "wire/body": "canonical",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of

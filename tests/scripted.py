@@ -4,6 +4,7 @@ Every move is carried out on token lists, and every row must find in its slot ex
 so whatever drives it proves that the ledger's bookkeeping is the physical truth.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from headgate.model.step import Copy, Drop, Move, Restore, Save, Step, Trim
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepTime
+from headgate.policy.batching.paged import PagedLedger
 
 VOCABULARY = 50
 
@@ -186,9 +188,30 @@ def drain(
     raise AssertionError("it never ends")
 
 
+def check_pages(ledger: PagedLedger, slots: list[int]) -> None:
+    tables = ledger._tables
+    assert sorted(tables) == slots
+    assert ledger.free_slots == ledger.slots - len(tables)
+    users = Counter(digest for table in tables.values() for digest in table.chain)
+    assert users == ledger._users
+    alone = sum(table.blocks - len(table.chain) for table in tables.values())
+    assert ledger.owned_blocks == len(users) + alone
+    assert ledger.cached_blocks == len(ledger._idle)
+    assert not users.keys() & ledger._idle.keys()
+    assert ledger.owned_blocks + ledger.cached_blocks <= ledger.blocks
+    swapped = sum(blob.blocks for blob in ledger._blobs.values())
+    assert ledger.host_used == swapped + len(ledger._copies) + len(ledger._pinned) <= ledger.host_blocks
+    assert all(table.length <= table.blocks * ledger.block_tokens for table in tables.values())
+
+
 def check_balance(batch: Batcher) -> None:
     """The ledger's sums are the sums of its parts, and within budget."""
     ledger = batch.ledger
+    assert all(s.finish is None for s in [*batch.running.values(), *batch.waiting.values()])
+    if isinstance(ledger, PagedLedger):
+        check_pages(ledger, sorted(s.slot for s in batch.running.values() if s.slot is not None))
+        return
+    assert isinstance(ledger, Ledger)
     slots, blobs = ledger._slots, ledger._blobs
     owned = [place for place in slots if place.owner is not None]
     cached = [place for place in slots if place.owner is None]
@@ -210,4 +233,3 @@ def check_balance(batch: Batcher) -> None:
     loose = {name: blob for name, blob in blobs.items() if blob.owner is None and not blob.pinned}
     assert ledger._loose_blocks == sum(blob.blocks for blob in loose.values())
     assert {(blob.used_at, name) for name, blob in loose.items()} <= set(ledger._loose)
-    assert all(s.finish is None for s in [*batch.running.values(), *batch.waiting.values()])

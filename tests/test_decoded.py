@@ -20,13 +20,14 @@ from headgate.config.bounds import BOUNDS
 from headgate.config.file import hints_of
 from headgate.config.gateway import GatewayConfig
 from headgate.explain.neighbours import Neighbour
-from headgate.model.event import Arrived, ReplicaJoined
+from headgate.model.event import Arrived, QuoteAsked, ReplicaJoined
 from headgate.policy.dispatch.view import DispatcherView, LaneCounts, ReplicaView
+from headgate.publish.incidents.flight import Flight
 
 COMPILED = {f"headgate.{package}.{name}" for package, names in HOT.items() for name in names.split()}
-BY_HAND: set[type] = {Arrived, ReplicaJoined}
+BY_HAND: set[type] = {Arrived, QuoteAsked, ReplicaJoined}
 """Structs with a field of a compiled class, which replay/replay.py makes by itself."""
-NEVER_DECODED: set[type] = {Neighbour, DispatcherView, LaneCounts, ReplicaView}
+NEVER_DECODED: set[type] = {Flight, Neighbour, DispatcherView, LaneCounts, ReplicaView}
 
 
 def leaves(hint: Any) -> Iterator[type]:
@@ -51,9 +52,10 @@ CONFIG = sorted(read_from_a_file(GatewayConfig, set()), key=lambda cls: cls.__na
 
 
 def structs() -> list[type[msgspec.Struct]]:
-    """Every Struct of the package."""
+    """Every Struct of the package. What runs inside vLLM needs vLLM, is not compiled, and decodes nothing."""
     for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
-        importlib.import_module(module.name)
+        if not module.name.startswith("headgate.vllm."):
+            importlib.import_module(module.name)
     found: set[type[msgspec.Struct]] = set()
     look = [msgspec.Struct]
     while look:

@@ -20,13 +20,14 @@ DRIVEN = {"on", "wake_at", "unfinished", "reconfigure"}
 ASKED = {
     *("lanes", "tiers", "view", "waiting", "running", "queued", "under_way", "holdings", "computed"),
     *("replicas", "replica", "standing", "sent_to", "room", "with_room", "any_usable", "unserved"),
+    "cached_tokens",
     *("utilisation", "use_of", "gauges_from"),
     *("limits_of", "over_limit", "rates", "shared_limits", "part"),
 }
 """All that is asked of a dispatcher outside its own folder: its drivers' part, and what it answers to others."""
 LOOKUPS = {"lanes": {"values", "items", "get"}, "tiers": {"values", "items", "get"}}
 """Frozen values by name, which may be looked up; nothing else that a dispatcher has is gone through."""
-INSIDE = ("queues", "turns", "fair", "sending", "standing_room", "admit", "retry", "races", "versions")
+INSIDE = ("queues", "passage", "prefills", "turns", "sending", "admit", "retry", "races", "versions")
 INDEX = ("index", "book", "entry", "full")
 FLEET_OWNERS = ("ManagedPool", "ProcessFleet")
 """Owners that a gateway has only where it starts and stops replicas itself."""
@@ -180,18 +181,6 @@ def test_an_assignment_from_outside_is_found(tmp_path: Path, monkeypatch: pytest
         assert list(_assigned_elsewhere(tmp_path / room / "a.py")) == expected
 
 
-TOO_LONG_FILES = """
-wire/protocol.py
-"""
-"""Modules above MAX_FILE_LINES today. One that no longer is has to go from the list; none may be added."""
-TOO_LONG_FUNCTIONS = """
-gateway/intake/accept.py Acceptor.accept
-"""
-"""Functions above MAX_FUNCTION_LINES today."""
-TOO_MANY_PARAMETERS = """
-gateway/intake/accept.py Accepted.__init__
-"""
-"""Constructors above MAX_PARAMETERS today."""
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 9
@@ -215,18 +204,24 @@ def _parameters(node: ast.AST) -> int:
     """Arguments that a constructor takes, or that the one of a dataclass requires. Zero for values: frozen dataclasses,
     and constructors that only set Final attributes."""
     if isinstance(node, ast.ClassDef):
+        declared = [ast.unparse(field.annotation) for field in node.body if isinstance(field, ast.AnnAssign)]
+        for inner in node.body if declared and all(each.startswith("Final[") for each in declared) else ():
+            if isinstance(inner, ast.FunctionDef):
+                inner.sets_finals = True  # type: ignore[attr-defined]
         made = [ast.unparse(decorator) for decorator in node.decorator_list]
         if not any("dataclass" in each and "frozen=True" not in each for each in made):
             return 0
         return sum(isinstance(field, ast.AnnAssign) and field.value is None for field in node.body)
     if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+        if getattr(node, "sets_finals", False):
+            return 0
         if all(": Final = " in (line := ast.unparse(each)) or line.startswith(("'", '"')) for each in node.body):
             return 0
         return len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs) - 1
     return 0
 
 
-def test_files_functions_and_constructors_are_small_but_for_a_list_that_shrinks() -> None:
+def test_files_functions_and_constructors_are_small() -> None:
     files, functions, constructors = [], [], []
     for path in MODULES:
         module, text = str(path.relative_to(PACKAGE)), path.read_text(encoding="utf-8")
@@ -237,7 +232,4 @@ def test_files_functions_and_constructors_are_small_but_for_a_list_that_shrinks(
                 functions.append(name)
             if _parameters(node) > MAX_PARAMETERS:
                 constructors.append(name)
-    # Split what is too long rather than add it; delete the line of what no longer is.
-    assert sorted(files) == TOO_LONG_FILES.strip().splitlines()
-    assert sorted(functions) == TOO_LONG_FUNCTIONS.strip().splitlines()
-    assert sorted(constructors) == TOO_MANY_PARAMETERS.strip().splitlines()
+    assert (files, functions, constructors) == ([], [], [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
 VAGUE = re.compile(r"\b(?:whoever|somebody|nobody|so\s+many|so\s+much|gone\s+on\s+with)\b", re.IGNORECASE)
 QUOTED = re.compile(r"\"[^\"]{0,200}\"|“[^”]{0,200}”|`[^`]*`|^> .*$", re.MULTILINE)
 """Quotations and code, which may say anything."""

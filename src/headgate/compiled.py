@@ -22,6 +22,8 @@ COPY = Path("build", "compiled")
 """Path of the compiled copy in a checkout."""
 STAMP = "COMPILED"
 """Name of the stamp file in a compiled copy of the package."""
+EXAMPLE = "headgate.example.yaml"
+"""Name of the file that a build puts into the package from the checkout's root."""
 HERE = Path(__file__).resolve().parent
 _SUFFIX: str = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -89,7 +91,7 @@ def stamp_in(copy: Path) -> str:
 
 
 def _is_made(name: str) -> bool:
-    return name == STAMP or name.endswith((".so", ".pyc"))
+    return name in (STAMP, EXAMPLE) or name.endswith((".so", ".pyc"))
 
 
 def _checkout(package: Path) -> Path | None:

@@ -18,7 +18,7 @@ async def test_lane_tenant_session_and_usage_are_said() -> None:
     server = Scripted(whole_stream)
     asking = Asking(keys={"": "any", "acme": "secret"}, ignore_eos=True, extra={"temperature": 0}, seed=3)
     arrivals = [
-        Arrival(0.0, 30, 7, lane="fast", tenant="acme", session="s1"),
+        Arrival(0.0, 30, 7, lane="fast", tenant="acme", session="s1", ttft_s=0.4, tpot_s=0.0255),
         Arrival(0.01, 30, 8, tenant="else", prompt=[{"role": "user", "content": "hello"}]),
     ]
     async with serving(server) as url:
@@ -31,6 +31,8 @@ async def test_lane_tenant_session_and_usage_are_said() -> None:
         "s1",
         "1",
     )
+    assert (headers["x-headgate-ttft-ms"], headers["x-headgate-tpot-ms"]) == ("400.000", "25.500")
+    assert "x-headgate-ttft-ms" not in others
     assert body["model"] == "some-model"
     assert body["max_tokens"] == 7
     assert body["stream"] is True

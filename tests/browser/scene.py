@@ -10,6 +10,7 @@ import argparse
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import asdict
 from math import log
 from random import Random
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 import msgspec
 import uvloop
 
+from headgate.explain.diagnose import Finding
 from headgate.explain.explanation import Because, Explanation, Part, headline, main_part
+from headgate.explain.troubles import troubles
 from headgate.model.clock import monotonic, wall
 from headgate.model.errors import Unauthorized
 from headgate.model.outcome import Outcome
@@ -90,9 +93,12 @@ class Scene:
         admin: dict[tuple[str, str], Handler] = {
             ("GET", "/admin/live"): self.live.watch,
             ("GET", "/admin/requests/*"): self._request,
+            ("GET", "/admin/blame"): self._blame,
+            ("GET", "/admin/history"): self._longer,
         }
         guarded = {route: self._guarded(handler) for route, handler in admin.items()}
-        return Router({**Page().routes(), **guarded, ("POST", "/worsen"): self._worsen})
+        more: dict[tuple[str, str], Handler] = {("POST", "/worsen"): self._worsen, ("GET", "/v1/models"): self._models}
+        return Router({**Page().routes(), **guarded, **more})
 
     def _guarded(self, handler: Handler) -> Handler:
         def ask_first(exchange: Exchange) -> None:
@@ -101,6 +107,9 @@ class Scene:
             handler(exchange)
 
         return ask_first
+
+    def _models(self, exchange: Exchange) -> None:
+        exchange.respond(200, b'{"object":"list","data":[{"id":"llama-3.3-70b"}]}')
 
     def _worsen(self, exchange: Exchange) -> None:
         self._more_trouble = True
@@ -112,6 +121,24 @@ class Scene:
             exchange.respond(200, msgspec.json.encode(explained(wanted)))
         else:
             exchange.respond(404, refusal_body(404, "no record of this request: it is too old, or never came here"))
+
+    def _blame(self, exchange: Exchange) -> None:
+        by = "e2e" if "e2e" in exchange.query else "ttft"
+        exchange.respond(200, msgspec.json.encode({**BLAME, "by": by}))
+
+    def _longer(self, exchange: Exchange) -> None:
+        """The same slices in another order, further apart."""
+        step_s, slices = (60, 60) if "1h" in exchange.query else (900, 96)
+        newest = int(wall()) // step_s * step_s
+        lanes = self.history(0.0)["lanes"]
+        told = {
+            name: [
+                {**parts[-1 - n * 7 % len(parts)], "at": newest - step_s * (slices - 1 - n)}
+                for n in range(slices if parts else 0)
+            ]
+            for name, parts in lanes.items()
+        }
+        exchange.respond(200, msgspec.json.encode({"lanes": told, "bands": BANDS, "step_s": step_s, "slices": slices}))
 
     # -- history -------------------------------------------------------------------------------------------
 
@@ -158,15 +185,23 @@ class Scene:
             "tokens_per_s": 0.0 if self._empty else 9_640 + chance.uniform(-300, 300),
             "utilisation": 0.0 if self._empty else sum(r["requests"] for r in replicas) / room,
             "loop_lag_p99_s": 0.0012 + chance.random() * 0.0004,
-            "cost_per_1000_tokens": None if self._empty else 0.00412,
+            "cost_per_million_tokens": None if self._empty else 4.12,
+            "currency": "USD",
+            "failed_per_s": 0.0,
+            "asked": 0 if self._empty else 3900,
+            "availability": None if self._empty else 0.9938,
             "ended_early": {} if self._empty else {"repetition": {"answers": 3, "saved_tokens": 1234}},
-            "refusals_per_s": sum(lane["refused_per_s"] for lane in lanes),
+            "refused_per_s": sum(lane["refused_per_s"] for lane in lanes),
         }
+        alerts = [] if self._empty else _alerts(passed, self._more_trouble)
+        findings = [] if self._empty else FINDINGS
         return {
+            "verdict": IDLE if self._empty else BROKEN,
+            "troubles": msgspec.to_builtins(troubles(alerts, findings)),
             "now": wall(), "version": "0.1.0", "uptime_s": 8_040 + passed, "keyed": self._keyed,
             "lanes": lanes, "replicas": replicas,
-            "alerts": [] if self._empty else _alerts(passed, self._more_trouble),
-            "findings": [] if self._empty else FINDINGS,
+            "alerts": alerts,
+            "findings": [asdict(finding) for finding in findings],
             "slowest": [] if self._empty else _slowest(passed), "totals": totals,
         }  # fmt: skip
 
@@ -176,6 +211,7 @@ class Scene:
         if self._empty:
             return {
                 "name": name, "waiting": 0, "running": 0, "requests_per_s": 0.0, "refused_per_s": 0.0,
+                "state": "idle", "badge": "idle",
                 "failed_per_s": 0.0, "figures": dict.fromkeys(("ttft", "tpot", "e2e", "queue"), nothing),
                 "promises": [{**promise, "state": "ok"} for promise in promises],
                 "little": {"l": 0.0, "lambda": 0.0, "w": None, "residual": None},
@@ -190,11 +226,15 @@ class Scene:
             ratio = figures[promise["figure"]][f"p{promise['percentile']}"] / promise["within_s"]
             states.append({**promise, "state": "critical" if ratio > 1 else "warning" if ratio > 0.8 else "ok"})
         arriving, took = per_s * chance.uniform(0.95, 1.05), figures["e2e"]["p50"]
+        worst = max((one for one in states), key=lambda one: ("ok", "warning", "critical").index(one["state"]))
+        where = {"critical": "over", "warning": "near"}.get(worst["state"])
+        badge = f"{worst['figure'].upper()} p{worst['percentile']} {where} its promise" if where else "ok"
         waiting = chance.randint(*{"fast": (2, 9), "batch": (40, 60)}.get(name, (0, 3)))
         return {
             "name": name, "waiting": waiting, "running": round(arriving * took), "requests_per_s": arriving,
             "refused_per_s": 0.4 if name == "fast" else 0.0, "failed_per_s": 0.0, "figures": figures,
-            "promises": states, "little": {"l": arriving * took, "lambda": arriving, "w": took, "residual": 0.02},
+            "state": worst["state"], "badge": badge, "promises": states,
+            "little": {"l": arriving * took, "lambda": arriving, "w": took, "residual": 0.02},
         }  # fmt: skip
 
     def _replica(self, number: int, chance: Random) -> dict[str, Any]:
@@ -210,6 +250,7 @@ class Scene:
         share = 0.0 if self._empty else (steady.uniform(0.25, 0.75) + chance.uniform(-0.1, 0.1)) * usable
         requests = int(limit * share)
         return {
+            "condition": "up" if usable else "down", "emulated": False,
             "id": f"r-{number:03}", "state": state, "usable": usable, "requests": requests, "limit": float(limit),
             "tokens": int(requests * steady.uniform(300, 1200)),
             "kv_ratio": None if usable == 0 else share * 1.1 + 0.03,
@@ -233,12 +274,12 @@ def _heat(values: list[float]) -> list[int]:
 def _alerts(passed: float, more: bool) -> list[dict[str, Any]]:
     alerts: list[dict[str, Any]] = [
         {
-            "name": "ttft_p99", "lane": "fast", "severity": "critical", "since_s": 84 + passed,
+            "name": "ttft_p99", "lane": "fast", "severity": "critical", "since_s": 84 + passed, "missed": False,
             "message": "TTFT p99 is 3.1 s over the last 5 min, 155 % of the promised 2 s (11 840 requests). "
             "Look at the queue wait: if it is most of it, add replicas; if not, long prefills are in the way.",
         },
         {
-            "name": "queue_per_replica", "lane": "", "severity": "warning", "since_s": 310 + passed,
+            "name": "queue_per_replica", "lane": "", "severity": "warning", "since_s": 310 + passed, "missed": False,
             "message": "9.2 requests wait for each usable replica, the target is 8. "
             "Add replicas, or look for ones that are out or slower than the others.",
         },
@@ -246,30 +287,59 @@ def _alerts(passed: float, more: bool) -> list[dict[str, Any]]:
     budget = "the error budget of 0.1 % is being used 15× as fast as it lasts (212 failed)"
     if more:
         alerts.append(
-            {"name": "error_budget", "lane": "slow", "severity": "critical", "since_s": 0.0, "message": budget}
+            {
+                "name": "error_budget",
+                "lane": "slow",
+                "severity": "critical",
+                "since_s": 0.0,
+                "message": budget,
+                "missed": False,
+            }
         )
     return alerts
 
 
-FINDINGS: list[dict[str, Any]] = [
-    {
-        "severity": "critical", "lane": "fast", "figure": "ttft_p99",
-        "cause": "first tokens wait for the long prefills of others",
-        "knob": "a smaller prefill chunk, or replicas of its own for the long lane: replicas[].lanes",
-        "evidence": {"ttft_p99_s": 3.12, "promised_s": 2.0, "requests": 11_840, "lost_long_prefill_s": 812.4},
-    },
-    {
-        "severity": "warning", "lane": "", "figure": "replicas",
-        "cause": "replicas are out: they failed, or do not answer their health checks",
-        "knob": "start them again, or look at their logs", "evidence": {"replicas_out": 7, "replicas_up": 193},
-    },
+FINDINGS = [
+    Finding(
+        "critical", "ttft_p99",
+        {"ttft_p99_s": 3.12, "promised_s": 2.0, "requests": 11_840, "lost_long_prefill_s": 812.4},
+        "first tokens wait for the long prefills of others",
+        "a smaller prefill chunk, or replicas of its own for the long lane: replicas[].lanes", "fast",
+    ),
+    Finding(
+        "warning", "replicas", {"replicas_out": 7, "replicas_up": 193},
+        "replicas are out: they failed, or do not answer their health checks",
+        "start them again, or look at their logs",
+    ),
 ]  # fmt: skip
+IDLE = {"level": "idle", "text": "Idle: no requests in 5 min · 6 of 6 replicas"}
+BROKEN = {
+    "level": "critical",
+    "text": "Broken: fast TTFT p99 is 3.1 s, promised 2 s, and 1 more · 6 of 6 replicas · 24 refused in 1 min",
+}
+BLAME: dict[str, Any] = {
+    "last_s": 300.0, "lane": None, "of": 19_400,
+    "tenants": [
+        {"tenant": "acme", "requests": 9100, "p99_s": 3.12, "explained": 8, "example": SLOW_ID, "own_s": 0.62,
+         "others_s": 2.2, "none_s": 0.3},
+        {"tenant": "globex", "requests": 7200, "p99_s": 1.9, "explained": 8, "example": SLOW_ID, "own_s": 1.4,
+         "others_s": 0.4, "none_s": 0.1},
+        {"tenant": "nightly-embeddings-of-everything", "requests": 900, "p99_s": 0.4, "explained": 8,
+         "example": SLOW_ID, "own_s": 0.4, "others_s": 0.0, "none_s": 0.0},
+    ],
+    "costs": [
+        {"who": "globex", "whom": "acme", "seconds": 1.9, "share": 0.61},
+        {"who": "umbrella", "whom": "acme", "seconds": 0.3, "share": 0.1},
+        {"who": "acme", "whom": "globex", "seconds": 0.4, "share": 0.21},
+    ],
+}  # fmt: skip
 
 
 def _slowest(passed: float) -> list[dict[str, Any]]:
     return [
         {
             "id": SLOW_ID if index == 0 else f"7f3a91c0de-{index:x}c{index}", "lane": lane, "tenant": tenant,
+            "strain": round(8.8 / (index + 1), 2),
             "ttft_s": ttft, "e2e_s": e2e, "outcome": outcome, "headline": headline, "ago_s": 12 + 31 * index + passed,
         }
         for index, (lane, tenant, e2e, ttft, outcome, headline) in enumerate(HEADLINES)

@@ -30,6 +30,7 @@ def test_parked_replicas_and_decisions_with_their_reasons_are_shown(browser: Bro
             assert seen.page.locator("#replica-rows tr").count() == 2
             assert "1 parked" in seen.page.locator("#replica-summary").inner_text()
             assert seen.page.locator("#fleet-wanted").inner_text().startswith("Wanted: 1 serving, 1 parked.")
+            seen.page.get_by_text("What the fleet decided").click()
             notes = seen.page.locator("#fleet-notes").inner_text()
             assert "start 2" in notes
             assert "2 are started: 1 serve and 1 are parked in the end." in notes

@@ -68,6 +68,6 @@ def test_it_fills_up_and_follows_the_load_and_explains_the_slow_request(browser:
             assert [text.rstrip(" ↑") for text in promised] == ["p99 ≤ 2 s", "p50, p95 ≤ 500 ms"]
             for figure in ("TPOT", "End to end", "Queue"):
                 seen.page.keyboard.press("Escape")
-                seen.page.get_by_role("radio", name=figure).check()
+                seen.page.get_by_role("group", name="Figure").get_by_role("radio", name=figure).check()
             assert "NaN" not in seen.page.locator("body").inner_text()
             assert "undefined" not in seen.page.locator("body").inner_text()

@@ -41,21 +41,28 @@ def printed(console: Console) -> str:
 def test_that_nothing_can_be_answered_is_said_at_once_everywhere(browser: Browser, tmp_path: Path) -> None:
     with double() as (engine, url_of_engine), gateway(tmp_path, {}, url_of_engine) as url:
         with clean_visit(browser, url) as seen:
-            assert seen.page.locator("#outage").is_hidden()
-            assert seen.text("#no-alerts") == "None. No requests in five minutes to judge by."
+            assert seen.text("#verdict-text") == "Idle: no requests in 5 min · 1 of 1 replica"
+            assert seen.page.title() == "Idle: no requests in 5 min · 1 of 1 replica – Headgate"
+            assert seen.text("#no-troubles") == "Nothing to judge by: no requests in five minutes."
             for _ in range(20):
                 assert ask(f"{url}/v1/chat/completions", chat("n=3", stream=True))[0] == 200
             seen.until("document.getElementById('lanes').checkVisibility()")
+            seen.until("document.title.startsWith('All promises kept · 1 of 1 replica · 0 refused')")
+            assert seen.text("#no-troubles") == "Nothing. Every promise is being kept."
             engine.send_signal(signal.SIGKILL)
             engine.wait()
             began = monotonic()
-            seen.until("!document.getElementById('outage').hidden", within_s=AT_ONCE_S)
+            seen.until("document.getElementById('verdict').dataset.state === 'critical'", within_s=AT_ONCE_S)
             assert monotonic() - began < AT_ONCE_S
             with ThreadPoolExecutor(10) as clients:
                 asked = [clients.submit(ask, f"{url}/v1/chat/completions", chat("n=3", stream=True)) for _ in range(10)]
                 assert all(one.result()[0] >= 500 for one in asked)
-            assert seen.text("#outage").startswith("Outage. no replica is usable, nothing can be answered (1 down)")
-            seen.until("document.title.startsWith('Outage: (')")
+            line = "Down: 0 of 1 replica answers (connection refused)"
+            seen.until("line => document.getElementById('verdict-text').innerText === line", line)
+            seen.until("line => document.title.startsWith(line)", line)
+            above = "(one, other) => one.getBoundingClientRect().top < other.getBoundingClientRect().top"
+            replicas, lanes = "document.getElementById('replicas')", "document.getElementById('lanes')"
+            assert seen.page.evaluate(f"({above})({replicas}, {lanes})")  # what is missing stands above the fold
             seen.until("document.querySelector('[data-lane=fast]').dataset.state === 'critical'")
             assert "66.7 % answered" in seen.text("[data-lane=fast] .facts")
             assert seen.page.locator("[data-lane=slow]").get_attribute("data-state") == "idle"
@@ -65,6 +72,8 @@ def test_that_nothing_can_be_answered_is_said_at_once_everywhere(browser: Browse
             assert "undefined" not in seen.text("body")
             seen.page.screenshot(path=str(tmp_path / "outage.png"), full_page=True)
         state = json.loads(ask(f"{url}/admin/slo")[1])
+        assert state["verdict"] == {"level": "critical", "text": line}
+        assert json.loads(ask(f"{url}/admin/state")[1])["verdict"] == state["verdict"]
         assert (state["worst"], state["outage"], state["fleet"]["down_count"]) == ("critical", True, 1)
         assert {"no_usable_replica", "failed_share"} < {alert["name"] for alert in state["alerts"]}
         assert state["lanes"]["fast"]["availability"]["5m"]["share"] == pytest.approx(2 / 3)
@@ -101,5 +110,5 @@ def test_a_parked_replica_is_no_outage(browser: Browser, tmp_path: Path) -> None
         fleet_client.show(url, None, told)
         assert "OUTAGE" not in printed(told)
         with clean_visit(browser, url) as seen:
-            assert seen.page.locator("#outage").is_hidden()
+            assert seen.text("#verdict-text") == "Asleep: no replica is in use, 1 parked"
             assert "1 parked" in seen.text("#replica-summary")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from headgate import line_file
 from headgate.engine.emulation import emulated_config, emulated_engine
 from headgate.engine.engine import Engine, EngineRequest, SequenceOutput
-from headgate.engine.runner import step_log
 from headgate.engine.runner.profile_file import dump, find, fitted, load
 from headgate.engine.runner.step_log import StepLog, StepLogHeader, header_of, read, read_header
 from headgate.machine.profile import PROFILES, Residuals, StepCost
@@ -110,17 +110,17 @@ def test_an_unwritable_path_stops_the_start_and_says_what_to_do(tmp_path: Path) 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_a_disk_that_is_full_ends_the_log_and_not_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = StepLog(tmp_path / "steps.jsonl", HEADER, 0.0, flush_s=0.01)
-    log._file.close()
-    log._file = FULL.open("wb")
+    log.file._file.close()
+    log.file._file = FULL.open("wb")
     log.take(step(), 1.0, 0.02, 0.015)
-    eventually(lambda: log._broken)
+    eventually(lambda: log.file._broken)
     for _ in range(3):
         log.take(step(), 1.0, 0.02, 0.015)
     log.close()
-    assert log.dropped == 4
+    assert log.file.dropped == 4
     assert [record.message.split("steps.jsonl ")[1] for record in caplog.records] == [
         "ends here: [Errno 28] No space left on device",
-        "lacks 4 steps",
+        "lacks 4 lines",
     ]
 
 
@@ -128,19 +128,19 @@ def test_what_waits_to_be_written_and_the_file_have_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "steps.jsonl"
-    monkeypatch.setattr(step_log, "MOST_WAITING", 3)
+    monkeypatch.setattr(line_file, "MOST_WAITING", 3)
     log = StepLog(path, HEADER, 0.0, flush_s=60.0)
     for _ in range(10):
         log.take(step(), 1.0, 0.02, 0.015)
     log.close()
     assert len(list(read(path))) == 3
     assert json.loads(path.read_bytes().splitlines()[-1]) == {"dropped": 7}
-    assert log.dropped == 7
+    assert log.file.dropped == 7
 
-    monkeypatch.setattr(step_log, "MOST_BYTES", 100)
+    monkeypatch.setattr(line_file, "MOST_BYTES", 100)
     small = StepLog(path, HEADER, 0.0, flush_s=0.01)
     small.take(step(), 1.0, 0.02, 0.015)
-    eventually(lambda: small._broken)
+    eventually(lambda: small.file._broken)
     small.take(step(), 1.0, 0.02, 0.015)
     small.close()
     assert len(list(read(path))) == 1
@@ -199,7 +199,7 @@ def test_an_engines_log_gives_its_profile(
     made, heard, changed = engine
     path = tmp_path / "steps.jsonl"
     log = StepLog(path, header_of(made, "quick-model", QUICK.bytes_per_token, emulated="quick"), monotonic())
-    made.on_step = log.take
+    made.report_steps_to(log.take)
     made.start()
     for number in range(1, 25):
         made.submit(EngineRequest(sequence(number, range(number, number + 20 * number), max_output=30)))

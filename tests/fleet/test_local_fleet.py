@@ -151,6 +151,6 @@ def test_people_can_park_drain_and_activate_and_the_gateway_keeps_what_it_needs(
 def test_an_engine_that_cannot_start_ends_the_gateway_with_its_reason(tmp_path: Path) -> None:
     path = tmp_path / "headgate.yaml"
     path.write_text("listen: {port: 0}\nembedded: {model: /nowhere.gguf}\nfleet: {kind: processes}\n")
-    said = r"no replica gets ready: local-1: its process ended with exit code 1"
+    said = r"no replica gets ready: local-1: its process ended with exit code 2"
     with pytest.raises(AssertionError, match=said), headgate("serve", "--config", str(path)):
         pass

@@ -6,7 +6,7 @@ A request says how it behaves, in its prompt or message: `ttft=MS itl=MS n=TOKEN
 for each by itself; `work` is prefill that all requests share, as they would a processor; `cached` are prompt tokens of
 its cache. With `tell=vllm` or `tell=llama` an answer in one piece says when its first token was there, as these engines
 do; with `tell=lies` it says what can't be. `GET /seen` tells what it has seen: requests, those running, and those whose
-client closed the connection before the end, with when.
+client closed the connection before the end, with when, and the targets that came with each request.
 """
 
 import asyncio
@@ -60,6 +60,8 @@ class Double:
     """Comes on top of everybody's first token."""
     word: str = "w "
     """What it says."""
+    targets: list[tuple[float | None, float | None]] = field(default_factory=list)
+    """The targets that came with each request: for its first token, and for each further one."""
     role: bool = False
     """It says at once that it is the assistant's turn."""
 
@@ -74,6 +76,8 @@ class Double:
                 ("POST", "/word"): self.change_word,
                 ("POST", "/role"): self.change_role,
                 ("POST", "/drop"): self.drop,
+                ("GET", "/health/ready"): lambda exchange: exchange.respond(200, b"{}"),
+                ("GET", "/health/deep"): lambda exchange: exchange.respond(200, b"{}"),
                 ("GET", "/health"): lambda exchange: exchange.respond(200, b"{}"),
                 ("GET", "/v1/models"): self.list_models,
                 ("GET", "/seen"): self.tell,
@@ -87,6 +91,7 @@ class Double:
     def tell(self, exchange: Exchange) -> None:
         facts = {"seen": self.seen, "running": len(self.jobs), "most": self.most, "closed_at": self.closed_at}
         facts["warmed"] = self.warmed
+        facts["targets"] = self.targets
         exchange.respond(200, msgspec.json.encode(facts))
 
     def start_refusing(self, exchange: Exchange) -> None:
@@ -144,6 +149,7 @@ class Double:
             came_at=now,
         )
         self.seen += 1
+        self.targets.append((body.get("ttft_target_ms"), body.get("tpot_target_ms")))
         self.jobs.append(job)
         self.most = max(self.most, len(self.jobs))
 

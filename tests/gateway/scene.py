@@ -13,8 +13,8 @@ from headgate.config.gateway import GatewayConfig
 from headgate.gateway.account import Summary
 from headgate.gateway.answer.backlog import relay_limits
 from headgate.gateway.answer.bounded import Bounded, Several
+from headgate.gateway.answer.continuation import closing
 from headgate.gateway.answer.gather import Gather
-from headgate.gateway.answer.output import closing
 from headgate.gateway.answer.relay import Relay
 from headgate.gateway.answer.response_reader import ResponseReader
 from headgate.model.clock import monotonic
@@ -36,8 +36,8 @@ LIMITS = relay_limits(GatewayConfig())
 class Gate:
     """The owner of every relay."""
 
-    def __init__(self, pool: Connections) -> None:
-        self.pool = pool
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
         self.limits = LIMITS
         self.slow_client: Literal["cancel", "spool"] = "cancel"
         self.stream = True
@@ -63,7 +63,7 @@ class Gate:
         relay = Relay(exchange, self, limits, monotonic, *asked)
         self.relays.append(relay)
         reader = self.read_by(relay)
-        reader.start(self.pool.send(request_head("/v1/x", self.pool.host), exchange.body, reader))
+        reader.start(self.connections.send(request_head("/v1/x", self.connections.host), exchange.body, reader))
 
     def on_first(self) -> None:
         self.firsts += 1
@@ -117,10 +117,10 @@ async def scene(**limits: Any) -> AsyncIterator[Scene]:
                 yield Scene(gate, served, replica)
                 for client in served.opened:
                     client.leave()
-                await until(lambda: not served.server.answering and not gate.pool.busy)
+                await until(lambda: not served.server.answering and not gate.connections.busy)
             finally:
-                gate.pool.close()
-                await until(lambda: not gate.pool.connections)
+                gate.connections.close()
+                await until(lambda: not gate.connections.count)
         assert all(relay.over for relay in gate.relays)
         assert gate.ended.empty()  # nothing ended twice, and each test has looked
         assert gate.failed.empty()

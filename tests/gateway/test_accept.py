@@ -13,7 +13,7 @@ from headgate.config.output import AliasConfig, OutputConfig
 from headgate.gateway.answer.response_voice import Native, Translated
 from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import LONGEST_NAME, LONGEST_SESSION, Accepted, Acceptor
-from headgate.gateway.intake.identity import Identities
+from headgate.gateway.intake.asks import Identities
 from headgate.gateway.intake.models import Entry, Models
 from headgate.model.errors import InvalidRequest, NotOffered, Unauthorized, UnknownModel
 from headgate.model.lane import LANES
@@ -421,18 +421,18 @@ def test_what_answers_usually_say_is_learned_and_counts_where_more_is_allowed() 
 
 def test_a_system_message_is_told_from_none() -> None:
     system = [{"role": "system", "content": "Be kind."}]
-    assert accept({**SAID, "messages": system + HELLO}).opened
-    assert accept({**SAID, "messages": [{"role": "developer", "content": "x"}]}).opened
-    assert not accept(SAID).opened
-    assert not accept({"model": "m", "prompt": "Hello"}, path=TEXT).opened
+    assert accept({**SAID, "messages": system + HELLO}).prompt.opened
+    assert accept({**SAID, "messages": [{"role": "developer", "content": "x"}]}).prompt.opened
+    assert not accept(SAID).prompt.opened
+    assert not accept({"model": "m", "prompt": "Hello"}, path=TEXT).prompt.opened
 
 
 def test_bytes_of_text_are_known_only_without_token_ids_and_media() -> None:
-    assert accept(SAID).prompt_bytes > 0
-    assert accept({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5}, path=TEXT).prompt_bytes == 0
+    assert accept(SAID).prompt.text_bytes > 0
+    assert accept({"model": "m", "prompt": [1, 2, 3], "max_tokens": 5}, path=TEXT).prompt.text_bytes == 0
     picture = [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
     found = accept({**SAID, "messages": [{"role": "user", "content": picture}]})
-    assert found.prompt_bytes == 0
+    assert found.prompt.text_bytes == 0
     assert found.request.prompt_tokens > accept(SAID).request.prompt_tokens
 
 
@@ -485,7 +485,7 @@ def test_a_response_is_asked_for_as_a_chat_where_an_engine_has_only_those() -> N
     assert found.body["max_tokens"] == 5
     assert isinstance(sent.voice, Translated)
     assert found.wants_usage
-    assert found.opened
+    assert found.prompt.opened
     assert found.encoded == b""
 
 
@@ -498,7 +498,7 @@ def test_engines_that_all_have_responses_get_it_as_it_is() -> None:
     assert found.body["input"] == "Hello"
     assert "stream_options" not in found.body
     assert found.body["max_output_tokens"] == 5
-    assert found.opened
+    assert found.prompt.opened
     assert accept({**ASKED, "max_output_tokens": None}, made, RESPONSES).body["max_output_tokens"] == 384
     both = accept({**ASKED, "max_tokens": 3}, made, RESPONSES)
     assert "max_tokens" not in both.body

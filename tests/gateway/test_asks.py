@@ -15,7 +15,7 @@ from headgate.config.output import OutputConfig
 from headgate.gateway.answer.bounded import Several, ended_in, told_whole
 from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import Accepted, Acceptor
-from headgate.gateway.intake.identity import Identities
+from headgate.gateway.intake.asks import Identities
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
@@ -211,7 +211,7 @@ def test_each_prompt_of_a_list_is_answered_for_itself(prompt: Any, prompts: int,
     assert (found.request.choices, found.request.max_output) == (2 * prompts, 20 * prompts)
     if tokens is not None:
         assert found.request.prompt_tokens == tokens
-        assert found.prompt_bytes == 0  # nothing is learned of how many tokens text has
+        assert found.prompt.text_bytes == 0  # nothing is learned of how many tokens text has
 
 
 @pytest.mark.parametrize("prompt", [[1, "two"], [1, [2]], [None], [True, False], [1.5]])
@@ -368,7 +368,7 @@ def test_a_picture_is_no_text(part: dict[str, Any]) -> None:
     found = accept({"messages": [{"role": "user", "content": [text, part]}], "stream": True})
     assert found.request.prompt_tokens < 200
     assert found.request.lane == "fast"
-    assert found.prompt_bytes == 0
+    assert found.prompt.text_bytes == 0
     assert json.loads(msgspec.json.encode(found.body))["messages"][0]["content"][1] == part
     if part.get("type", "").startswith("input_"):
         item = {"role": "user", "content": [part]}
@@ -398,7 +398,9 @@ def test_a_part_whose_type_is_no_word_is_the_engines_to_refuse(kind: Any) -> Non
     parts = [{"type": kind, "text": "x"}, 5, None]
     assert accept({"messages": [{"role": "user", "content": parts}]}).request.prompt_tokens > 0
     assert accept({"messages": [{"role": "user", "content": {"type": kind}}]}).request.prompt_tokens > 0
-    assert accept({"messages": [{"role": "tool", "output": {"type": "image", "image": PICTURE}}]}).prompt_bytes == 0
+    assert (
+        accept({"messages": [{"role": "tool", "output": {"type": "image", "image": PICTURE}}]}).prompt.text_bytes == 0
+    )
 
 
 # -- an answer in one piece -----------------------------------------------------------------------------------------
@@ -495,9 +497,9 @@ def test_several_choices_take_as_many_slots(tmp_path: Path, engine: str) -> None
         held = post(url, chat("ttft=20000", n=3))
         eventually(lambda: seen(engine)["running"] == 1)
         wide = post(url, chat("ttft=20000", n=2))
-        eventually(lambda: json.loads(ask(f"{url}/admin/ledger")[1])["waiting_in_pools"] == 1)
+        eventually(lambda: json.loads(ask(f"{url}/admin/ledger")[1])["waiting_by_model"] == 1)
         one = post(url, chat("ttft=20000"))
-        eventually(lambda: json.loads(ask(f"{url}/admin/ledger")[1])["waiting_in_pools"] == 2)
+        eventually(lambda: json.loads(ask(f"{url}/admin/ledger")[1])["waiting_by_model"] == 2)
         assert seen(engine)["seen"] == before + 1  # the last slot is kept for the two
         held.close()
         eventually(lambda: seen(engine)["running"] == 2)

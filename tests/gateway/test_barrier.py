@@ -22,10 +22,11 @@ from headgate.gateway.answer.relay import Relay
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.accept import Acceptor
+from headgate.gateway.intake.models import Chosen
 from headgate.gateway.placing import Placing, Ticket
 from headgate.gateway.shadow import ShadowCopy, Shadows
 from headgate.gateway.trace_context import Contexts
-from headgate.model.clock import monotonic
+from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Ended, Event, FirstToken, Tick
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
@@ -70,20 +71,20 @@ class Trap:
 
 
 @contextlib.asynccontextmanager
-async def two_replicas(config: GatewayConfig) -> AsyncIterator[Scene]:
+async def two_replicas(config: GatewayConfig, clock: Clock = monotonic) -> AsyncIterator[Scene]:
     """A gateway before two doubles that serve the same."""
     engines = {"a": Engine(), "b": Engine()}
     loop = asyncio.get_running_loop()
     servers = {name: HttpServer(engine.router(), clock=monotonic) for name, engine in engines.items()}
     tasks = [loop.create_task(engine.run()) for engine in engines.values()]
-    it = Scene(config, engines)
+    it = Scene(config, engines, clock=clock)
     try:
         it.port = await it.server.listen("127.0.0.1", 0)
         for name, server in servers.items():
             url = f"http://127.0.0.1:{await server.listen('127.0.0.1', 0)}"
             it.roster.join(Replica(id=name, url=url, kind="vllm", slots=8))
         it.instruments.start()
-        fleet = it.gateway.dispatcher.fleet
+        fleet = it.gateway.dispatcher.index
         await until(lambda: all(load.usable == 1 for load in fleet.loads.values()))
         yield it
         it.leave()
@@ -258,7 +259,7 @@ async def test_what_raises_fails_one_request(monkeypatch: pytest.MonkeyPatch, ow
 async def test_a_second_replicas_trouble_is_one_requests(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for after in (False, True):
         async with two_replicas(GatewayConfig(hedge=HEDGED)) as it:
-            for load in it.gateway.dispatcher.fleet.loads.values():
+            for load in it.gateway.dispatcher.index.loads.values():
                 load.cold = False
             monkeypatch.setattr(Hedger, "late", late_at_once(it))
             monkeypatch.setattr(Hedger, "spend", lambda self, lane: True)
@@ -293,7 +294,7 @@ async def proven(it: Scene, trap: Trap, way: Way) -> None:
     assert again.body.endswith(b"data: [DONE]\n\n")
     await settled(it.ledger)
     assert len(it.records) == 2
-    assert all(load.usable > 0 for load in it.gateway.dispatcher.fleet.loads.values()), "nobody is blamed"
+    assert all(load.usable > 0 for load in it.gateway.dispatcher.index.loads.values()), "nobody is blamed"
 
 
 # -- those that only watch -----------------------------------------------------------------------------------
@@ -352,15 +353,18 @@ async def test_a_copy_that_raises_gives_its_place_back(monkeypatch: pytest.Monke
         for name in ("on_head", "on_events", "on_done"):
             trap = Trap(monkeypatch, ShadowCopy, name)
             trap.armed = True
-            shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
+            shadows.copy(COPIED, "/v1/chat/completions", ask_body("n=2"), 10)
             await until(lambda: not shadows.counts("x")["under_way"])
             assert trap.sprung
         shadows.report_to(raises)
-        shadows.copy("x", "double", "/v1/chat/completions", ask_body("n=2"), 10)
+        shadows.copy(COPIED, "/v1/chat/completions", ask_body("n=2"), 10)
         await until(lambda: not shadows.counts("x")["under_way"])
-        shadows.copy("x", "double", "/v1/chat/completions", {"model": object()}, 10)
+        shadows.copy(COPIED, "/v1/chat/completions", {"model": object()}, 10)
         await until(lambda: not shadows.counts("x")["under_way"])
-        await until(lambda: not it.gateway.placing.places["a"].pool.busy)
+        await until(lambda: not it.gateway.placing.places["a"].connections.busy)
+
+
+COPIED = Chosen("x", "double", "v1", "", "x", ("v2", "double"))
 
 
 def ask_body(text: str) -> dict[str, Any]:
@@ -394,3 +398,20 @@ async def test_an_event_that_the_dispatcher_chokes_on_is_not_the_gateways_end(mo
             await settled(it.ledger)
             assert len(it.records) == 1
             assert (await it.ask("n=2")).status == 200
+
+
+@awaited
+async def test_one_whose_end_raises_when_the_gateway_stops_is_ended_like_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_replicas(GatewayConfig()) as it:
+        body = {"model": "double", "messages": [{"role": "user", "content": "n=400 itl=10"}], "stream": True}
+        clients = [await it.send("POST", "/v1/chat/completions", body) for _ in range(2)]
+        await until(lambda: len(it.gateway.tickets) == 2 and heard(it))
+        trap = Trap(monkeypatch, Relay, "fail")
+        trap.armed = True
+        await it.gateway.finish(0)
+        assert trap.sprung == 1
+        assert not it.gateway.tickets
+        for client in clients:
+            assert b'"error"' in (await client.answer()).body

@@ -10,7 +10,7 @@ import pytest
 from headgate.config.gateway import Tenant, TimeoutsConfig
 from headgate.config.models import CanaryConfig
 from headgate.model.clock import monotonic
-from headgate.policy.dispatch.queues import ModelQueue
+from headgate.policy.dispatch.passage import ModelQueue
 from headgate.policy.rollout.rollout import Stage
 from tests.gateway.test_rollout import HALF, PIN, started
 from tests.gateway.versions import CHAT, Scene, awaited, scene
@@ -53,7 +53,7 @@ async def test_the_other_version_answers_at_once_and_the_record_says_so(stream: 
             assert record.choice == "version v1: no replica of v2 is usable; version v2: 0.5 of chat"
         assert all(record.version == "v1" for record in it.records)
         assert {body["model"] for body in it.engines["chat-1"].bodies} == {"double"}
-        await until(lambda: it.gateway.dispatcher.fleet.loads["chat-2"].usable == 0)
+        await until(lambda: it.gateway.dispatcher.index.loads["chat-2"].usable == 0)
         answers = await ask_all(it, 40, stream=stream)
         assert max(took_s for _, took_s in answers) < 1.0
         assert {record.attempts for record in it.records[-40:]} == {1}
@@ -64,7 +64,7 @@ async def test_requests_that_wait_for_a_version_as_it_dies_are_answered_by_the_o
     async with scene(HALF, slots=1) as it:
         it.engines["chat-2"].held_s = 60.0
         asking = asyncio.ensure_future(ask_all(it, 10))
-        await until(lambda: it.gateway.dispatcher.pools.get("chat-2", IDLE).waiting > 0)
+        await until(lambda: it.gateway.dispatcher.model_queues.get("chat-2", IDLE).waiting > 0)
         await die(it, "chat-2")
         answers = await asking
         assert {status for status, _ in answers} == {200}
@@ -80,7 +80,7 @@ async def test_a_version_that_is_back_has_its_share_again() -> None:
         await ask_all(it, 20)
         assert it.asked()["chat-2"] == 0
         it.roster.route("chat-2", True)
-        await until(lambda: dispatcher.fleet.loads["chat-2"].usable == 1)
+        await until(lambda: dispatcher.index.loads["chat-2"].usable == 1)
         await ask_all(it, 20)
         assert it.asked()["chat-2"] > 2
         assert not any(record.fell_back for record in it.records[-20:])

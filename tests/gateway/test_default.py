@@ -7,6 +7,7 @@ import pytest
 
 from headgate.config.output import AliasConfig, OutputConfig
 from headgate.model.replica import Replica
+from headgate.replica.detect import Card
 from tests.gateway.versions import CHAT, Scene, awaited, scene
 from tests.wire.serving import until
 
@@ -18,7 +19,7 @@ async def plain(it: Scene, kind: str) -> None:
     url = it.roster.watches["chat-1"].replica.url
     it.roster.leave("chat-1")
     it.roster.join(Replica(id="plain", url=url, kind=kind, slots=8))
-    fleet = it.gateway.dispatcher.fleet
+    fleet = it.gateway.dispatcher.index
     await until(lambda: "plain" in fleet.loads and fleet.loads["plain"].usable == 1)
     it.engines["chat-1"].bodies.clear()
 
@@ -48,9 +49,9 @@ async def test_a_replica_is_asked_for_what_it_lists(kind: str, stream: bool) -> 
 async def test_an_adapter_that_is_listed_first_is_not_what_is_meant() -> None:
     async with scene(replicas=("chat-1",)) as it:
         await plain(it, "vllm")
-        it.roster.said("plain", ["poet", "base", "other"], frozenset({"poet"}))
+        it.roster.said("plain", [Card("poet", parent="base"), Card("base"), Card("other")])
         assert (await it.ask(model="default")).status == 200
-        it.roster.said("plain", ["default", "base"], frozenset())
+        it.roster.said("plain", [Card("default"), Card("base")])
         assert (await it.ask(model="default")).status == 200
         assert [body["model"] for body in it.engines["chat-1"].bodies] == ["base", "default"]
 
@@ -97,8 +98,8 @@ async def test_an_alias_is_told_by_its_own_name(name: str, more: dict[str, Any],
 @awaited
 async def test_names_that_are_found_out_reach_all_that_keep_a_replica() -> None:
     async with scene(replicas=("chat-1",)) as it:
-        it.roster.said("chat-1", ["chat-1", "poet"], frozenset({"poet"}))
-        load = it.gateway.dispatcher.fleet.get("chat-1")
+        it.roster.said("chat-1", [Card("chat-1"), Card("poet", parent="chat-1")])
+        load = it.gateway.dispatcher.index.get("chat-1")
         assert load is not None
         found = (load.replica, it.gateway.placing.places["chat-1"].replica, it.roster.watches["chat-1"].replica)
         assert [replica.names for replica in found] == [{"chat-1", "poet"}] * 3

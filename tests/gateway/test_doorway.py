@@ -142,7 +142,7 @@ def test_it_listens_on_a_unix_socket(tmp_path: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert over(path, "POST", "/v1/chat/completions", json.dumps(chat("n=2")).encode()) == 200
             assert over(path, "GET", "/admin/ledger") == 200
-            with pytest.raises(AssertionError, match=r"can't listen on .*gate\.sock .*--uds"):
+            with pytest.raises(AssertionError, match=r"can't listen on .*gate\.sock: .*--uds"):
                 headgate("serve", "--uds", str(path), "--replica", engine).__enter__()
             process.terminate()
             assert process.wait(15) == 0

@@ -222,6 +222,8 @@ def test_what_engines_do_is_still_an_answer(url: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["html", "empty", "deep", "no-content", "object"])
 def test_another_replica_answers_instead(engine: RawEngine, tmp_path: Path, name: str) -> None:
     with raw_engine({}) as good, gateway(tmp_path, {"retry": {"ratio": 1}}, engine.url, good.url) as url:
+        # It is ready with one replica, and would ask that one three times while there is no other.
+        eventually(lambda: all(one["state"] == "up" for one in json.loads(ask(f"{url}/admin/fleet")[1])["known"]))
         for number in range(6):
             status, said = ask(url + CHAT, chat(f"{number} say=whole-{name}", max_tokens=16))
             assert (status, json.loads(said)["choices"][0]["message"]["content"]) == (200, "w")

@@ -13,7 +13,8 @@ import pytest
 from openai import OpenAI
 
 from headgate.gateway.answer.bounded import still_bounded
-from headgate.gateway.answer.transcript import MOST_KEPT, Continuation, has_ended, rest_of, text_said
+from headgate.gateway.answer.continuation import Continuation, rest_of, text_said
+from headgate.gateway.answer.transcript import MOST_KEPT, has_ended
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.policy.answers.output import Allowance
@@ -21,7 +22,7 @@ from headgate.replica.dialects import can_continue
 from tests.engine.process import ask, headgate
 from tests.gateway.scene import DONE, USAGE, payloads, scene
 from tests.gateway.test_output import accepted
-from tests.replica.engine import END, STREAM, event, token
+from tests.replica.engine import END, STREAM, event, token, whole
 from tests.wire.serving import live, until
 
 FIRST = b'{"id":"a","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"One"}}]}'
@@ -119,7 +120,7 @@ async def test_a_stream_that_breaks_off_waits_and_is_gone_on_with() -> None:
         relay = on.gate.relays[0]
         assert not relay.over
         assert relay.transcript.said == bytearray(b"One\n two\n")
-        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        relay.go_on(on.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         second = await on.replica.asked()
         second.send(STREAM + token(" three") + DONE + END)
         said = [json.loads(line)["choices"][0]["delta"]["content"] for line in payloads(await client.answer())[:-1]]
@@ -145,7 +146,7 @@ async def test_each_that_dies_or_stalls_is_gone_on_after() -> None:
         talk.send(STREAM + event(FIRST))
         for number, word in enumerate((" two", " three", " four"), 1):
             await until(partial(_as_many, broken, number))
-            relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+            relay.go_on(on.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
             talk = await on.replica.asked()
             talk.send(STREAM + token(word))
         talk.send(DONE + END)
@@ -166,7 +167,7 @@ async def test_whoever_goes_on_may_take_as_long_to_begin_as_anybody() -> None:
         talk.send(STREAM + event(FIRST))
         talk.close()
         await until(lambda: broken)
-        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        relay.go_on(on.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         talk = await on.replica.asked()
         began = monotonic()
         await until(lambda: monotonic() - began > 0.3)
@@ -174,6 +175,31 @@ async def test_whoever_goes_on_may_take_as_long_to_begin_as_anybody() -> None:
         assert payloads(await client.answer())[-1] == b"[DONE]"
         assert len(broken) == 1
         assert (await on.gate.ended.get()).outcome.value == "completed"
+
+
+@live
+async def test_replicas_that_refuse_to_go_on_are_not_counted_as_tries_in_vain() -> None:
+    async with scene() as on:
+        broken: list[ServeError] = []
+        on.gate.goes_on = broken.append
+        client, talk = await on.asking()
+        relay = on.gate.relays[0]
+        relay.transcript.keep()
+        talk.send(STREAM + event(FIRST))
+        talk.close()
+        tries: list[int] = []
+        for answer in (whole(b'{"error":{"message":"busy"}}', 503), whole(b'{"error":{"message":"bad"}}', 500), b""):
+            await until(lambda: len(broken) == len(tries) + 1)
+            relay.go_on(on.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+            talk = await on.replica.asked()
+            talk.send(answer)
+            talk.close()
+            await until(lambda: len(broken) == len(tries) + 2)
+            tries.append(relay.fruitless)
+        assert tries == [0, 1, 2]
+        relay.fail(broken[-1])
+        assert b'"error"' in (await client.answer()).body
+        await on.gate.ended.get()
 
 
 @live
@@ -211,7 +237,7 @@ async def test_what_was_repeated_before_it_broke_off_counts_afterwards() -> None
         asked = accepted({})
         reader = still_bounded(asked, Allowance("chat", None, "", (), "safe"), relay)
         assert still_bounded(asked, Allowance("chat", None, "", (), "off"), relay) is relay
-        relay.go_on(on.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", reader))
+        relay.go_on(on.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", reader))
         talk = await on.replica.asked()
         talk.send(STREAM + token(again))
         assert payloads(await client.answer())[-1] == b"[DONE]"
@@ -285,7 +311,10 @@ def count(client: OpenAI, on_token: Callable[[int], None]) -> tuple[str, set[str
 @pytest.mark.timeout(120)
 def test_a_killed_engine_is_not_noticed(engines: list[tuple[int, str]], tmp_path: Path) -> None:
     config = tmp_path / "headgate.yaml"
-    config.write_text(json.dumps({"replicas": [{"url": url} for _, url in engines], "listen": {"port": 0}}))
+    # What repeats itself is not ended: this model does, and a reply that is continued is read in other pieces.
+    watched = {"output": {"tasks": {"chat": {"runaway": "off"}}}}
+    replicas = [{"url": url} for _, url in engines]
+    config.write_text(json.dumps({"replicas": replicas, "listen": {"port": 0}, **watched}))
     with headgate("serve", "--config", str(config)) as (_, url), OpenAI(base_url=f"{url}/v1", api_key="x") as client:
         expected, _, whole = count(client, lambda number: None)
         victim: list[str] = []

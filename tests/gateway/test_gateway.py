@@ -264,7 +264,7 @@ def test_an_engines_death_is_absorbed_before_the_first_byte_explicit_after_and_i
 
         async def run() -> None:
             quiet = [asyncio.create_task(stream(url, chat("ttft=1500 n=2", stream=True))) for _ in range(12)]
-            loud = [asyncio.create_task(stream(url, chat("itl=50 n=60", stream=True))) for _ in range(12)]
+            loud = [asyncio.create_task(stream(url, chat(f"itl=50 n={60 + step}", stream=True))) for step in range(12)]
             await until(lambda: seen(one)["running"] > 4 and seen(one)["running"] + seen(other)["running"] == 24)
             await asyncio.sleep(0.3)  # until the loud ones have spoken
             doomed.send_signal(signal.SIGKILL)
@@ -430,14 +430,15 @@ def test_a_tenant_that_floods_does_not_move_the_others_p99(tmp_path: Path, engin
 
 def test_long_prompts_ahead_do_not_hold_short_ones_up(tmp_path: Path, engine: str) -> None:
     with gateway(tmp_path, {"lanes": {"fast": {"wait_bound_s": 20}, "slow": {"wait_bound_s": 60}}}, engine) as url:
-        long = chat("work=300 n=2 " + "word " * 4000, stream=True)
+        # Each begins in its own way: equal ones would be expected in the cache once the first is sent.
+        long = [chat(f"work=300 n=2 {number} " + "word " * 4000, stream=True) for number in range(18)]
         short = chat("work=20 n=2", stream=True)
 
         async def eleven() -> list[float]:
             return [took for _, _, took in await asyncio.gather(*(stream(url, short) for _ in range(11)))]
 
         async def behind() -> list[float]:
-            ahead = [asyncio.create_task(stream(url, long)) for _ in range(18)]
+            ahead = [asyncio.create_task(stream(url, each)) for each in long]
             await until(lambda: seen(engine)["running"] > 0)
             took = await eleven()
             for task in ahead:

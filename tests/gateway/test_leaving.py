@@ -94,7 +94,7 @@ async def test_leaving_a_queue_costs_nothing() -> None:
         other = await it.send(
             "POST", "/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "ttft=800"}]}
         )
-        await until(lambda: it.gateway.dispatcher.fleet.loads["chat-1"].requests == 1)
+        await until(lambda: it.gateway.dispatcher.index.loads["chat-1"].requests == 1)
         record = await leave(it, 0.2, max_tokens=64)
         assert (record.output_tokens, record.attempts) == (0, 0)
         assert spent(it) == 0

@@ -11,8 +11,8 @@ import pytest
 
 from headgate.model.lane import LANES
 from headgate.model.request import Request
-from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.queues import Passage
+from headgate.policy.dispatch.passage import Passage
+from headgate.policy.tenants.limits import TenantLimits
 from tests import ledger
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, gateway
@@ -37,27 +37,27 @@ def a_place_in_a_queue(it: Scene) -> None:
 
 
 def a_slot(it: Scene) -> None:
-    it.gateway.dispatcher.fleet.loads["chat-1"].requests += 1
+    it.gateway.dispatcher.index.loads["chat-1"].requests += 1
 
 
 def a_slot_twice_given_back(it: Scene) -> None:
-    it.gateway.dispatcher.fleet.loads["chat-1"].requests -= 1
+    it.gateway.dispatcher.index.loads["chat-1"].requests -= 1
 
 
 def some_tokens(it: Scene) -> None:
-    it.gateway.dispatcher.fleet.loads["chat-2"].decode_tokens += 5
+    it.gateway.dispatcher.index.loads["chat-2"].decode_tokens += 5
 
 
 def a_prompt(it: Scene) -> None:
-    it.gateway.dispatcher.fleet.loads["chat-2"].prefill_tokens += 5
+    it.gateway.dispatcher.index.loads["chat-2"].prefill_tokens += 5
 
 
 def a_lanes_count(it: Scene) -> None:
-    next(iter(next(iter(it.gateway.dispatcher.pools.values())).tallies.values())).running += 1
+    next(iter(next(iter(it.gateway.dispatcher.model_queues.values())).tallies.values())).running += 1
 
 
 def a_prefill(it: Scene) -> None:
-    next(iter(next(iter(it.gateway.dispatcher.pools.values())).lanes.values())).prefills += 1
+    next(iter(next(iter(it.gateway.dispatcher.model_queues.values())).lanes.values())).prefills += 1
 
 
 def a_reservation(it: Scene) -> None:

@@ -278,6 +278,7 @@ class TalkedTo:
         self.draining = False
         self.transport: Any = None
         self.ids = 0
+        self.access = None
         self.talk = Conversation(sockets, it.gateway, "/v1/chat/completions", headers)
         self.talk.on_open(self, self)  # type: ignore[arg-type]
 

@@ -1,7 +1,9 @@
 """How much an answer may say, from the header to the record; and how one is ended that the replica would go on with."""
 
+import asyncio
 import json
 import random
+import re
 import time
 import urllib.error
 import urllib.request
@@ -16,11 +18,10 @@ from headgate.config.output import TASKS, OutputConfig, TaskConfig
 from headgate.gateway.answer.bounded import Bounded, _says_end, ended_in, may_outlast, told_whole
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.gathered import GatheredAnswer
-from headgate.gateway.answer.output import speaks, text_of
 from headgate.gateway.answer.relay import Relay
-from headgate.gateway.answer.transcript import has_ended
+from headgate.gateway.answer.transcript import Repeats, has_ended, speaks, text_of
 from headgate.gateway.intake.accept import Accepted, Acceptor
-from headgate.gateway.intake.identity import Identities
+from headgate.gateway.intake.asks import Identities
 from headgate.model.clock import monotonic
 from headgate.model.errors import InvalidRequest
 from headgate.model.lane import LANES
@@ -162,6 +163,20 @@ def test_the_best_of_several_is_not_asked_for_as_a_stream(asked: dict[str, Any],
 # -- what an event says ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("words", range(8))
+def test_a_loop_is_heard_in_time_though_the_event_before_it_was_a_comma(words: int) -> None:
+    """How many events are collected goes by how long they are on the whole."""
+    said = re.findall(r" \w+", " they danced and sang in the hall of the old house until morning")
+    start = [*said, ".", *said, ".", *said[:words], ","]
+    unit = [" and", " they", " danced", ",", " and", " they", " sang", ","]
+    repeats, heard = Repeats(Detector()), 0
+    for piece in [*start, *unit * 20]:
+        heard += len(piece)
+        if repeats.hear([token(piece)]):
+            break
+    assert heard - len("".join(start)) <= 4 * len("".join(unit))
+
+
 @pytest.mark.parametrize("content", ["5", "true", "[1, 2]", '{"a": "b"}', "1.5"])
 def test_an_event_whose_text_is_none_adds_nothing(content: str) -> None:
     for field in ('"delta": {"content": %s}', '"text": %s'):
@@ -197,6 +212,7 @@ def test_the_text_of_an_event_is_found_whoever_wrote_it(text: str, dumps: Any) -
         {"reasoning": "x"},
         {"content": "", "reasoning": "x"},
         {"reasoning": "", "reasoning_content": "", "content": "x"},
+        {"reasoning_content": "", "content": "", "text": "x"},
         {"content": None, "reasoning": "x"},
     ],
 )
@@ -257,6 +273,23 @@ async def test_a_stream_that_repeats_itself_is_ended_for_the_replica_and_for_the
 
 
 @live
+async def test_where_the_replica_ends_it_in_the_same_moment_its_own_end_is_passed_on() -> None:
+    async with scene() as on:
+        on.gate.read_by = lambda relay: Bounded(relay, Detector())
+        client, talk = await on.asking()
+        tokens, period = looping(20)
+        talk.send(
+            STREAM + tokens + event(b'{"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}') + DONE + END
+        )
+        *said, end, done = payloads(await client.answer())
+        summary = await on.gate.ended.get()
+        assert len(said) == 20 * period
+        assert json.loads(end)["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+        assert done == b"[DONE]"
+        assert (summary.outcome, summary.stop) == (Outcome.COMPLETED, "")
+
+
+@live
 async def test_a_stream_that_is_watched_and_goes_well_is_passed_on_untouched() -> None:
     async with scene() as on:
         on.gate.read_by = lambda relay: Bounded(relay, Detector())
@@ -264,7 +297,7 @@ async def test_a_stream_that_is_watched_and_goes_well_is_passed_on_untouched() -
         talk.send(STREAM + token("a") + token("b") + USAGE + DONE + END)
         assert [content(data) for data in payloads(await client.answer())[:-1]] == ["a", "b"]
         assert (await on.gate.ended.get()).usage == (7, 2)
-        assert on.gate.pool.idle == 1
+        assert on.gate.connections.idle == 1
 
 
 @live
@@ -337,7 +370,22 @@ async def test_a_gathered_stream_is_the_answer_in_one_piece() -> None:
         assert body["usage"]["completion_tokens"] == 2
         summary = await on.gate.ended.get()
         assert (summary.outcome, summary.usage, summary.stop) == (Outcome.COMPLETED, (7, 2), "")
-        assert on.gate.pool.idle == 1
+        assert on.gate.connections.idle == 1
+
+
+@live
+async def test_what_comes_after_the_end_of_a_gathered_stream_is_not_in_the_answer() -> None:
+    async with scene() as on:
+        on.gate.stream, on.gate.read_by = False, gathering()
+        client, talk = await on.asking()
+        talk.send(STREAM + token("a") + chunks({"index": 0, "delta": {}, "finish_reason": "stop"}) + DONE)
+        await asyncio.sleep(0.02)
+        talk.send(token("b"))
+        await asyncio.sleep(0.02)
+        talk.send(END)
+        answer = json.loads((await client.answer()).body)
+        assert answer["choices"][0]["message"]["content"] == "a"
+        await on.gate.ended.get()
 
 
 @live

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.gateway.answer.output import FIRST_LOOK, MOST_BETWEEN_LOOKS, Repeats, plain
+from headgate.gateway.answer.transcript import FIRST_LOOK, MOST_BETWEEN_LOOKS, Repeats, plain
 from headgate.policy.answers.runaway import Detector
 from tests.engine.process import ask
 from tests.gateway.test_gateway import chat, double, eventually, gateway, seen

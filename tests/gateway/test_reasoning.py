@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from headgate.gateway.answer.output import content_of, speaks, thinks
 from headgate.gateway.answer.relay import MOST_HELD
-from headgate.gateway.answer.transcript import MOST_KEPT
+from headgate.gateway.answer.transcript import MOST_KEPT, content_of, speaks, thinks
 from headgate.model.clock import monotonic
 from headgate.model.errors import ServeError
 from headgate.policy.rollout.verdict import VersionSample
@@ -85,7 +84,7 @@ async def test_an_answer_that_only_speaks_of_reasoning_is_gone_on_with() -> None
         talk.close()
         await until(lambda: broken)
         assert bytes(relay.transcript.said or b"").replace(b"\n", b"") == rb"A \"reasoning is \"reasoning\""
-        relay.go_on(it.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        relay.go_on(it.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         talk = await it.replica.asked()
         talk.send(STREAM + event(ROLE) + token(".") + DONE + END)
         assert payloads(await client.answer())[-1] == b"[DONE]"
@@ -103,7 +102,7 @@ async def test_a_second_replica_that_begins_to_think_in_the_middle_of_an_answer_
         talk.send(STREAM + token("Four"))
         talk.close()
         await until(lambda: broken)
-        relay.go_on(it.gate.pool.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
+        relay.go_on(it.gate.connections.send(b"POST /v1/x HTTP/1.1\r\nhost: a\r\n", b"{}", relay))
         talk = await it.replica.asked()
         talk.send(STREAM + event(chunk(reasoning="Hm.")) + token("Five") + DONE + END)
         events = payloads(await client.answer())

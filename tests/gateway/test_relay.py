@@ -34,7 +34,7 @@ async def test_a_stream_is_passed_on_event_by_event() -> None:
         assert headers["x-accel-buffering"] == "no"
         assert summary.outcome is Outcome.COMPLETED
         assert (summary.status, summary.events, on.gate.firsts) == (200, 2, 1)
-        assert on.gate.pool.idle == 1
+        assert on.gate.connections.idle == 1
 
 
 @live
@@ -205,7 +205,7 @@ async def test_a_whole_answer_is_passed_on_as_it_is() -> None:
         assert (answer.status, answer.body, answer.headers["content-type"]) == (200, body, "application/json")
         summary = await on.gate.ended.get()
         assert (summary.outcome, summary.usage) == (Outcome.COMPLETED, (3, 5))
-        assert on.gate.pool.idle == 1
+        assert on.gate.connections.idle == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -244,7 +244,7 @@ async def test_a_finished_relay_needs_no_garbage_collector() -> None:
             await client.answer()
             await on.gate.ended.get()
             talk.close()
-            await until(lambda: on.gate.pool.connections == 0)
+            await until(lambda: on.gate.connections.count == 0)
         assert all(relay.over for relay in on.gate.relays)
         on.gate.relays.clear()
         on.gate.exchanges.clear()
@@ -274,3 +274,20 @@ async def test_a_stream_that_succeeds_makes_no_error(monkeypatch: pytest.MonkeyP
         assert payloads(await client.answer())[-1] == b"[DONE]"
         assert (await it.gate.ended.get()).outcome is Outcome.COMPLETED
     assert made == []
+
+
+@live
+async def test_of_an_answer_in_one_piece_the_engine_says_when_its_first_token_came() -> None:
+    timings = b'"usage":{"prompt_tokens":7,"completion_tokens":5},"timings":{"prompt_ms":5,"predicted_ms":10}'
+    for told in (True, False):
+        async with scene() as on:
+            on.gate.stream = False
+            client, talk = await on.asking()
+            await asyncio.sleep(0.02)
+            talk.send(whole(b'{"choices":[{}]' + (b"," + timings if told else b"") + b"}"))
+            assert (await client.answer()).status == 200
+            summary = await on.gate.ended.get()
+            assert (summary.first_at is not None) is told
+            assert summary.sent_at is not None
+            assert summary.last_at is not None
+            assert not told or summary.sent_at < (summary.first_at or 0.0) < summary.last_at

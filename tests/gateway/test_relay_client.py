@@ -4,12 +4,18 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from headgate.gateway.answer.backlog import Backlog
 from headgate.model.clock import monotonic
 from headgate.model.outcome import Outcome
-from tests.gateway.scene import ASK, DONE, Scene, payloads, scene
+from headgate.replica.call import Call
+from headgate.wire.exchange import Exchange
+from tests.gateway.scene import ASK, DONE, LIMITS, Scene, payloads, scene
+from tests.gateway.test_output import Connection
 from tests.replica.engine import END, STREAM, Talk, token, whole
 from tests.wire.serving import Client, live, until
 
@@ -137,6 +143,22 @@ async def test_a_few_small_events_unsent_are_enough() -> None:
 
 
 @live
+async def test_a_relay_that_is_abandoned_looks_at_its_slow_client_no_more() -> None:
+    async with scene(grace_s=5, events=4) as on:
+        client, talk = await deaf(on)
+        with contextlib.closing(client):
+            talk.send(STREAM)
+            relay = on.gate.relays[0]
+            while (backlog := relay._backlog) is None or not backlog.pausing:
+                talk.send(token("x" * 400))
+                await asyncio.sleep(0)
+            relay.abandon()
+            await talk.left()
+            assert (backlog.behind_since, backlog._look) == (None, None)
+            on.gate.exchanges[0].abort()
+
+
+@live
 async def test_a_client_that_catches_up_in_time_loses_nothing() -> None:
     async with scene(grace_s=5) as on:
         client, talk = await deaf(on)
@@ -216,3 +238,32 @@ async def test_a_burst_in_one_read_does_not_make_a_client_slow() -> None:
         talk.send(STREAM + token("x" * 50) * 1500 + DONE + END)
         assert len(payloads(await client.answer())) == 1501
         assert (await on.gate.ended.get()).outcome is Outcome.COMPLETED
+
+
+class Buffer:
+    """A transport's."""
+
+    unsent = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+
+@live
+async def test_events_that_were_sent_meanwhile_do_not_make_a_client_slow() -> None:
+    """A few are unsent now and then; it is never behind by as many as are allowed."""
+    connection, nobody = Connection(), cast(Any, None)
+    buffer = connection.transport = Buffer()
+    limits = replace(LIMITS, events=10)
+    backlog = Backlog(Exchange(connection, 0.0), Call(b"", b"", nobody), limits, monotonic, nobody, nobody)
+    for _ in range(5):
+        buffer.unsent = 100
+        backlog.judge(6, monotonic())
+        assert not backlog.pausing
+        buffer.unsent = 0
+        backlog.judge(6, monotonic())
+    buffer.unsent = 100
+    backlog.judge(6, monotonic())
+    backlog.judge(6, monotonic())
+    assert backlog.pausing
+    backlog.close()

@@ -43,7 +43,7 @@ async def test_a_failed_attempt_leaves_the_exchange_to_its_owner(answer: bytes, 
         error, was_refused = await on.gate.failed.get()
         assert isinstance(error, ReplicaFailed)
         assert was_refused is refused
-        if on.gate.pool.connections == 1 and on.replica.connections == 1:  # it was kept for the second attempt
+        if on.gate.connections.count == 1 and on.replica.connections == 1:  # it was kept for the second attempt
             second = first
             await second.request()
         else:
@@ -136,7 +136,7 @@ async def test_the_clients_own_fault_is_passed_on_in_openais_form(
         assert error_in(answer.body) == error
         summary = await on.gate.ended.get()
         assert (summary.outcome, summary.status) == (outcome, status)
-        assert on.gate.pool.idle == 1
+        assert on.gate.connections.idle == 1
 
 
 # -- after it ------------------------------------------------------------------------------------------------

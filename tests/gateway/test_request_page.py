@@ -11,7 +11,7 @@ import pytest
 from headgate.config.gateway import GatewayConfig
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.judge import HeaderJudge
-from headgate.gateway.surface import Surface
+from headgate.gateway.routes import ApiRoutes
 from headgate.model.clock import monotonic
 from headgate.model.event import Probed, ReplicaJoined
 from headgate.model.outcome import Outcome
@@ -26,9 +26,8 @@ from tests.replica.engine import END, STREAM, Talk, engine, event, token
 from tests.wire.serving import Client, live, post, until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "request.md"
-MOST_MODULES = 44
-"""Modules that may run for one streamed chat from its first byte to its record, once one has been served. The goal of
-the redesign is 42."""
+MOST_MODULES = 43
+"""Modules that may run for one streamed chat from its first byte to its record, once one has been served."""
 BODY = b'{"model":"default","messages":[{"role":"user","content":"Say hello."}],"stream":true,"max_tokens":40}'
 ASK = post(BODY, b"content-type: application/json").replace(b"POST / ", b"POST /v1/chat/completions ")
 STOP = event(b'{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}')
@@ -71,15 +70,15 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
     catalog = Catalog(gateway.placing.places, gateway.hear)
     gateway.acceptor.serve_names(catalog)
     access = AdminAccess((), loopback_only=True)
-    router = Surface(gateway, catalog, {}).router
+    router = ApiRoutes(gateway, catalog, {}).router
     door = Door(router, loopback_only=True, names=("test",))
     judge = HeaderJudge(door, router, gateway, access.check)
     server = HttpServer(door, clock=monotonic, judge=judge, greet=door.greet)
     traces = (ModuleTrace(), ModuleTrace())
     async with engine() as behind:
         replica = Replica(id="a", url=behind.url, slots=4, kind=kind)
-        pool = Connections(behind.url, clock=monotonic)
-        gateway.placing.join(replica, pool)
+        connections = Connections(behind.url, clock=monotonic)
+        gateway.placing.join(replica, connections)
         catalog.look_again()
         gateway.hear(ReplicaJoined(replica))
         gateway.hear(Probed("a", ok=True))
@@ -96,7 +95,7 @@ async def traced(kind: str | None) -> tuple[ModuleTrace, ModuleTrace]:
         finally:
             sys.setprofile(None)
             client.leave()
-            pool.close()
+            connections.close()
             await gateway.finish(0)
             await server.drain(0)
     ended = [(record.outcome, record.output_tokens) for record in gateway.account.records]

@@ -214,6 +214,14 @@ def test_an_end_for_no_reason_that_is_a_word_is_an_ordinary_end() -> None:
     assert told(voice, chunk, b"[DONE]")[-1].type == "response.completed"
 
 
+@pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_a_message_says_whether_it_is_complete(finish: str, status: str) -> None:
+    chunk = b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"%b"}]}' % finish.encode()
+    *_, done, last = told(Translated({"input": "x"}, "r"), chunk, b"[DONE]")
+    assert (done.type, done.item.status) == ("response.output_item.done", status)
+    assert last.type == f"response.{status}"
+
+
 def test_an_error_after_the_beginning_is_one_to_every_client() -> None:
     for voice in (Translated({"input": "x"}, "r"), Native()):
         (error,) = told(voice, {"error": {"message": "it broke", "type": "server_error", "code": "replica_failed"}})
@@ -226,6 +234,11 @@ def test_an_engines_own_events_get_their_names_back_and_no_done() -> None:
     data = b'{"delta":"a","item_id":"i","output_index":0,"content_index":0,"type":"response.output_text.delta"}'
     assert voice.event(data) == b"event: response.output_text.delta\ndata: " + data + b"\n\n"
     assert voice.event(b"[DONE]") == b""
+    lines = b'{"type":"x",\n"a":1}', b'\n{"type":"x"}'
+    assert [voice.event(data) for data in lines] == [
+        b'event: x\ndata: {"type":"x",\ndata: "a":1}\n\n',
+        b'event: x\ndata: \ndata: {"type":"x"}\n\n',
+    ]
     assert voice.event(b"not json\nat all") == b"event: message\ndata: not json\ndata: at all\n\n"
 
 

@@ -22,9 +22,9 @@ from headgate.model.errors import StartupError
 from headgate.model.event import Arrived, Command, Ended, Event, Refuse
 from headgate.model.outcome import Outcome
 from headgate.model.request import Request
-from headgate.policy.dispatch.limits import OverLimit, TenantLimits
-from headgate.policy.dispatch.shared_limits import SharedLimits
 from headgate.policy.replicas.allowance import AllowanceClaim
+from headgate.policy.tenants.limits import OverLimit, TenantLimits
+from headgate.policy.tenants.shared_limits import SharedLimits
 from headgate.upkeep import shared_store
 from headgate.upkeep.shared import HOLD_S, MOST_HELD, Sharing
 from headgate.upkeep.shared_store import Lease, RedisStore, StoreGone

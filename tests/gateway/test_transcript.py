@@ -73,6 +73,8 @@ def test_long_events_do_not_wait_and_a_long_text_is_let_go_of() -> None:
     made = kept([told("x" * MOST_WAITING_BYTES)])
     assert made._waiting == []
     assert made.said is not None
+    assert kept([told("x" * (MOST_KEPT - 1))]).said is not None, "with its line break it just fits"
+    assert kept([told("x" * MOST_KEPT)]).said is None
     made = kept([told("x" * 1000)] * (MOST_KEPT // 1000 + 1))
     assert made.said is None
     assert not made.answering

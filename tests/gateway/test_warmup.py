@@ -25,12 +25,12 @@ POET = AdapterConfig(name="poet", path="/models/poet")
 
 
 async def warmed(engine: Double, models: tuple[str, ...] = (MODEL,), **config: Any) -> Warmed:
-    pool = Connections(engine.url, clock=monotonic)
+    connections = Connections(engine.url, clock=monotonic)
     replica = Replica(id="r", url=engine.url, kind=engine.kind)
     try:
-        return await warmup(**config).warm(WarmupTarget(replica, DIALECTS[engine.kind], pool, models, 4096))
+        return await warmup(**config).warm(WarmupTarget(replica, DIALECTS[engine.kind], connections, models, 4096))
     finally:
-        pool.close()
+        connections.close()
 
 
 def lengths(engine: Double) -> list[int]:
@@ -188,12 +188,15 @@ async def test_an_adapter_that_can_not_be_loaded_is_named_and_the_replica_used_a
 
 
 @live
-async def test_nobody_hears_that_it_is_well_before_it_is_warm_and_it_is_tried_again() -> None:
+async def test_nobody_hears_that_it_is_well_before_it_is_warm_and_it_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     async with kinds.double("vllm", status=500) as engine, watching(engine.url, "vllm") as (watch, keeper):
         await until(lambda: len(keeper.told) > 1 and watch.phase == "failed")
         assert not any(probed.ok for probed in keeper.told)
         assert watch.load["warm"] == 0.0
-        assert keeper.lines[0] == f"warming {engine.url} (vLLM)"
+        assert f"replica r: warming {engine.url} (vLLM)" in caplog.messages
         engine.status = 200
         await watch.joined.wait()
         assert keeper.told[-1].ok

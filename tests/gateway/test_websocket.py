@@ -247,6 +247,7 @@ class AtOnce:
         self.open_now: dict[Any, Any] = {}
         self.writable = self.is_open = True
         self.draining = self.drained = False
+        self.access = None
         self.talk = Conversation(self, self, "/v1/chat/completions", {})  # type: ignore[arg-type]
         self.talk.on_open(self, self)  # type: ignore[arg-type]
 

@@ -15,8 +15,8 @@ from headgate.config.gateway import GatewayConfig
 from headgate.config.models import ModelConfig, VersionConfig
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import NO_HOOKS, GatewayHooks
-from headgate.gateway.surface import Surface
-from headgate.model.clock import monotonic
+from headgate.gateway.routes import ApiRoutes
+from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Command, Event
 from headgate.model.record import Record
 from headgate.model.replica import Replica
@@ -62,12 +62,19 @@ class Engine(Double):
 
 
 class Scene:
-    def __init__(self, config: GatewayConfig, engines: dict[str, Engine], hooks: GatewayHooks = NO_HOOKS) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        engines: dict[str, Engine],
+        hooks: GatewayHooks = NO_HOOKS,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`clock`: the gateway's own; all around it have the real one."""
         self.engines = engines
-        self.gateway = build_gateway(config, monotonic, 1, hooks)
+        self.gateway = build_gateway(config, clock, 1, hooks)
         warmup = Warmup(config.warm, config.classify, monotonic)
         self.roster = ReplicaSet(
-            self.gateway, lambda replica: Connections(replica.url, clock=monotonic), 0.05, 60.0, warmup, lambda _: None
+            self.gateway, lambda replica: Connections(replica.url, clock=monotonic), 0.05, 60.0, warmup
         )
         self.catalog: Catalog = self.roster.catalog
         self.access = AdminAccess((), loopback_only=True)
@@ -77,7 +84,7 @@ class Scene:
         )  # fmt: skip
         self.rollouts = self.wiring.rollouts
         routes = {**self.instruments.routes(), **self.wiring.routes()}
-        door = Door(Surface(self.gateway, self.catalog, routes).router, loopback_only=True)
+        door = Door(ApiRoutes(self.gateway, self.catalog, routes).router, loopback_only=True)
         self.server = HttpServer(door, clock=monotonic)
         self.ledger = Holdings(self.gateway, self.access)
         self.ledger.server = self.server
@@ -147,7 +154,7 @@ async def scene(
             it.roster.join(
                 Replica(id=model, url=url, model=name, served_as="double", kind="openai", slots=slots)
             )  # fmt: skip
-        fleet = it.gateway.dispatcher.fleet
+        fleet = it.gateway.dispatcher.index
         await until(lambda: all(load.usable == 1 for load in fleet.loads.values()))
         for engine in engines.values():
             engine.bodies.clear()  # warm-up

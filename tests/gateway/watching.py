@@ -13,6 +13,7 @@ from headgate.model.event import Event, Probed
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
+from headgate.replica.detect import Card
 from headgate.replica.http import Connections
 from headgate.upkeep.prober import Prober
 from headgate.upkeep.warmup import Warmup
@@ -30,14 +31,14 @@ class Keeper:
         self.since = 0.0
         self.requests: float | None = 0.0
         self.spoke_at = -inf
-        self.lines: list[str] = []
 
     def tell(self, event: Event) -> None:
         assert isinstance(event, Probed)
         self.told.append(event)
 
-    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
-        self.models, self.adapters = models, adapters
+    def said(self, replica_id: ReplicaId, cards: list[Card]) -> None:
+        self.models = [card.id for card in cards]
+        self.adapters = frozenset(card.id for card in cards if card.is_adapter)
 
     def found(self, replica: Replica) -> None:
         self.kinds.append(replica.kind)
@@ -61,9 +62,9 @@ async def watching(
     url: str, kind: str | None = None, *, interval_s: float = 0.01, deep_s: float = 60.0, **config: Any
 ) -> AsyncIterator[tuple[Prober, Keeper]]:
     """A Prober at work on this replica."""
-    pool, keeper = Connections(url, clock=monotonic), Keeper()
+    connections, keeper = Connections(url, clock=monotonic), Keeper()
     replica = Replica(id="r", url=url, kind=kind)
-    watch = Prober(replica, pool, keeper.tell, keeper, warmup(**config), keeper.lines.append, interval_s, deep_s)
+    watch = Prober(replica, connections, keeper.tell, keeper, warmup(**config), interval_s, deep_s)
     task = asyncio.get_running_loop().create_task(watch.run())
     try:
         yield watch, keeper
@@ -71,4 +72,4 @@ async def watching(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        pool.close()
+        connections.close()

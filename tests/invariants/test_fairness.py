@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.request import Request
-from headgate.policy.dispatch.fair import FairQueue
+from headgate.policy.tenants.fair import FairQueue
 
 LARGEST = 1_000
 

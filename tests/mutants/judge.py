@@ -1,32 +1,24 @@
-"""Runs the tests that should notice a mutant: the nearest first, until one fails.
+"""Finds out whether a mutant is noticed: runs the tests of its folders that run the changed line, until one fails.
 
-Nearness is counted in imports: a test file that imports the mutated module is at 1, one that imports a module which
-imports it at 2. A file named like the module goes first.
+The file of tests that is named like the module goes first, then those that take the least time for a test. A failure
+counts if the same test passes without the mutant; where the test uses sockets or ran out of time, it also has to fail
+with the mutant a second time. A test that ran out of time counts only if it takes a small part of that time without the
+mutant. So what fails because the machine is busy is not taken for a mutant's end.
 """
 
 import ast
 import compileall
-import contextlib
-import io
-import os
 import py_compile
-import re
 import shutil
-import signal
-import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
-
+from tests.mutants.forked import ROOT, Failure, run_tests, warm_up
 from tests.mutants.lines import Mutant
+from tests.mutants.reach import KEPT, Reach
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "headgate"
-COPY = ROOT / "build" / "mutants" / "src"
 TESTS = {
     "policy": ("tests/policy", "tests/invariants", "tests/sim"),
     "gateway": ("tests/gateway",),
@@ -35,12 +27,19 @@ TESTS = {
     "measure": ("tests/observe",),
 }
 """Folders of tests that judge the modules of a folder."""
-NEAR_FILES = 6
-"""Test files of the first round; the second has all others."""
-ROUND_S = (150.0, 420.0)
-"""Longest time of each round: on a machine that others use too."""
-EXIT_FAILED = 1
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+PURE = ("tests/policy/", "tests/sim/")
+"""Tests without a socket and without a wait: one failure is enough."""
+FIRST_S = 6.0
+"""About how long the first round of tests takes; the second has the others."""
+MOST_S = 75.0
+"""Tests beyond this are not asked: those that take the most time for a test, of lines that nearly every test runs."""
+OVERHEAD = 3.0
+"""Longest a round may take, as a multiple of what its tests took before, and ROUND_S beside it."""
+ROUND_S = 60.0
+ALONE_S = 60.0
+"""Longest time of one test, run again."""
+SOON_S = 5.0
+"""A test that passes in this time without a mutant is not about time; pytest's limit is 20 s."""
 
 
 @dataclass(frozen=True)
@@ -52,149 +51,140 @@ class Verdict:
 
 
 class Judge:
-    def __init__(self, rounds: int = len(ROUND_S)) -> None:
-        """`rounds` 1: only the nearest tests judge."""
-        self._rounds = rounds
-        self._imports = {name: _imported(path) for name, path in _modules().items()}
+    def __init__(self, part: int = 0) -> None:
+        """`part`: judges with different numbers may work at the same time."""
+        self._copy = KEPT / f"src{part}"
         self._sound: dict[str, bool] = {}
-        """Tests that were run on the sources as they are, and whether they passed."""
-        shutil.rmtree(COPY, ignore_errors=True)
-        shutil.copytree(PACKAGE, COPY / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
+        """Pure tests that were run on the sources as they are, and whether they passed."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(PACKAGE, self._copy / "headgate", ignore=shutil.ignore_patterns("__pycache__"))
         # By their hash, not by time and size: a mutant has the size of what it replaces, within the same second.
         checked = py_compile.PycInvalidationMode.CHECKED_HASH
-        compileall.compile_dir(COPY, quiet=1, invalidation_mode=checked)
-        _warm_up()
+        compileall.compile_dir(self._copy, quiet=1, invalidation_mode=checked)
+        self.reach = Reach(self._copy)
+        warm_up(one for of in TESTS.values() for one in of)
 
     def judge(self, mutant: Mutant) -> Verdict:
-        began = time.monotonic()
-        file = COPY / "headgate" / mutant.path
+        file = self._copy / "headgate" / mutant.path
         source = file.read_text(encoding="utf-8")
-        near = self.nearest(mutant.path)
-        file.write_text(mutant.applied(source), encoding="utf-8")
+        rounds = self.rounds(mutant, source)
+        began = time.monotonic()
+        for tests in rounds:
+            if tests and (by := self._noticed(tests, file, source, mutant.applied(source))):
+                return Verdict(True, by, time.monotonic() - began)
+        return Verdict(False, "", time.monotonic() - began)
+
+    def rounds(self, mutant: Mutant, source: str) -> list[list[str]]:
+        """Tests that may notice a mutant: a few, and the others. Lines that run on import have those that use the
+        module, and then all of the folders; so have lines that no test is known to run."""
+        files = test_files(mutant.path)
+        lines, on_import = statement(source, mutant.line)
+        found = {file: self.reach.running(file, mutant.path, lines) for file in files}
+        imported = any(self.reach.importing(file, mutant.path, lines) for file in files)
+        tests = [] if on_import else self._ordered(mutant, found)
+        tests += self._ordered(mutant, {file: self.reach.beside(file, mutant.path, lines) for file in files})
+        if imported or on_import or not tests:
+            tests += self._ordered(mutant, {file: self.reach.using(file, mutant.path) for file in files})
+            tests += self._ordered(mutant, {file: list(self.reach.of(file).seconds) for file in files})
+        else:
+            # What a test keeps for the next ones of its file ran in the first of them only.
+            tests += self._ordered(mutant, {file: list(self.reach.of(file).seconds) for file in files if found[file]})
+        # A process that a test kills can't say what it has run: the file named like the module is asked in any case.
+        named = [file for file in files if Path(file).stem == f"test_{Path(mutant.path).stem}"]
+        tests += self._ordered(mutant, {file: list(self.reach.of(file).seconds) for file in named})
+        return self._cut(list(dict.fromkeys(tests)))
+
+    def _ordered(self, mutant: Mutant, found: dict[str, list[str]]) -> list[str]:
+        def key(file: str) -> tuple[bool, float]:
+            seconds = [self._seconds(test) for test in found[file]]
+            return Path(file).stem != f"test_{Path(mutant.path).stem}", sum(seconds) / len(seconds)
+
+        return [test for file in sorted((file for file in found if found[file]), key=key) for test in found[file]]
+
+    def _cut(self, tests: list[str]) -> list[list[str]]:
+        """The dearest tests go last, or not at all. Those of a file stay neighbours within a round."""
+        left_s = MOST_S
+        within: set[str] = set()
+        for test in sorted(tests, key=self._seconds):
+            left_s -= self._seconds(test)
+            if left_s < 0 and within:
+                break
+            within.add(test)
+        first: list[str] = []
+        spent_s = 0.0
+        for test in tests:
+            if test in within and (spent_s + self._seconds(test) < FIRST_S or not first):
+                spent_s += self._seconds(test)
+                first.append(test)
+        chosen = set(first)
+        return [neighbours(first), neighbours([test for test in tests if test in within and test not in chosen])]
+
+    def _seconds(self, test: str) -> float:
+        return self.reach.of(test.partition("::")[0]).seconds.get(test, 0.0) + 0.005
+
+    def _noticed(self, tests: list[str], file: Path, source: str, mutated: str) -> str:
+        """The first test that fails with the mutant and not without."""
+        left = tests
+        while left:
+            limit_s = ROUND_S + OVERHEAD * sum(map(self._seconds, left))
+            file.write_text(mutated, encoding="utf-8")
+            try:
+                run = run_tests(self._copy, left, limit_s)
+            finally:
+                file.write_text(source, encoding="utf-8")
+            if run.broken and not run.failed:
+                return "the import"
+            if not run.failed:
+                return ""
+            if self._confirmed(run.failed, file, source, mutated):
+                return run.failed.test
+            done = set(run.began) | {run.failed.test}
+            left = [test for test in left if test not in done]
+        return ""
+
+    def _confirmed(self, failure: Failure, file: Path, source: str, mutated: str) -> bool:
+        test, pure = failure.test, failure.test.startswith(PURE)
+        if pure and not failure.timed_out:
+            if test not in self._sound:
+                self._sound[test] = run_tests(self._copy, [test], ALONE_S).passed
+            return self._sound[test]
+        without = run_tests(self._copy, [test], ALONE_S)
+        if not without.passed or (failure.timed_out and without.seconds > SOON_S):
+            return False
+        file.write_text(mutated, encoding="utf-8")
         try:
-            for files, limit_s in list(zip((near[:NEAR_FILES], near[NEAR_FILES:]), ROUND_S, strict=True))[
-                : self._rounds
-            ]:
-                if files and (by := self._noticed(files, limit_s, file, source)):
-                    return Verdict(True, by, time.monotonic() - began)
-            return Verdict(False, "", time.monotonic() - began)
+            return not run_tests(self._copy, [test], ALONE_S).passed
         finally:
             file.write_text(source, encoding="utf-8")
 
-    def nearest(self, path: str) -> list[str]:
-        """Test files that judge a module, the nearest first."""
-        module = "headgate." + path.removesuffix(".py").replace("/", ".")
-        stem = Path(path).stem
-        files = [file for folder in TESTS[path.split("/")[0]] for file in sorted((ROOT / folder).glob("test_*.py"))]
-        return [
-            str(file.relative_to(ROOT))
-            for file in sorted(
-                files, key=lambda file: (file.stem != f"test_{stem}", self._distance(file, module), file.stat().st_size)
-            )
-        ]
 
-    def _distance(self, file: Path, module: str) -> int:
-        seen: set[str] = set()
-        edge = _imported(file)
-        for distance in range(1, 8):
-            if module in edge:
-                return distance
-            seen |= edge
-            edge = {one for name in edge for one in self._imports.get(name, ())} - seen
-        return 9
-
-    def _noticed(self, files: list[str], limit_s: float, file: Path, source: str) -> str:
-        """The first test that fails with the mutant and passes without it. A run that does not end in time counts as
-        if no test had noticed."""
-        left_out: list[str] = []
-        until = time.monotonic() + limit_s
-        while (left_s := until - time.monotonic()) > 1:
-            code, printed = _pytest([*files, *(f"--deselect={test}" for test in left_out)], left_s)
-            if code != EXIT_FAILED and not (code > 1 and _FAILED.search(printed)):
-                return "the import" if code in (2, 3, 4) else ""
-            found = _FAILED.search(printed)
-            test = found[1] if found else ""
-            if not test or self._passes_without(test, file, source):
-                return test or "a crash"
-            left_out.append(test)
-        return ""
-
-    def _passes_without(self, test: str, file: Path, source: str) -> bool:
-        if test not in self._sound:
-            mutated = file.read_text(encoding="utf-8")
-            file.write_text(source, encoding="utf-8")
-            try:
-                self._sound[test] = _pytest([test], 120.0)[0] == 0
-            finally:
-                file.write_text(mutated, encoding="utf-8")
-        return self._sound[test]
+def test_files(path: str) -> list[str]:
+    """Files of tests that judge a module."""
+    folders = TESTS[path.split("/")[0]]
+    return [str(file.relative_to(ROOT)) for folder in folders for file in sorted((ROOT / folder).glob("test_*.py"))]
 
 
-def _warm_up() -> None:
-    """Imports what tests import from elsewhere, once: each run is then forked, and imports only the package and its
-    tests. That is three quarters of what a run of a few tests takes."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main(
-            ["-q", "--collect-only", "-p", "no:cacheprovider", *sorted({one for of in TESTS.values() for one in of})]
-        )
-    for name in [name for name in sys.modules if name.split(".")[0] in ("headgate", "tests")]:
-        if name != "tests" and not name.startswith("tests.mutants"):
-            del sys.modules[name]
+def neighbours(tests: list[str]) -> list[str]:
+    """The same tests, those of a file together, where its first one is."""
+    files = {file: place for place, file in enumerate(dict.fromkeys(test.partition("::")[0] for test in tests))}
+    return sorted(tests, key=lambda test: files[test.partition("::")[0]])
 
 
-def _pytest(arguments: list[str], limit_s: float) -> tuple[int, str]:
-    """Exit code and output of a run; -1: it took too long."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        child = os.fork()
-        if not child:
-            _become_pytest(arguments, output.fileno())
-        ends = time.monotonic() + limit_s
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
-            if time.monotonic() > ends:
-                os.killpg(child, signal.SIGKILL)  # with the gateways and engines that its tests started
-                os.waitpid(child, 0)
-                return -1, ""
-            time.sleep(0.05)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        output.seek(0)
-        return os.waitstatus_to_exitcode(status), output.read()
-
-
-def _become_pytest(arguments: list[str], output: int) -> NoReturn:
-    os.setsid()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(ROOT)
-    os.environ.update(PYTHONPATH=str(COPY), PYTHONDONTWRITEBYTECODE="1")
-    sys.dont_write_bytecode = True
-    fixed = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-o", f"pythonpath={COPY} ."]
-    code = 1
-    try:
-        code = int(pytest.main([*fixed, *arguments]))
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def _modules() -> dict[str, Path]:
-    return {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-
-
-def _imported(path: Path) -> set[str]:
-    """Modules of the package, and of the tests, that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {name for name in found if name.startswith(("headgate", "tests"))}
+def statement(source: str, line: int) -> tuple[range, bool]:
+    """The lines of the innermost statement at a line, of a compound one only its head; and whether it runs when the
+    module is imported."""
+    found, on_import = range(line, line + 1), True
+    todo: list[tuple[ast.AST, bool]] = [(ast.parse(source), True)]
+    while todo:
+        node, outside = todo.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt) and child.lineno <= line <= (child.end_lineno or child.lineno):
+                body = getattr(child, "body", None)
+                last = body[0].lineno - 1 if body else child.end_lineno or child.lineno
+                if line <= max(last, child.lineno):
+                    found, on_import = range(child.lineno, max(last, child.lineno) + 1), outside
+                function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                todo.append((child, outside and not function))
+            elif not isinstance(child, ast.stmt):
+                todo.append((child, outside))
+    return found, on_import

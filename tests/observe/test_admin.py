@@ -11,6 +11,7 @@ import pytest
 
 from headgate.cli.client import ended_line
 from headgate.config.gateway import GatewayConfig, ObserveConfig
+from headgate.explain.neighbours import Neighbour
 from headgate.gateway.gateway import Gateway
 from headgate.measure.evidence import WORST, Evidence, strain_of
 from headgate.measure.figures import Figures
@@ -43,8 +44,10 @@ AHEAD = Ahead(45, 9000, "acme", 40, 8000)
 class Alarms:
     def state(self, now: float | None = None, /) -> dict[str, Any]:
         promise = {"lane": "fast", "figure": "ttft", "percentile": 99, "within_s": 2.0, "state": "critical"}
-        alert = {"name": "queue_per_replica", "lane": "", "severity": "warning", "message": "9 wait", "since_s": 4.0}
-        return {"worst": "critical", "promises": [promise], "alerts": [alert]}
+        alert = {"name": "queue_per_replica", "lane": "", "severity": "warning", "message": "9 wait", "since_s": 4.0,
+                 "missed": False}  # fmt: skip
+        told = {"level": "critical", "text": "Broken: fast TTFT p99 is 3 s, promised 2 s"}
+        return {"verdict": told, "worst": "critical", "promises": [promise], "alerts": [alert]}
 
 
 class Scene:
@@ -166,7 +169,10 @@ def test_keys_can_be_replaced_while_it_runs() -> None:
         access.check({"x-api-key": KEY})
 
 
-PATHS = ("/admin/requests/x", "/admin/slow", "/admin/slo", "/admin/doctor", "/admin/records", "/admin/state")
+PATHS = (
+    "/admin/requests/x", "/admin/slow", "/admin/blame", "/admin/slo", "/admin/doctor", "/admin/records",
+    "/admin/state", "/admin/history",
+)  # fmt: skip
 
 
 @live
@@ -245,6 +251,53 @@ async def test_a_request_that_still_waits_and_one_that_is_being_answered() -> No
         client.leave()
         await until(lambda: not it.gateway.tickets)
         pool.close()
+
+
+# -- what tenants cost each other ----------------------------------------------------------------------
+
+
+@live
+async def test_which_tenant_cost_which_how_much_of_its_p99() -> None:
+    async with scene() as it:
+        at = monotonic() - 20
+        for number in range(40):
+            it.close(id=f"usual-{number}", at=at - 30 + number / 4, tenant="calm", replica="b")
+        it.close(id="long", at=at, tenant="greedy", prompt_tokens=9000, first_s=1.5, stream_s=0.0, output_tokens=1)
+        it.close(id="late", at=at + 0.1, tenant="calm", first_s=1.2)
+        it.close(id="other lane", at=at + 0.1, tenant="calm", lane="slow", first_s=9.0)
+        it.close(id="refused", tenant="poor", outcome=Outcome.LANE_FULL, first_s=0.0, stream_s=0.0, ttft_s=None)
+        told = await it.json("/admin/blame?lane=fast")
+        assert (told["by"], told["lane"], told["last_s"], told["of"]) == ("ttft", "fast", 300.0, 44)
+        calm, greedy = told["tenants"]
+        assert (calm["tenant"], calm["requests"], calm["explained"], calm["example"]) == ("calm", 41, 1, "late")
+        assert calm["p99_s"] == pytest.approx(1.201)
+        assert calm["own_s"] + calm["others_s"] + calm["none_s"] == pytest.approx(calm["p99_s"])
+        assert (greedy["tenant"], greedy["others_s"]) == ("greedy", 0.0)
+        (cost,) = told["costs"]
+        assert (cost["who"], cost["whom"]) == ("greedy", "calm")
+        assert cost["seconds"] == pytest.approx(calm["others_s"])
+        assert cost["share"] > 0.9
+        whole = await it.json("/admin/blame?by=e2e")
+        assert {tail["tenant"]: tail["example"] for tail in whole["tenants"]}["calm"] == "other lane"
+        assert (await it.get("/admin/blame?by=gap")).status == 400
+
+
+@live
+async def test_the_last_hour_and_day_are_told_in_slices() -> None:
+    async with scene() as it:
+        it.close(id="x")
+        for query, slices, step_s in (("", 60, 10.0), ("?range=1h", 60, 60.0), ("?range=24h", 96, 900.0)):
+            told = await it.json(f"/admin/history{query}")
+            assert (told["slices"], told["step_s"]) == (slices, step_s)
+            assert sum(part["requests"] for part in told["lanes"]["fast"]) == 1
+        assert (await it.get("/admin/history?range=1w")).status == 400
+
+
+@live
+async def test_without_requests_no_tenant_is_blamed() -> None:
+    async with scene() as it:
+        told = await it.json("/admin/blame")
+        assert (told["costs"], told["tenants"], told["of"]) == ([], [], 0)
 
 
 # -- the slowest ---------------------------------------------------------------------------------------
@@ -339,7 +392,7 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         state = await it.json("/admin/state")
         assert set(state) == {
             "now", "version", "uptime_s", "keyed", "lanes", "replicas", "alerts", "findings", "slowest", "totals",
-            "fleet", "rollouts", "shared", "outage",
+            "fleet", "rollouts", "shared", "outage", "verdict", "troubles",
         }  # fmt: skip
         fast = state["lanes"][0]
         assert (fast["name"], fast["waiting"], fast["running"]) == ("fast", 0, 0)
@@ -356,7 +409,8 @@ async def test_the_state_has_all_that_the_page_shows() -> None:
         assert state["slowest"][0]["id"] == "queued"
         assert "tenant acme" in state["slowest"][0]["headline"]
         assert state["totals"]["requests"] == 42
-        assert state["totals"]["cost_per_1000_tokens"] > 0
+        assert state["totals"]["cost_per_million_tokens"] > 0
+        assert state["totals"]["currency"] == "USD"
         history = it.admin.history(monotonic())
         assert history["lanes"]["fast"][-1]["requests"] == 42
         assert abs(history["lanes"]["fast"][-1]["at"] - state["now"]) < 20
@@ -549,6 +603,30 @@ def test_what_the_slowest_lost_is_added_up_by_cause() -> None:
     assert 0.2 < lost.long_beside < 0.8
     assert it.lengths("fast") == (20_000, 21, 300)
     assert it.lengths("batch") == (0, 0, 0)
+
+
+def test_what_still_runs_is_asked_of_the_replicas_of_those_that_are_told() -> None:
+    asked: list[set[str]] = []
+
+    def running(replicas: set[str], now: float) -> dict[str, list[Neighbour]]:
+        asked.append(replicas)
+        return {}
+
+    it = Evidence(lambda: LANES, running, lambda: [])
+    refused = record(outcome=Outcome.LANE_FULL, replica=None, ttft_s=None, queue_s=3.0)
+    it.take([record(replica="x", first_s=3.0), record(replica="y", first_s=3.0), refused], 1000.0)
+    assert asked == [{"x", "y"}]
+
+
+def test_the_lengths_of_all_answers_count_streamed_or_not() -> None:
+    for told in (
+        record(output_tokens=90),
+        record(output_tokens=90, stream=False),
+        record(output_tokens=90, stream=False, ttft_s=None),
+    ):
+        it = evidence()
+        it.take([told], 1000.0)
+        assert it.lengths("fast") == (told.prompt_tokens, 90, 90)
 
 
 def test_strain_is_how_often_the_promise_would_fit() -> None:

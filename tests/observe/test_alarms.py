@@ -44,6 +44,10 @@ class FakeSketch:
 class FakeCounts:
     requests: int = 1000
     cold: int = 0
+    asked: int = 1000
+    missed: int = 0
+    failed: int = 0
+    over_limit: int = 0
 
     def beyond(self, figure: str, having: int) -> float:
         return 0.0
@@ -214,7 +218,7 @@ def test_a_replica_that_was_out_and_is_back_came_into_use_and_so_did_one_that_to
         scene = Scene(replica("a"), replica("b"))
         scene.look(1500)
         if how == "out":
-            load = scene.dispatcher.fleet.loads["b"]
+            load = scene.dispatcher.index.loads["b"]
             load.usable = 0.0
             scene.look()
             load.usable = 0.1
@@ -347,9 +351,9 @@ def test_an_outage_is_said_at_the_next_look_and_the_end_of_it_a_few_seconds_afte
     scene = Scene(replica("a"), replica("b"))
     scene.look(5)
     for name in ("a", "b"):
-        load = scene.dispatcher.fleet.loads[name]
+        load = scene.dispatcher.index.loads[name]
         load.usable = 0.0
-        scene.dispatcher.fleet.changed(load)
+        scene.dispatcher.index.changed(load)
     (change,) = scene.look()
     assert (change.alert, change.severity) == ("no_usable_replica", Severity.CRITICAL)
     assert change.message.startswith("no replica is usable, nothing can be answered (2 down)")
@@ -357,7 +361,7 @@ def test_an_outage_is_said_at_the_next_look_and_the_end_of_it_a_few_seconds_afte
     assert (state["outage"], state["worst"], state["fleet"]["down"]) == (True, "critical", ["a", "b"])
     assert [c.alert for c in scene.look(20)] == ["replica_down"]
     load.usable = 1.0
-    scene.dispatcher.fleet.changed(load)
+    scene.dispatcher.index.changed(load)
     assert [(c.alert, c.severity) for c in scene.look(8)] == [("no_usable_replica", Severity.OK)]
     assert "1 of 2 replicas down: a" in next(a["message"] for a in scene.alarms.state()["alerts"])
 
@@ -406,6 +410,7 @@ async def test_each_change_is_posted_with_what_a_person_and_a_machine_need() -> 
         assert body == {
             "alert": "ttft_p95", "lane": "fast", "was": "ok", "severity": "critical", "value": 0.9, "bound": 0.5,
             "since": WALL + 100.0, "at": WALL + 100.0, "message": body["message"],
+            "verdict": "Broken: fast TTFT p50 is 900 ms, promised 500 ms, and 1 more · 1 of 1 replica · 0 refused",
             "text": f"CRITICAL: ttft_p95 of lane fast: {body['message']}",
         }  # fmt: skip
         assert body["message"].startswith("TTFT p95 is 900 ms")

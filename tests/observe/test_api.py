@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from headgate.model.outcome import Outcome
@@ -109,15 +109,21 @@ class Seen(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.ids: set[str] = set()
+        """Ids of the routes' articles."""
+        self.every: set[str] = set()
         self.links: set[str] = set()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = dict(attributes)
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(tag)
-        assert tag not in ("script", "style")
+        assert tag != "style"
+        assert tag != "script" or given["src"] == "docs/try.js"
         assert not [name for name in given if name.startswith("on") or name == "style"]
-        self.ids |= {str(given["id"])} if "id" in given else set()
+        if "id" in given:
+            assert given["id"] not in self.every
+            self.every.add(str(given["id"]))
+            self.ids |= {str(given["id"])} if tag == "article" else set()
         if tag in ("a", "link"):
             self.links.add(str(given["href"]))
 

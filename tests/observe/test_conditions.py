@@ -12,9 +12,10 @@ from tests.observe.test_alarms import Scene, replica
 
 
 class FakeWatch:
-    def __init__(self, phase: str = "ready", why: str = "") -> None:
+    def __init__(self, phase: str = "ready", why: str = "", unwell: str = "") -> None:
         self.phase = phase
         self.why = why
+        self.unwell = unwell
 
 
 class FakeFleet:
@@ -30,9 +31,9 @@ class FakeFleet:
 
 
 def out(scene: Scene, name: str, usable: float = 0.0) -> None:
-    load = scene.dispatcher.fleet.loads[name]
+    load = scene.dispatcher.index.loads[name]
     load.usable = usable
-    scene.dispatcher.fleet.changed(load)
+    scene.dispatcher.index.changed(load)
 
 
 def test_parked_is_not_down_and_a_fleet_of_parked_ones_sleeps() -> None:
@@ -90,9 +91,9 @@ def test_one_that_can_not_be_reached_is_not_up_before_its_probes_say_so() -> Non
     scene = Scene(replica("a"))
     conditions = Conditions(scene.dispatcher)
     conditions.read(0.0)
-    load = scene.dispatcher.fleet.loads["a"]
+    load = scene.dispatcher.index.loads["a"]
     load.ceiling, load.unreached = 0.0, True
-    scene.dispatcher.fleet.changed(load)
+    scene.dispatcher.index.changed(load)
     assert load.usable == 1.0
     assert conditions.read(1.0).outage
 
@@ -164,3 +165,15 @@ def test_one_that_health_has_not_put_out_yet_has_no_reason_that_is_true() -> Non
     for _ in range(3):
         scene.dispatcher.book.saw("a", Saw.PROBE_FAILED, scene.now)
     assert "probe" in Conditions(scene.dispatcher).why("a")
+
+
+def test_what_the_last_health_check_found_is_why_a_replica_is_down_and_not_why_one_is_up() -> None:
+    scene = Scene(replica("a"))
+    watch = FakeWatch(unwell="connection refused")
+    conditions = Conditions(scene.dispatcher, {"a": watch})
+    assert "connection refused" not in conditions.standings(1.0)["a"].why
+    out(scene, "a")
+    assert conditions.standings(2.0)["a"].why == "connection refused"
+    assert conditions.read(2.0).why == "connection refused"
+    watch.why = "its warm-up failed"
+    assert conditions.read(2.0).why == "its warm-up failed"

@@ -21,6 +21,7 @@ from headgate.measure.pulse import Pulse
 from headgate.model.event import Arrived, ReplicaJoined, Shared
 from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
+from headgate.model.record import OwnPromise, QuoteTold
 from headgate.model.replica import Load, Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.slo import LaneReading, Reading, Slo, Tail, asks
@@ -63,7 +64,7 @@ class Scene:
         replica = Replica(id=replica_id, url="http://127.0.0.1:9", slots=slots)
         self.dispatcher.on(ReplicaJoined(replica), self.now)
         self.watches.append(Watch(replica, load))
-        return self.dispatcher.fleet.loads[replica_id]
+        return self.dispatcher.index.loads[replica_id]
 
     def take(self, *records: Any) -> None:
         self.figures.take(records, self.now)
@@ -259,6 +260,47 @@ def test_promises_and_the_error_budget() -> None:
     assert find(samples, "headgate_error_budget_burn", lane="slow", window="1h") == 0
 
 
+def test_what_requests_promised_for_themselves_is_counted_by_what_came_of_it() -> None:
+    scene = Scene()
+    kept, missed = OwnPromise(0.4, 0.05, True, True), OwnPromise(0.4, 0.05, False, None)
+    scene.take(record(), *[record(promise=kept)] * 3, record(promise=missed), record(promise=OwnPromise(tpot_s=0.1)))
+    scene.take(record("unheard of", ttft_s=2.0, promise=OwnPromise(ttft_s=1.0, ttft_kept=False)))
+    samples = scene.samples()
+    found = {
+        tuple(dict(pairs)[label] for label in ("lane", "figure", "result")): value
+        for (name, pairs), value in samples.items()
+        if name == "headgate_own_promises_total"
+    }
+    assert found == {
+        ("fast", "ttft", "kept"): 3,
+        ("fast", "ttft", "missed"): 1,
+        ("fast", "tpot", "kept"): 3,
+        ("fast", "tpot", "unknown"): 2,
+        ("other", "ttft", "missed"): 1,
+    }
+
+
+def test_what_requests_were_told_is_counted_in_the_lane_where_they_were_told_it() -> None:
+    scene = Scene()
+    kept, missed = QuoteTold("fast", 0.1, 0.4, True), QuoteTold("slow", 0.1, 0.4, False)
+    scene.take(record(), *[record(quote=kept)] * 3, record("long", relegated_from="slow", quote=missed))
+    scene.take(record(quote=QuoteTold("fast", 0.1)), record(quote=QuoteTold("fast", 0.1, 0.4)))
+    for number in range(40):
+        scene.take(record(quote=QuoteTold(f"gone-{number}", 0.1, 0.4, True)))
+    found = {
+        tuple(dict(pairs)[label] for label in ("lane", "result")): value
+        for (name, pairs), value in scene.samples().items()
+        if name == "headgate_quotes_total"
+    }
+    assert found == {
+        ("fast", "kept"): 3,
+        ("slow", "missed"): 1,
+        ("fast", "untold"): 1,
+        ("fast", "unknown"): 1,
+        ("other", "kept"): 40,
+    }
+
+
 # -- the fleet ----------------------------------------------------------------------------------------------
 
 
@@ -269,8 +311,8 @@ def test_replicas_and_what_they_say_of_themselves() -> None:
     for name, (value_a, value_b) in {
         "requests": (5, 1), "prefill_tokens": (90, 10), "decode_tokens": (10, 0), "usable": (1.0, 0.5),
     }.items():  # fmt: skip
-        setattr(scene.dispatcher.fleet.loads["a"], name, value_a)
-        setattr(scene.dispatcher.fleet.loads["b"], name, value_b)
+        setattr(scene.dispatcher.index.loads["a"], name, value_a)
+        setattr(scene.dispatcher.index.loads["b"], name, value_b)
     samples = scene.samples()
     for name, value in {
         "usable": 1, "requests": 5, "limit": 10, "tokens": 100, "batch_size": 3, "batch_limit": 16, "kv_ratio": 0.5,
@@ -288,9 +330,9 @@ def test_what_waits_and_runs() -> None:
     scene = Scene()
     scene.join("a", slots=1)
     scene.join("b", slots=1)
-    for load in scene.dispatcher.fleet.loads.values():
+    for load in scene.dispatcher.index.loads.values():
         load.usable = 1.0
-        scene.dispatcher.fleet.changed(load)
+        scene.dispatcher.index.changed(load)
     for _ in range(5):
         scene.dispatcher.on(Arrived(request(at=scene.now)), scene.now)
     samples = scene.samples()
@@ -304,15 +346,15 @@ def test_utilisation_is_that_of_the_scarcest_resource_and_each_is_told() -> None
     scene = Scene()
     scene.join("a", slots=8, kv_ratio=0.9)
     scene.dispatcher.gauges_from(lambda name: {"kv_ratio": 0.9})
-    scene.dispatcher.fleet.loads["a"].requests = 2
-    scene.dispatcher.fleet.loads["a"].usable = 1.0
+    scene.dispatcher.index.loads["a"].requests = 2
+    scene.dispatcher.index.loads["a"].usable = 1.0
     samples = scene.samples()
     assert find(samples, "headgate_utilisation") == 0.9
     assert find(samples, "headgate_utilisation_by", resource="kv") == 0.9
     assert find(samples, "headgate_utilisation_by", resource="slots") == 0.25
     assert ("headgate_replica_prefill_busy", (("replica", "a"),)) not in samples
     for number in range(8):
-        scene.dispatcher.fleet.loads["a"].pace.see(100 * number, 0, 0.1)
+        scene.dispatcher.index.loads["a"].pace.see(100 * number, 0, 0.1)
     scene.now += 0.1
     assert find(scene.samples(), "headgate_replica_prefill_busy", replica="a") == 0
 
@@ -461,7 +503,7 @@ def test_a_hundred_thousand_names_leave_the_page_at_its_cap() -> None:
 def test_these_are_the_names_that_dashboards_and_alerts_rely_on() -> None:
     scene = busy_scene()
     scene.pulse.lag.add(0.001)
-    scene.dispatcher.fleet.loads["replica-0"].usable = 1.0
+    scene.dispatcher.index.loads["replica-0"].usable = 1.0
     scene.now += 1
     load(scene, random.Random(4), 2, 50)
     for second in range(2):

@@ -41,3 +41,31 @@ def test_a_slice_in_which_nothing_happened_says_so() -> None:
     assert given.timeline("fast", T0 + 0.1)[-1].requests == 1
     assert given.timeline("fast", T0 + 50)[-1].requests == 0
     assert sum(one.requests for one in given.timeline("fast", T0 + 50)) == 1
+
+
+@pytest.mark.parametrize(("name", "most", "step_s"), [("1h", 60, 60.0), ("24h", 96, 900.0)])
+def test_an_hour_and_a_day_are_kept_in_longer_slices(name: str, most: int, step_s: float) -> None:
+    given = figures()
+    now = T0
+    while now < T0 + 1.2 * most * step_s:
+        now += 5.0
+        slow = T0 + 50 * step_s <= now < T0 + 52 * step_s
+        given.take([record(ttft_s=2.0 if slow else 0.2), record(outcome=Outcome.REPLICA_FAILED)], now)
+    slices = given.timeline("fast", now, name)
+    assert len(slices) == most
+    assert all(later.at - earlier.at == pytest.approx(step_s) for earlier, later in pairwise(slices))
+    assert slices[-1].at <= now < slices[-1].at + step_s
+    for one in slices[:-1]:
+        assert one.requests == pytest.approx(2 * step_s / 5)
+        assert one.failed == sum(one.heat) == one.requests / 2
+    assert sum(one.requests for one in slices) == pytest.approx(2 * (now - slices[0].at) / 5, abs=4)
+    slow_ones = [one for one in slices if one.ttft[2] == pytest.approx(2.0, rel=0.01)]
+    assert 2 <= len(slow_ones) <= 3
+    assert T0 + 49 * step_s < slow_ones[0].at < T0 + 51 * step_s
+
+
+def test_after_more_than_an_hour_of_silence_no_slice_tells_of_the_time_before() -> None:
+    given = figures()
+    given.take([record(ttft_s=0.2)], T0 + 1)
+    given.take([record(ttft_s=0.2)], T0 + 8000)
+    assert sum(one.requests for one in given.timeline("fast", T0 + 8000, "24h")) == 1

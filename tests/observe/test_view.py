@@ -14,9 +14,9 @@ from tests.observe.test_alarms import Scene, replica, request
 
 def test_the_fleets_own_figures() -> None:
     on = Scene(replica("a", 2), replica("b", 2), replica("c", 2))
-    gone = on.dispatcher.fleet.loads["c"]
+    gone = on.dispatcher.index.loads["c"]
     gone.usable = 0.0
-    on.dispatcher.fleet.changed(gone)
+    on.dispatcher.index.changed(gone)
     for number in range(24):
         on.dispatcher.on(Arrived(request(number, on.now)), on.now)
     waiting = on.dispatcher.waiting("batch")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from tests.ordinary.again import AGAIN
 from tests.ordinary.art import ART
 from tests.ordinary.code import CODE
 from tests.ordinary.lists import LISTS
 from tests.ordinary.templates import TEMPLATES
 from tests.ordinary.verse import VERSE
 
-KINDS: tuple[Callable[[Random], str], ...] = (*LISTS, *VERSE, *CODE, *ART, *TEMPLATES)
+KINDS: tuple[Callable[[Random], str], ...] = (*LISTS, *VERSE, *CODE, *ART, *TEMPLATES, *AGAIN)
 EACH = 24
 SHIPPED = 400
 LONGEST = 16_000

@@ -1,6 +1,7 @@
 """A dispatcher's settings, and a dispatcher driven in virtual time, before replicas that do as a function says."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
@@ -11,11 +12,15 @@ from headgate.model.outcome import Outcome
 from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.dispatch.dispatcher import Dispatcher, DispatchSettings
-from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
+from headgate.policy.tenants.limits import TenantLimits
+from headgate.policy.tenants.standing_room import NO_TENANTS, NamedTenants
 
 Behave = Callable[[Request, str, float], list[tuple[float, Event]]]
 """What a replica makes of a request that it gets now: events, each with the seconds until then."""
+
+
+def refusing(lanes: dict[str, Lane]) -> dict[str, Lane]:
+    return {name: replace(lane, when_late="refuse") for name, lane in lanes.items()}
 
 
 def settings_of(
@@ -25,9 +30,10 @@ def settings_of(
     tiers: dict[str, Tier] | None = None,
     expected: NamedTenants = NO_TENANTS,
 ) -> DispatchSettings:
-    """None: as they are without a config."""
+    """None: as they are without a config. But no lane relegates, which has tests of its own: what would be late is
+    refused."""
     return DispatchSettings(
-        lanes=dict(LANES) if lanes is None else lanes,
+        lanes=refusing(LANES if lanes is None else lanes),
         tenants=tenants or {},
         routing=routing or RoutingConfig(),
         tiers=tiers or TIERS,

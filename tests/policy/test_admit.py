@@ -3,8 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from headgate.policy.dispatch.admit import come_back_at
-from headgate.policy.dispatch.fair import DrainRate
+from headgate.policy.dispatch.admit import LATEST_S, come_back_at
+from headgate.policy.tenants.fair import DrainRate
 
 
 def test_nothing_is_known_of_a_queue_that_never_had_a_backlog() -> None:
@@ -82,3 +82,7 @@ def test_nobody_is_told_to_wait_longer_than_clients_heed() -> None:
     times = {come_back_at(1e6, 5.0, 0.0, 0.0, rng) for _ in range(50)}
     assert len(times) == 50
     assert all(30.0 <= one <= 60.0 for one in times)
+
+
+def test_as_long_as_clients_heed_is_told_as_it_is() -> None:
+    assert come_back_at(LATEST_S, 0.0, float("-inf"), 100.0, random.Random(1)) == 100.0 + LATEST_S

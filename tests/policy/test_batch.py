@@ -8,8 +8,9 @@ from headgate.model.sampling import Sampled
 from headgate.model.sequence import LOWEST_PRIORITY, Finish, Sequence
 from headgate.model.step import Move, Restore, Save, Step
 from headgate.policy.batching.batch import Batcher, BatchRefusal
-from headgate.policy.batching.blocks import Ledger, Short, extend_chain
+from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepShape, StepTime
+from headgate.policy.batching.ledger import Short, extend_chain
 from headgate.policy.batching.urgency import urgency
 from tests.scripted import ScriptedRunner, batcher, check_balance, drain, reply, run_step, sequence, step_seconds
 
@@ -113,6 +114,16 @@ def test_two_short_prompts_share_a_step() -> None:
     assert counts(plan(batch)) == {1: 20, 2: 20}
 
 
+def test_less_urgent_prompts_fill_a_step_up_to_what_a_whole_chunk_of_a_beginning_takes() -> None:
+    """512 tokens at the beginning of a prompt take 26 ms, nearly all of it for attention."""
+    batch = batcher(slot_tokens=2048)
+    batch.step_time = StepTime((0.0, 1e-6, 1e-6, 1e-4))
+    batch.step_time._upper.value = 1.0
+    batch.add(sequence(1, range(100)))
+    batch.add(sequence(2, range(500, 1500), priority=2))
+    assert counts(plan(batch)) == {1: 100, 2: 412}
+
+
 # -- order ----------------------------------------------------------------------------------------------
 
 CONFIG = BatchConfig()
@@ -146,6 +157,14 @@ def test_a_sequence_that_was_promised_less_grows_old_more_slowly() -> None:
     batch = sequence(1, [1], arrived=0.0, priority=3, ttft_s=300.0)
     assert order(batch, sequence(2, [1], arrived=299.8), now=299.9) == [2, 1]
     assert order(batch, sequence(2, [1], arrived=299.9), now=300.0) == [1, 2]
+
+
+@pytest.mark.parametrize(("given", "target_s"), [(None, 0.2), (0.05, 0.05), (0.5, 0.2)])
+def test_an_engines_gap_target_holds_for_sequences_that_name_a_longer_one(given: float | None, target_s: float) -> None:
+    batch, one = batcher(BatchConfig(gap_target_s=given)), sequence(1, [1, 2, 3])
+    assert one.gap_target_s == 0.2
+    batch.add(one)
+    assert one.gap_target_s == target_s
 
 
 def test_a_short_urgent_prompt_overtakes_a_long_prefill_under_way() -> None:
@@ -505,6 +524,14 @@ def test_a_step_is_repeated_until_the_first_ends() -> None:
     run_step(batch, runner, now)
     step = plan(batch, now)
     assert step.repeat == min(s.max_output - s.output_len for s in batch.running.values())
+
+
+def test_while_one_waits_every_step_is_decided_anew() -> None:
+    batch, runner = batcher(BatchConfig(draft_batch=0), slots=1), ScriptedRunner(slots=1)
+    now = decoding(batch, runner, sequence(1, range(8), max_output=30))
+    assert plan(batch, now).repeat > 1
+    batch.add(sequence(2, range(50, 58), arrived=now))
+    assert plan(batch, now).repeat == 1
 
 
 def test_a_step_with_only_moves_is_not_repeated() -> None:

@@ -1,7 +1,8 @@
 import pytest
 
 from headgate.model.step import Copy, Drop, Restore, Save, Trim
-from headgate.policy.batching.blocks import BlockPlacement, Ledger, Short, extend_chain
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.ledger import BlockPlacement, Short, extend_chain
 from tests.scripted import sequence
 
 B = 4

@@ -20,8 +20,8 @@ def test_a_replica_that_is_parked_before_it_joins_is_none_until_then() -> None:
     made.use.look(2.0)
     assert made.use.read().slots == 0.0
     assert made.use.busy("new") is None
-    assert list(made.fleet.loads) == list(made.view(2.0).replicas) == ["a"]
-    assert made.fleet.capacity("m") == (2, 0)
+    assert list(made.index.loads) == list(made.view(2.0).replicas) == ["a"]
+    assert made.index.capacity("m") == (2, 0)
     made.on(ReplicaJoined(Replica(id="new", url="http://new", slots=4)), 3.0)
     assert made.view(3.0).replicas["new"].parked
     assert made.view(3.0).replicas["new"].usable == 0.0
@@ -45,13 +45,13 @@ def test_it_may_leave_before_it_joins() -> None:
 
 def test_what_is_heard_of_a_replica_that_has_left_counts_for_nothing() -> None:
     made = dispatcher(4)
-    load = made.fleet.loads["a"]
+    load = made.index.loads["a"]
     made.on(ReplicaLeft("a"), 0.0)
     made.book.took(load, 0.0)
     made.book.refused(load, 0.0, None, 1.0, again=False, unreached=True)
-    made.book.remember(request().but(prefix=(b"x",)), "a")
+    made.book.remember(request().but(prefix=(b"x",)), "a", 1)
     made.book.succeeded(load, 10, 0.1, None, 1.0)
-    assert (load.ceiling, load.unreached, len(made._sending._affinity)) == (float("inf"), False, 0)
+    assert (load.ceiling, load.unreached, len(made.book.prefixes)) == (float("inf"), False, 0)
     assert made.book.entries == {}
 
 
@@ -70,5 +70,5 @@ def test_a_replica_whose_slots_become_known_has_that_many_whatever_its_answers_t
     made.on(ReplicaJoined(Replica(id="a", url="http://a")), 1.0)
     made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=4)), 1.0)
     for number in range(200):
-        made.book.succeeded(made.fleet.loads["a"], 10, 0.1, None, 2.0 + number)
+        made.book.succeeded(made.index.loads["a"], 10, 0.1, None, 2.0 + number)
     assert made.view(300.0).replicas["a"].limit == 4

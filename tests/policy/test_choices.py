@@ -29,11 +29,11 @@ from headgate.model.request import Request
 from headgate.model.tier import TIERS, Tier
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.queues import MOST_POOLS
-from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
+from headgate.policy.dispatch.queues import MOST_MODEL_QUEUES
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.tenants.limits import TenantLimits
+from headgate.policy.tenants.standing_room import NO_TENANTS, NamedTenants
 from tests.policy.driven import settings_of
 from tests.policy.indexed import enter
 
@@ -92,7 +92,7 @@ class Scene:
         self.hear(Ended(name, Outcome.COMPLETED, usage))
 
     def room(self, replica: str = "a") -> int:
-        return self.made.fleet.loads[replica].requests
+        return self.made.index.loads[replica].requests
 
 
 # -- slots ----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_each_choice_takes_a_slot_and_gives_it_back() -> None:
     scene.hear(FirstToken(wide))
     scene.end(wide)
     assert (scene.room(), scene.made.running("slow")) == (0, 0)
-    load = scene.made.fleet.loads["a"]
+    load = scene.made.index.loads["a"]
     assert (load.prefill_tokens, load.decode_tokens) == (0, 0)
 
 
@@ -209,10 +209,10 @@ def test_it_is_refused_when_it_has_waited_as_long_as_its_lane_allows() -> None:
     scene.now = LANES["slow"].wait_bound_s
     scene.hear(Tick())
     assert scene.refused[wide].outcome is Outcome.WAITED_TOO_LONG
-    assert scene.made.pools[None].wide == 0
+    assert scene.made.model_queues[None].wide == 0
     leaves = scene.send(2)
     scene.hear(Ended(leaves, Outcome.CANCELLED))
-    assert scene.made.pools[None].wide == 0
+    assert scene.made.model_queues[None].wide == 0
 
 
 def test_a_tenants_concurrency_counts_choices() -> None:
@@ -302,7 +302,7 @@ def test_all_its_choices_are_reserved_and_what_they_said_is_settled() -> None:
 
 
 def counter(scene: Scene, tenant: str) -> float:
-    queue = scene.made.pools[None].lanes["slow", "free", True].queue
+    queue = scene.made.model_queues[None].lanes["slow", "free", True].queue
     queue.push(
         Request(
             id="p", arrived=0.0, model="m", lane="slow", priority=1, wait_until=9.0, first_token_by=9.0, tenant=tenant
@@ -349,11 +349,11 @@ def test_a_replicas_pace_is_that_of_one_choice() -> None:
         scene.hear(FirstToken(name))
         scene.now = 1.0
         scene.end(name, (10, 101 * choices))
-        paces.append(scene.made.fleet.loads["a"].tpot_s)
+        paces.append(scene.made.index.loads["a"].tpot_s)
         name = scene.send(choices, stream=False)
         scene.now = 3.0
         scene.end(name, (10, 100 * choices))
-        assert scene.made.fleet.loads["a"].answer_token_s == pytest.approx(0.02)
+        assert scene.made.index.loads["a"].answer_token_s == pytest.approx(0.02)
     assert paces[0] == pytest.approx(paces[1])
 
 
@@ -383,25 +383,25 @@ def test_it_is_not_sent_to_a_second_replica() -> None:
 
 def test_pools_of_names_that_nobody_asks_for_any_more_are_forgotten() -> None:
     scene = Scene()
-    names = [f"m{number}" for number in range(3 * MOST_POOLS)]
+    names = [f"m{number}" for number in range(3 * MOST_MODEL_QUEUES)]
     scene.made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=64, models=frozenset(names))), 0.0)
     scene.made.on(Probed("a", ok=True, deep=True), 0.0)
     kept = scene.send(model=names[0])
     for name in names[1:]:
         scene.end(scene.send(model=name))
-        assert len(scene.made.pools) <= MOST_POOLS
-    assert names[0] in scene.made.pools  # it has one running
+        assert len(scene.made.model_queues) <= MOST_MODEL_QUEUES
+    assert names[0] in scene.made.model_queues  # it has one running
     scene.end(kept)
     assert scene.made.running("slow") == 0
 
 
 def test_names_with_requests_are_kept_however_many() -> None:
     scene = Scene()
-    names = [f"m{number}" for number in range(MOST_POOLS + 8)]
+    names = [f"m{number}" for number in range(MOST_MODEL_QUEUES + 8)]
     scene.made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=200, models=frozenset(names))), 0.0)
     scene.made.on(Probed("a", ok=True, deep=True), 0.0)
     asked = [scene.send(model=name) for name in names]
-    assert len(scene.made.pools) == len(names)
+    assert len(scene.made.model_queues) == len(names)
     for name in asked:
         scene.end(name)
     assert scene.room() == 0

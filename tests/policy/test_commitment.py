@@ -112,3 +112,17 @@ def test_what_exceeds_needs_more(seed: int) -> None:
 def test_long_answers_after_short_ones_with_the_same_limit_are_not_swapped_out() -> None:
     served = serve(PROFILE, comes(Case(name="", count=250, output=(1500, 4000), before=300), seed=0))
     assert served.swaps + served.recomputes == 0
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_what_is_needed_is_what_is_not_exceeded_whatever_the_priorities(asked_first: bool) -> None:
+    book, _ = of_a_thousand()
+    made, one = Commitment(book, 1, 4096), sequence(-1, [1] * 10, max_output=1000)
+    if asked_first:
+        made.needs(one)
+    for number in range(20):
+        made.add(sequence(number, [1] * 10, max_output=1000, priority=number % 3))
+    needs = made.needs(one)
+    assert needs > 1.2 * 10 * 500  # more than they need on average
+    assert not made.exceeds(one, needs + 1e-6)
+    assert made.exceeds(one, needs - 1e-6)

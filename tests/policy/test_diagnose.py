@@ -15,18 +15,24 @@ from headgate.explain.remedies import ANSWERS, GROUPS, REFUSALS
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
+from headgate.policy.promises.promise import Promise, promises
 
 FAST = LANES["fast"]
 HEALTHY = LaneView(
-    lane=FAST, requests=1000, ttft_p95_s=0.2, ttft_p99_s=0.4, gap_p99_s=0.05, e2e_p99_s=6.0, e2e_p999_s=9.0,
-    queue_p99_s=0.01, first_lost={"own_prompt": 1.0}, token_lost={"generation": 3.0}, prompt_p99=400, output_p50=200,
-    output_p99=500, waited=10, heaviest="acme", heaviest_share=0.3, cold=1, stalled=2, failed=0,
+    lane=FAST, requests=1000, measured_s={"ttft_p95": 0.2, "ttft_p99": 0.4, "gap_p99": 0.05, "e2e_p99": 6.0},
+    e2e_p999_s=9.0, queue_p99_s=0.01, first_lost={"own_prompt": 1.0}, token_lost={"generation": 3.0}, prompt_p99=400,
+    output_p50=200, output_p99=500, waited=10, heaviest="acme", heaviest_share=0.3, cold=1, stalled=2, failed=0,
 )  # fmt: skip
 
 
+MADE = {f"{one.name}_s": one for one in promises(FAST)}
+
+
 def found(whole: View | None = None, **lane: Any) -> list[Finding]:
-    view = whole or View()
-    return findings(replace(view, lanes=(replace(HEALTHY, **lane),)))
+    """The findings of a healthy lane but for what is given. Percentiles are given as in `ttft_p99_s`."""
+    measured = {MADE[name].name: lane.pop(name) for name in list(lane) if name in MADE}
+    one = replace(HEALTHY, measured_s={**HEALTHY.measured_s, **measured}, **lane)
+    return findings(replace(whole or View(), lanes=(one,)))
 
 
 def test_nothing_to_report_is_an_empty_list() -> None:
@@ -81,6 +87,15 @@ def test_slow_first_tokens(lost: dict[Kind, float], branch: str) -> None:
 def test_the_worst_promise_is_told_and_near_it_is_a_warning(p95: float, p99: float, severity: str, figure: str) -> None:
     (finding,) = found(ttft_p95_s=p95, ttft_p99_s=p99)
     assert (finding.severity, finding.figure) == (severity, figure)
+
+
+@pytest.mark.parametrize("promise", promises(FAST), ids=lambda promise: promise.name)
+def test_every_promise_of_a_lane_is_looked_at(promise: Promise) -> None:
+    assert found(None, **{f"{promise.name}_s": 0.8 * promise.within_s}) == []
+    for times, severity in ((0.81, "warning"), (1.01, "critical")):
+        (finding,) = found(None, **{f"{promise.name}_s": times * promise.within_s})
+        assert (finding.figure, finding.severity) == (promise.name, severity)
+        assert finding.evidence["promised_s"] == promise.within_s
 
 
 def test_what_was_never_promised_is_never_off() -> None:

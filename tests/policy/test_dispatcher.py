@@ -12,7 +12,6 @@ from headgate.model.event import (
     Dispatch,
     Ended,
     FirstToken,
-    Hedge,
     Probed,
     Refuse,
     ReplicaJoined,
@@ -26,8 +25,9 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.queues import SetAside
 from headgate.policy.replicas.health import Health
+from headgate.policy.tenants.limits import TenantLimits
 from tests.policy.driven import settings_of
 
 numbers = count()
@@ -119,6 +119,35 @@ def test_a_request_that_reaches_its_bound_is_refused_then_and_told_when_to_come_
     assert command.retry_after_s is not None
     assert 0 < command.retry_after_s < 2
     assert made.wake_at == inf or made.wake_at > 0.41
+
+
+def test_where_no_replica_is_full_only_the_queue_says_when_to_come_back() -> None:
+    """Ten requests end each second, and two may wait: a turn comes in a few tenths of a second."""
+    made = dispatcher(1, lanes={**LANES, "fast": dataclasses.replace(LANES["fast"], queue_limit=2)})
+    now, there = 0.0, [request() for _ in range(3)]
+    send(made, *there)
+    for _ in range(50):
+        now += 0.1
+        made.on(Ended(there.pop(0).id, Outcome.COMPLETED, (10, 5)), now)
+        there.append(request(at=now))
+        send(made, there[-1])
+    assert made.passages[there[-1].id].lane_queue.drain.per_second(now) == pytest.approx(10.0, rel=0.1)
+    (command,) = send(made, request(at=now))
+    assert isinstance(command, Refuse)
+    assert command.outcome is Outcome.LANE_FULL
+    assert command.retry_after_s is not None
+    assert command.retry_after_s < 0.7
+
+
+def test_slots_come_back_one_after_the_other_and_then_again() -> None:
+    made, first = dispatcher(1), request()
+    send(made, first)
+    queue = made.passages[first.id].lane_queue.model_queue
+    assert [queue.free_in_s(ahead, 2.0, 0.5) for ahead in (0, 1, 2)] == [1.5, 3.5, 5.5]
+    both, one, two = dispatcher(2), request(), request(at=0.25)
+    send(both, one, two)
+    queue = both.passages[one.id].lane_queue.model_queue
+    assert [queue.free_in_s(ahead, 2.0, 0.5) for ahead in (0, 1, 2, 3)] == [1.5, 1.75, 3.5, 3.75]
 
 
 def test_a_request_predicted_to_wait_too_long_is_refused_on_arrival() -> None:
@@ -235,6 +264,8 @@ def test_low_lanes_send_no_more_prompts_than_replicas_are_busy_with() -> None:
     batch = [request("batch", tokens=150) for _ in range(6)]
     assert placed(send(made, *batch)) == [one.id for one in batch[:4]]
     assert len(placed(send(made, *(request("fast", tokens=150) for _ in range(4))))) == 4  # room, and its own turn
+    exactly = dispatcher(8)
+    assert len(placed(send(exactly, *(request("batch", tokens=256) for _ in range(4))))) == 2  # 512 tokens are enough
     small = dispatcher(64)
     assert len(placed(send(small, *(request("batch", tokens=10) for _ in range(40))))) == 40  # all of it in one step
 
@@ -258,7 +289,7 @@ def test_the_prompt_of_an_answer_in_one_piece_counts_for_as_long_as_it_should_ta
     assert placed(made.on(Ended(whole[2].id, Outcome.CANCELLED), 0.15)) == [whole[4].id]
     assert placed(made.on(Tick(), 0.2)) == [whole[5].id]  # the other one is over; the one that ended counts once
     made.on(Tick(), 9.0)
-    (pool,) = made.pools.values()
+    (pool,) = made.model_queues.values()
     assert all((state.prefills, state.prefill_tokens) == (0, 0) for state in pool.lanes.values())
 
 
@@ -480,7 +511,7 @@ def test_the_only_replicas_requests_wait_for_it_to_come_back_and_its_death_costs
             commands += made.on(Probed("a", ok=False), now)
         assert refused(commands) == []
         attempts += placed(commands)
-    assert made.fleet.usable("m") == 0
+    assert made.index.usable("m") == 0
     assert len(attempts) < 6
     for _ in range(30):
         made.on(Probed("a", ok=True), now)
@@ -495,7 +526,7 @@ def test_who_waits_when_the_last_replica_goes_out_waits_for_it_as_long_as_for_an
     send(made, running, waits)
     for moment in (0.1, 0.2, 0.3):
         made.on(Probed("a", ok=False), moment)
-    assert made.fleet.usable("m") == 0
+    assert made.index.usable("m") == 0
     assert refused(made.on(Tick(), 0.5)) == []
     assert refused(made.on(Tick(), 10.1)) == [Outcome.NO_REPLICA]
 
@@ -568,7 +599,33 @@ def test_a_busy_replica_is_not_blamed() -> None:
         made.on(AttemptFailed(one.id, last.replica_id, Outcome.QUEUE_FULL, refused=True, retry_after_s=0.1), 0.1)
         made.on(Ended(one.id, Outcome.CANCELLED), 0.1)
         made.on(Tick(), made.wake_at)
-    assert made.fleet.usable("m") == 2
+    assert made.index.usable("m") == 2
+
+
+@pytest.mark.parametrize(("refusals", "hold_s"), [(2, 0.0), (3, 0.25), (4, 0.5), (6, 2.0), (9, 8.0), (90, 8.0)])
+def test_one_that_full_replicas_keep_refusing_is_held_back_twice_as_long_each_time(
+    refusals: int, hold_s: float
+) -> None:
+    made, one = dispatcher(1), request("batch")
+    send(made, one)
+    passage = made.passages[one.id]
+    passage.refusals = refusals
+    aside = SetAside()
+    aside.add(passage, 10.0)
+    assert aside.due(10.0 + hold_s) == [passage]
+    assert not hold_s or aside.due(9.99 + hold_s) == []
+
+
+def test_a_replica_that_left_stands_in_for_none() -> None:
+    """The last one is used although it fails: there is no other."""
+    made = dispatcher(4, 4)
+    made.on(ReplicaLeft("b"), 0.1)
+    for _ in range(6):
+        one = request(at=0.2)
+        assert placed(send(made, one))
+        made.on(AttemptFailed(one.id, "a", Outcome.REPLICA_FAILED), 0.3)
+        made.on(Ended(one.id, Outcome.CANCELLED), 0.3)
+    assert made.index.usable("m") == 1
 
 
 def test_a_replica_that_left_is_not_used_and_its_requests_end_without_harm() -> None:
@@ -579,7 +636,7 @@ def test_a_replica_that_left_is_not_used_and_its_requests_end_without_harm() -> 
     made.on(ReplicaLeft(command.replica_id), 0.1)
     made.on(FirstToken(one.id), 0.1)
     made.on(Ended(one.id, Outcome.COMPLETED, (1, 1)), 0.2)
-    assert len(made.fleet.loads) == 1
+    assert len(made.index.loads) == 1
 
 
 def test_what_is_not_known_any_more_is_ignored() -> None:
@@ -593,7 +650,7 @@ def test_what_is_not_known_any_more_is_ignored() -> None:
 def test_a_replica_without_a_given_size_finds_it_by_watching() -> None:
     made = dispatcher()
     join(made, "a", None)
-    load = made.fleet.get("a")
+    load = made.index.get("a")
     assert load is not None
     before, now = load.limit, 0.0
     for _ in range(60):
@@ -654,7 +711,7 @@ def test_every_arrival_ends_exactly_once_and_every_load_returns_to_nothing(seed:
             carry_out(made.on(Probed(rng.choice("ab"), ok=rng.random() < 0.7), now))
         if made.wake_at <= now:
             carry_out(made.on(Tick(), now))
-        for load in made.fleet.loads.values():
+        for load in made.index.loads.values():
             assert load.requests == sum(replica == load.id for replica in running.values())
     for name in sorted(running):
         ended[name] = ended.get(name, 0) + 1
@@ -672,7 +729,7 @@ def test_every_arrival_ends_exactly_once_and_every_load_returns_to_nothing(seed:
     assert sorted(ended) == sorted(arrived)
     assert set(ended.values()) <= {1}
     assert made.passages == {}
-    for load in made.fleet.loads.values():
+    for load in made.index.loads.values():
         assert (load.requests, load.prefill_tokens, load.decode_tokens) == (0, 0, 0)
 
 
@@ -728,7 +785,7 @@ def test_a_deep_check_warms_a_replica_and_an_ejection_cools_it() -> None:
     assert [c.cold for c in send(made, request()) if isinstance(c, Dispatch)] == [False]
     for _ in range(3):
         made.on(Probed("a", ok=False), 0.5)
-    load = made.fleet.get("a")
+    load = made.index.get("a")
     assert load is not None
     assert load.cold
 
@@ -739,7 +796,7 @@ def test_who_stood_before_is_told_when_the_wait_is_over() -> None:
     send(made, running, hog, late)
     first = made.on(Ended(running.id, Outcome.COMPLETED, None), 0.1)
     second = made.on(Ended(placed(first)[0], Outcome.COMPLETED, None), 0.2)
-    ahead = {c.request_id: c.ahead for c in (*first, *second) if not isinstance(c, Hedge)}
+    ahead = {c.request_id: c.ahead for c in (*first, *second) if isinstance(c, Dispatch | Refuse)}
     stood = Ahead(requests=1, tokens=200, tenant="hog", tenant_requests=1, tenant_tokens=200)
     assert ahead == {hog.id: None, late.id: stood}
 
@@ -755,6 +812,6 @@ def test_what_was_computed_of_an_answer_in_one_piece_is_guessed_from_time_and_pa
     assert made.computed(second.id, 21.0) == 10
     assert made.computed(third.id, 21.0) == 0  # it waits
     made.on(Ended(second.id, Outcome.COMPLETED, (10, 100)), 40.0)
-    assert made.fleet.loads["a"].answer_token_s == pytest.approx(0.11)
+    assert made.index.loads["a"].answer_token_s == pytest.approx(0.11)
     made.on(Ended(third.id, Outcome.COMPLETED, (10, 0)), 41.0)
-    assert made.fleet.loads["a"].answer_token_s == pytest.approx(0.11)
+    assert made.index.loads["a"].answer_token_s == pytest.approx(0.11)

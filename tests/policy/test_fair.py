@@ -4,7 +4,7 @@ from math import inf
 import pytest
 
 from headgate.model.request import Request
-from headgate.policy.dispatch.fair import EXPIRE_AT_ONCE, FairQueue
+from headgate.policy.tenants.fair import EXPIRE_AT_ONCE, FairQueue
 
 
 def ask(name: str, tenant: str = "a", tokens: int = 100, **rest: float) -> Request:

@@ -66,7 +66,7 @@ def test_an_arrival_for_a_dead_version_goes_to_another_at_once() -> None:
     assert sent(send(made, one)) == [(one.id, "one", "v1")]
     assert not made._versions.asked
     made.on(Ended(one.id, Outcome.COMPLETED, (10, 5)), 1.0)
-    assert made.fleet.loads["one"].requests == 0
+    assert made.index.loads["one"].requests == 0
     assert made.running("fast") == 0
 
 

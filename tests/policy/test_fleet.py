@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.model.replica import Load, Replica
-from headgate.policy.replicas.entry import ReplicaPool
+from headgate.policy.replicas.entry import ReplicaGroup
 from headgate.policy.replicas.index import Order, RouteIndex, work_s
 from tests.policy.indexed import enter, remove
 
@@ -23,7 +23,7 @@ def fleet_of(*loads: Load, order: Order = "work") -> RouteIndex:
 
 
 def least(fleet: RouteIndex, model: str | None = "m", lane: str = "fast") -> list[str]:
-    return [seat.id for _, _, seat in fleet.least(fleet.pools(model, lane))]
+    return [seat.id for _, _, seat in fleet.least(fleet.groups(model, lane))]
 
 
 def send(fleet: RouteIndex, name: str, count: int = 1) -> None:
@@ -166,7 +166,7 @@ def test_dedicated_replicas_are_used_alone_while_any_of_them_is_usable() -> None
     assert least(fleet, "m", "batch") == ["shared"]
     send(fleet, "long", 4)
     assert least(fleet, "m", "long") == []
-    assert [pool.lanes for pool in fleet.pools("m", "long", frozenset({"long"}))] == [frozenset(), {"long", "fast"}]
+    assert [pool.lanes for pool in fleet.groups("m", "long", frozenset({"long"}))] == [frozenset(), {"long", "fast"}]
     fleet.loads["long"].usable = 0.0
     fleet.changed(fleet.loads["long"])
     assert least(fleet, "m", "long") == ["shared", "both"]
@@ -193,7 +193,7 @@ def test_a_replica_that_left_is_of_no_interest_and_one_that_joins_again_is_new()
     assert (fleet.get("a"), fleet.any_for("m"), fleet.capacity("m")) == (None, False, (0, 0))
 
 
-def counted(pool: ReplicaPool, loads: list[Load]) -> None:
+def counted(pool: ReplicaGroup, loads: list[Load]) -> None:
     assert pool.replicas == len(loads)
     assert pool.usable == sum(one.usable > 0 for one in loads)
     assert pool.room == sum(one.room for one in loads)
@@ -217,7 +217,7 @@ def test_whatever_changes_the_index_says_what_the_loads_say(seed: int, order: Or
             one.prefill_tokens, one.decode_tokens = rng.randrange(5), rng.randrange(5)
             one.usable = rng.choice((0.0, 0.1, 1.0, 1.0))
             fleet.changed(one)
-        for pool in fleet.pools("m", "fast"):
+        for pool in fleet.groups("m", "fast"):
             counted(pool, list(fleet.loads.values()))
 
 

@@ -108,6 +108,13 @@ def test_odd_numbers_and_a_clock_that_is_set_back_teach_nothing(odd: float) -> N
     assert forecast.floor(MONDAY - DAY, MONDAY - DAY) == 0.0  # what was seen later is not known earlier
 
 
+def test_a_day_says_nothing_of_itself() -> None:
+    """The clock was set back by an hour, to a time that was watched before."""
+    forecast = taught(1)
+    assert forecast.expect(MONDAY + 10 * 3600, MONDAY + 10 * 3600) is None
+    assert forecast.expect(MONDAY + DAY + 10 * 3600, MONDAY + DAY + 10 * 3600) is not None
+
+
 def test_what_was_learned_survives_a_restart_even_in_the_middle_of_a_slot() -> None:
     forecast = taught(8)
     forecast.pace.observe(650.0, 1.0, 1.0, 1000.0)
@@ -185,6 +192,7 @@ def test_what_a_replica_carries_is_learned_near_the_target_only() -> None:
     pace.observe(4000.0, 4, 1.0, ENOUGH_S)
     assert pace.known
     assert pace.tokens_per_s == pytest.approx(1000)
+    assert not Pace(0.0, ENOUGH_S).known  # nothing was carried
 
 
 def test_it_follows_when_requests_become_others() -> None:

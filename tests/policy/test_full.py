@@ -64,7 +64,7 @@ class Slots:
 
 
 def load_of(made: Dispatcher, name: str = "a") -> Load:
-    load = made.fleet.get(name)
+    load = made.index.get(name)
     assert load is not None
     return load
 
@@ -136,8 +136,8 @@ def test_a_request_refused_everywhere_asks_each_once_and_costs_its_tenant_one_pr
     on.arrive(one)
     on.run(1.0)
     assert sorted(on.places(one.id)) == ["a", "b", "c", "d"]
-    assert on.made.fleet.usable("m") == 4, "it is no fault of theirs"
-    state = on.made.passages[one.id].state
+    assert on.made.index.usable("m") == 4, "it is no fault of theirs"
+    state = on.made.passages[one.id].lane_queue
     assert state.tally.served == pytest.approx(one.tokens / state.tally.weight)
 
 
@@ -271,7 +271,7 @@ def test_a_full_replica_is_full_for_whoever_counts_its_room() -> None:
     load = load_of(made, sent.replica_id)
     assert (load.room, load.ceiling) == (0, 0.0)
     other = 12 - int(load.limit)
-    assert made.fleet.capacity("m") == (other + 1, 1)
+    assert made.index.capacity("m") == (other + 1, 1)
     assert len(placed(send(made, *(request() for _ in range(12))))) == other
 
 
@@ -316,7 +316,7 @@ def test_one_that_can_not_be_reached_is_not_usable_until_it_is_tried_again_or_a_
     made = dispatcher(4)
     send(made, one := request())
     assert made.on(unreached(one, "a"), 0.1) == []
-    assert made.fleet.usable("m") == 0
+    assert made.index.usable("m") == 0
     late = request(at=0.2)
     send(made, late)
     assert refused(made.on(Tick(), 0.34)) == []

@@ -150,3 +150,13 @@ def test_times_of_nothing_are_harmless() -> None:
     for n in range(1_000):
         limit.observe(0.0, 0, 0.0, 0, 0.001 * n)
     assert limit.limit == 8.0
+
+
+def test_a_window_ends_with_its_last_request_after_those_that_were_under_way() -> None:
+    limit, changed = GradientLimit(8.0), []
+    for number in range(1, 100):
+        before = limit.limit
+        limit.observe(0.1, 100, 0.02, 8, 0.01 * number)
+        if limit.limit != before:
+            changed.append(number)
+    assert changed == [8 + WINDOW, 2 * (8 + WINDOW)]

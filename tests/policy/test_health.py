@@ -262,6 +262,18 @@ def test_a_replica_three_times_slower_than_its_peers_is_an_outlier(ttft_s: float
     assert (verdict.usable, verdict.why) == (0.0, why)
 
 
+@pytest.mark.parametrize(("ttft_s", "tpot_s"), [(0.7, 0.02), (0.2, 0.07)])
+def test_a_slow_one_is_put_out_soon_after_as_many_requests_as_it_takes_to_tell(ttft_s: float, tpot_s: float) -> None:
+    """A request a second: it is known to be slow with the last sample, and slow for long enough after that."""
+    health = watching("a", "b", "c")
+    serve(health, "a", 30)
+    serve(health, "b", 30)
+    served = 0
+    while serve(health, "c", 1, ttft_s=ttft_s, tpot_s=tpot_s).usable > 0:
+        served += 1
+    assert served == OutlierConfig().samples + SLOW_FOR_S - 1
+
+
 def test_a_few_requests_that_are_far_off_make_no_outlier() -> None:
     """Another request's long prompt came before: a hundred times as slow, one in ten."""
     health = watching("a", "b", "c")

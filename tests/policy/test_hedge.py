@@ -32,7 +32,7 @@ from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.hedge import BURST, KEPT, RESULTS, Hedger, Recent
+from headgate.policy.dispatch.hedge import BURST, KEPT, MOST_WATCHED, RESULTS, Hedger, Recent
 from headgate.policy.replicas.health import Health
 from tests.policy.driven import settings_of
 from tests.policy.records import record
@@ -64,7 +64,9 @@ class Scene:
                 self.at[command.request_id] = command.replica_id
         return commands
 
-    def arrive(self, *, tokens: int = 10, lane: str = "fast", stream: bool = True) -> str:
+    def arrive(
+        self, *, tokens: int = 10, lane: str = "fast", stream: bool = True, prefix: tuple[bytes, ...] = ()
+    ) -> str:
         promise = LANES[lane]
         request = Request(
             id=f"r{next(numbers)}",
@@ -77,6 +79,8 @@ class Scene:
             wait_until=self.now + promise.wait_bound_s,
             first_token_by=self.now + promise.ttft_target_s,
             stream=stream,
+            prefix=prefix,
+            link_tokens=tokens,
         )
         self.hear(Arrived(request))
         return request.id
@@ -112,13 +116,13 @@ class Scene:
 
     @property
     def requests(self) -> dict[str, int]:
-        return {load.id: load.requests for load in self.made.fleet.loads.values()}
+        return {load.id: load.requests for load in self.made.index.loads.values()}
 
     def settled(self) -> None:
         """Nothing is left of anything."""
-        for load in self.made.fleet.loads.values():
+        for load in self.made.index.loads.values():
             assert (load.requests, load.prefill_tokens, load.decode_tokens) == (0, load.silent_tokens, 0)
-        for pool in self.made.pools.values():
+        for pool in self.made.model_queues.values():
             assert pool.waiting == 0
             assert all((state.prefills, state.prefill_tokens) == (0, 0) for state in pool.lanes.values())
             assert all(tally.running == 0 for tally in pool.tallies.values())
@@ -234,7 +238,7 @@ def test_it_is_off_while_anybody_waits() -> None:
 
 def test_a_replica_that_has_not_served_yet_is_not_the_one_to_ask(scene: Scene) -> None:
     scene.arrive()
-    for load in scene.made.fleet.loads.values():
+    for load in scene.made.index.loads.values():
         load.cold = True
     assert scene.wait(10.0) == []
 
@@ -339,7 +343,7 @@ def test_the_winner_has_it_and_the_loser_has_its_room_back(scene: Scene) -> None
     scene.hear(HedgeWon(name, command.replica_id))
     scene.hear(FirstToken(name))
     assert scene.requests == {scene.at[name]: 0, command.replica_id: 1}
-    load = scene.made.fleet.loads[command.replica_id]
+    load = scene.made.index.loads[command.replica_id]
     assert (load.prefill_tokens, load.decode_tokens) == (0, 10)
     scene.end(name)
     scene.settled()
@@ -349,7 +353,7 @@ def test_the_winner_has_it_and_the_loser_has_its_room_back(scene: Scene) -> None
 def test_a_replica_that_lost_is_given_less_until_it_is_heard_of(scene: Scene) -> None:
     """Its requests are taken from it because it is stuck: it must not look idle for that."""
     name, command = scene.late()
-    load = scene.made.fleet.loads[scene.at[name]]
+    load = scene.made.index.loads[scene.at[name]]
     scene.hear(HedgeWon(name, command.replica_id))
     scene.hear(FirstToken(name))
     scene.end(name)
@@ -381,6 +385,18 @@ def test_if_the_first_fails_the_second_simply_is_the_request(scene: Scene) -> No
     scene.end(name)
     scene.settled()
     assert scene.hedger.counts == {("fast", "took_over"): 1}
+
+
+def test_the_second_is_remembered_to_have_the_prompt_once_it_is_the_request(scene: Scene) -> None:
+    def known(replica_id: str) -> bool:
+        return b"prompt" in scene.made.book.entries[replica_id].links.seen
+
+    name, command = scene.late(prefix=(b"prompt",))
+    assert (known(scene.at[name]), known(command.replica_id)) == (True, False)
+    scene.hear(AttemptFailed(name, scene.at[name], Outcome.REPLICA_FAILED))
+    assert (known(scene.at[name]), known(command.replica_id)) == (False, True)
+    scene.hear(AttemptFailed(name, command.replica_id, Outcome.REPLICA_FAILED))
+    assert not known(command.replica_id)
 
 
 def test_if_the_second_fails_nothing_has_happened(scene: Scene) -> None:
@@ -422,7 +438,7 @@ def test_a_long_prompt_at_two_replicas_that_is_not_heard_of_stops_counting_at_bo
     name = scene.arrive(tokens=600, lane="slow", stream=False)
     (command,) = scene.wait(10.0)
     assert isinstance(command, Hedge)
-    state = scene.made.passages[name].state
+    state = scene.made.passages[name].lane_queue
     assert (state.prefills, state.prefill_tokens) == (2, 1200)
     scene.now += 100.0
     scene.hear(Tick())
@@ -435,7 +451,7 @@ def test_a_long_prefill_counts_at_both() -> None:
     scene = Scene(4, 4)
     scene.serve(50, tokens=600, lane="slow")
     name, command = scene.late(tokens=600, lane="slow")
-    state = scene.made.passages[name].state
+    state = scene.made.passages[name].lane_queue
     assert (state.prefills, state.prefill_tokens) == (2, 1200)
     scene.hear(HedgeWon(name, command.replica_id))
     assert (state.prefills, state.prefill_tokens) == (1, 600)
@@ -515,7 +531,7 @@ def test_a_second_that_refuses_is_full_and_it_costs_no_attempt(scene: Scene) -> 
     name, command = scene.late()
     refused = AttemptFailed(name, command.replica_id, Outcome.REPLICA_FAILED, refused=True, retry_after_s=5.0)
     assert scene.hear(refused) == []
-    other = scene.made.fleet.get(command.replica_id)
+    other = scene.made.index.get(command.replica_id)
     assert other is not None
     assert other.room == 0
     passage = scene.made.passages[name]
@@ -539,3 +555,12 @@ def test_both_of_two_that_fail_are_attempts(order: str) -> None:
     (last,) = scene.hear(AttemptFailed(name, again.replica_id, Outcome.REPLICA_FAILED))
     assert isinstance(last, Refuse)
     scene.settled()
+
+
+def test_no_more_are_watched_than_can_be_kept() -> None:
+    scene = Scene(4)
+    name = scene.arrive()
+    passage = scene.made.passages[name]
+    for number in range(MOST_WATCHED + 3):
+        scene.hedger.look_again(passage, float(number))
+    assert len(scene.hedger._watched) == MOST_WATCHED

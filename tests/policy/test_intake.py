@@ -47,7 +47,7 @@ def request(made: RequestIntake, allowed: int | None = None, choices: int = 1) -
 def test_the_first_lane_that_matches_takes_the_request(
     prompt_tokens: int, streaming: bool, says_batch: bool, lane: str
 ) -> None:
-    assert classify(prompt_tokens=prompt_tokens, streaming=streaming, says_batch=says_batch) == lane
+    assert classify(uncached_tokens=prompt_tokens, streaming=streaming, says_batch=says_batch) == lane
     assert intake().lane(None, ANYONE, prompt_tokens, streaming, says_batch).name == lane
 
 

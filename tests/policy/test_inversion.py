@@ -106,6 +106,16 @@ def test_an_aged_prompt_has_a_share_of_each_step_and_not_all_of_it() -> None:
     assert counts(one_step(young, 1.0)) == {2: 512}
 
 
+def test_an_aged_prompt_has_the_time_of_its_share_to_the_token() -> None:
+    batch = machine()
+    batch.step_time = StepTime((2.0**-10, 2.0**-20, 2.0**-20, 0.0))  # exact in binary
+    batch.step_time._upper.value = 1.0
+    batch.add(long_one(1, tokens=20_000))
+    one_step(batch, 0.0)
+    batch.add(sequence(2, [7] * 5000, arrived=61.0))
+    assert counts(one_step(batch, 61.0)) == {1: 128, 2: 384}
+
+
 def test_an_aged_prompt_goes_on_even_where_streams_leave_no_time() -> None:
     batch, runner = batcher(slots=4, slot_tokens=4096, block_tokens=16), ScriptedRunner(slot_tokens=4096)
     stream = sequence(1, range(8), max_output=50, gap_s=0.001)

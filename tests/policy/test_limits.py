@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.policy.dispatch.limits import UNLIMITED, Grant, OverLimit, Rate, RateLimiter, RateView, TenantLimits
+from headgate.policy.tenants.limits import UNLIMITED, Grant, OverLimit, Rate, RateLimiter, RateView, TenantLimits
 
 BOTH = TenantLimits(requests_per_min=60, tokens_per_min=6_000)
 """One request and a hundred tokens a second."""
@@ -144,7 +146,7 @@ def test_after_a_rush_memory_shrinks_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"requests_per_min": 0}, {"tokens_per_min": -1}, {"burst": float("inf")}])
-def test_limits_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+def test_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be positive and finite"):
         TenantLimits(**wrong)
 

@@ -5,7 +5,7 @@ from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepTime
-from headgate.policy.batching.move_time import MoveTime
+from headgate.policy.batching.move_time import TELLING, MoveTime
 from tests.scripted import ScriptedRunner, batcher, run_step, sequence
 
 
@@ -38,7 +38,10 @@ def test_few_tokens_and_mixtures_tell_nothing() -> None:
     made = MoveTime(save_s=1e-5)
     made.learn((Save(0, 9, 100),), 9.0, 0.02)
     made.learn((Save(0, 9, 500), Restore(9, 1, 500)), 9.0, 0.02)
+    made.learn((Save(0, 9, TELLING - 1),), 9.0, 0.02)
     assert (made.save.token_s, made.load.token_s) == (1e-5, 0.0)
+    made.learn((Save(0, 9, TELLING),), 9.0, 0.02)
+    assert made.save.token_s > 1e-5
 
 
 def test_one_step_that_something_else_held_up_is_forgotten() -> None:

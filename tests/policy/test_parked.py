@@ -5,8 +5,8 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.replicas.signs import HealthState
+from headgate.policy.tenants.limits import TenantLimits
 from tests.policy.test_dispatcher import dispatcher, join, placed, request, send
 
 
@@ -36,14 +36,14 @@ def test_one_that_is_parked_finishes_what_it_has() -> None:
     made = dispatcher(2, 2)
     assert sorted(where(made, 2, 0.0)) == ["a", "b"]
     made.on(ReplicaParked("a", True), 0.1)
-    load = made.fleet.get("a")
+    load = made.index.get("a")
     assert load is not None
     assert load.requests == 1
     assert where(made, 2, 0.2) == ["b"]
     running = next(passage.request.id for passage in made.passages.values() if passage.load is load)
     made.on(Ended(running, Outcome.COMPLETED, (10, 5)), 0.3)
     assert load.requests == 0
-    assert made.fleet.capacity("m")[0] == 2
+    assert made.index.capacity("m")[0] == 2
 
 
 def test_with_only_parked_ones_requests_wait_as_for_a_replica_that_is_coming() -> None:
@@ -59,7 +59,7 @@ def test_a_new_one_ramps_up_and_one_that_was_only_parked_does_not() -> None:
     made = dispatcher(10)
     parked(made, "p", 10)
     made.on(ReplicaParked("p", False, ramp=True), 0.0)
-    load = made.fleet.get("p")
+    load = made.index.get("p")
     assert load is not None
     assert load.usable == 0.1
     standing = made.book.standing("p")
@@ -85,7 +85,7 @@ def test_health_goes_on_while_it_is_parked_and_counts_when_it_is_activated() -> 
     for second in range(4):
         made.on(Tick(), 5.0 + second)
         made.on(Probed("p", ok=True), 5.0 + second)
-    load = made.fleet.get("p")
+    load = made.index.get("p")
     assert load is not None
     assert load.usable > 0
 
@@ -97,7 +97,7 @@ def test_a_ramp_that_passes_while_it_is_parked_leaves_it_parked() -> None:
     made.on(ReplicaParked("p", True), 0.1)
     while made.wake_at <= 10.0:
         made.on(Tick(), made.wake_at)
-    load = made.fleet.get("p")
+    load = made.index.get("p")
     assert load is not None
     assert load.usable == 0.0
     made.on(ReplicaParked("p", False), 11.0)
@@ -109,7 +109,7 @@ def test_what_it_has_cached_is_not_forgotten_while_it_is_parked() -> None:
     prefixed = Request(
         id="x", arrived=0.0, model="m", lane="fast", priority=0, wait_until=1.0, first_token_by=1.0, prefix=(b"x",)
     )
-    made.book.remember(prefixed, "a")
+    made.book.remember(prefixed, "a", 1)
     made.on(ReplicaParked("a", True), 0.0)
     assert len(made.book.entries["a"].links.seen) == 1
     made.on(ReplicaLeft("a"), 0.1)

@@ -70,7 +70,7 @@ def probe(on: Driven, names: str, until: float) -> None:
 
 
 def states(made: Dispatcher) -> list[HealthState]:
-    standings = [made.book.standing(name) for name in made.fleet.loads]
+    standings = [made.book.standing(name) for name in made.index.loads]
     return [standing.state for standing in standings if standing is not None]
 
 
@@ -137,10 +137,10 @@ def test_a_replica_that_fails_what_others_serve_is_out_also_if_all_ask_the_same(
         return [(0.02, FirstToken(one.id)), (0.1, Ended(one.id, Outcome.COMPLETED, (10, 5)))]
 
     on = Driven(dispatcher(8, 8), behave)
-    on.arrive(*(request("slow", at=0.2 * step).but(prefix=(b"the same",)) for step in range(40)))
-    probe(on, "ab", 8)
+    on.arrive(*(request("slow", at=0.5 * step).but(prefix=(b"the same",)) for step in range(40)))
+    probe(on, "ab", 20)
     least = 2
-    for step in range(90):
+    for step in range(220):
         on.run(0.1 * step)
         least = min(least, in_use(on.made))
     assert {said for _, said in on.over.values()} == {Outcome.COMPLETED}
@@ -153,10 +153,10 @@ def test_three_different_requests_that_fail_in_a_row_put_a_replica_out_whatever_
         one = poison(prompt=b"p%d" % number).but(unfit=frozenset("bc"))
         made.on(Probed("a", ok=True), 0.0)
         made.on(Arrived(one), 0.1)
-        assert made.fleet.usable("m") == 3
+        assert made.index.usable("m") == 3
         made.on(answered(one, "a"), 0.1)
         made.on(Ended(one.id, Outcome.CANCELLED), 0.1)
-    assert made.fleet.usable("m") == 2
+    assert made.index.usable("m") == 2
 
 
 def test_a_request_that_kills_whoever_has_it_is_sent_three_times() -> None:
@@ -201,11 +201,11 @@ def test_requests_alone_never_put_out_the_last_for_a_model_or_a_lane() -> None:
     joined(made, "code", "c")
     joined(made, "quick", "m", frozenset({"fast"}))
     fail(made, "code", 10)
-    assert made.fleet.usable("c") == 1
+    assert made.index.usable("c") == 1
     fail(made, "chat", 10)
-    assert made.fleet.usable("m", "slow") == 1, "the other one serves another lane"
+    assert made.index.usable("m", "slow") == 1, "the other one serves another lane"
     fail(made, "quick", 10)
-    assert made.fleet.usable("m", "fast") == 1
+    assert made.index.usable("m", "fast") == 1
     standing = made.book.standing("quick")
     assert standing is not None
     assert standing.state is HealthState.EJECTED, "its lane is served by one that serves all"
@@ -215,24 +215,24 @@ def test_a_parked_one_stands_in_for_nobody() -> None:
     made = dispatcher(4, 4)
     made.on(ReplicaParked("b", parked=True), 0.0)
     fail(made, "a", 10)
-    assert made.fleet.usable("m") == 1
+    assert made.index.usable("m") == 1
     made.on(ReplicaJoined(Replica(id="b", url="http://b", slots=4, kind="vllm")), 0.5)
     made.on(Probed("b", ok=True), 0.6)
     made.on(ReplicaParked("nobody", parked=True), 0.6)
     fail(made, "a", 1, now=0.7)
-    assert made.fleet.usable("m") == 1, "nor when it is described anew"
+    assert made.index.usable("m") == 1, "nor when it is described anew"
     made.on(ReplicaParked("b", parked=False), 1.0)
     fail(made, "a", 1, now=1.1)
-    assert [name for name, load in made.fleet.loads.items() if load.usable] == ["b"]
+    assert [name for name, load in made.index.loads.items() if load.usable] == ["b"]
 
 
 def test_one_failed_probe_puts_out_the_last_if_requests_fail_there_too() -> None:
     made = dispatcher(4)
     fail(made, "a", 10)
     made.on(Probed("a", ok=True), 1.0)
-    assert made.fleet.usable("m") == 1
+    assert made.index.usable("m") == 1
     made.on(Probed("a", ok=False), 2.0)
-    assert made.fleet.usable("m") == 0
+    assert made.index.usable("m") == 0
 
 
 def test_where_all_fail_as_often_it_is_what_they_are_asked() -> None:
@@ -240,7 +240,7 @@ def test_where_all_fail_as_often_it_is_what_they_are_asked() -> None:
     for turn in range(600):
         for name in "abc":
             now += 0.01
-            load = made.fleet.loads[name]
+            load = made.index.loads[name]
             if turn > 100 and rng.random() < 0.4 and record(made, name).failed < 2:
                 made.book.saw(name, Saw.FAILURE, now)
             else:
@@ -280,3 +280,19 @@ def test_a_replica_that_serves_it_after_all_is_not_blamed() -> None:
     made.on(Ended(one.id, Outcome.COMPLETED, (1, 1)), 0.2)
     assert record(made, "a").failed == 0
     assert made.on(ReplicaLeft("nobody"), 0.3) == []
+
+
+def test_a_replica_that_is_back_is_not_given_every_prompt_that_is_cached_nowhere() -> None:
+    """It was out and has been given nothing of late, as if it had most room for what is new."""
+    made = dispatcher(8, 8)
+    on = Driven(made, engine())
+    probe(on, "b", 20)
+    for second in [1.0, 2.0, 3.0, 4.0, *(8.0 + step for step in range(12))]:
+        on.at(second, Probed("a", ok=True))
+    for _ in range(3):
+        on.at(5.0, Probed("a", ok=False))
+    on.arrive(*(request("slow", at=5.5 + 0.5 * step).but(prefix=(b"%d" % step,)) for step in range(28)))
+    on.run(20.0)
+    assert in_use(made) == 2
+    back = [where for at, _, where in on.sent if at >= 9.0]
+    assert back[:6].count("a") == 3

@@ -12,15 +12,16 @@ from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.step import Row
+from headgate.policy.answers.sizes import MOST_RATIOS, Ratio
 from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
-from headgate.policy.batching.estimate import MOST_NAMES, Ratio, StepTime
+from headgate.policy.batching.estimate import StepTime
 from headgate.policy.batching.holders import Holders
-from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.shared_limits import MOST_PARTS, SharedLimits
 from headgate.policy.replicas.allowance import Appetite
 from headgate.policy.replicas.route import RouteChoice
 from headgate.policy.scaling.forecast import SLOT_S, WEEK_SLOTS, Forecast
+from headgate.policy.tenants.limits import TenantLimits
+from headgate.policy.tenants.shared_limits import MOST_PARTS, SharedLimits
 from tests.policy.driven import settings_of
 from tests.policy.test_blocks import chain, ledger, put
 from tests.policy.test_dispatcher import dispatcher, placed, request, send
@@ -39,7 +40,7 @@ def test_a_lane_that_is_new_is_open_in_every_pool_and_a_changed_weight_counts_at
     night = dataclasses.replace(LANES["batch"], name="night")
     fast = dataclasses.replace(LANES["fast"], weight=3.0)
     made.reconfigure(settings_of({"fast": fast, "night": night}))
-    for pool in made.pools.values():
+    for pool in made.model_queues.values():
         assert {name for name, _, _ in pool.lanes} == {*LANES, "night"}
         assert {s.tally.weight for s in pool.lanes.values() if s.lane.name == "fast" and s.tier == "free"} == {3.0}
     with pytest.raises(ValueError, match="start again"):
@@ -51,11 +52,11 @@ def test_a_replica_that_is_described_anew_keeps_what_it_is_doing() -> None:
     first = request()
     send(made, first)
     made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=2, kind="vllm")), 1.0)
-    load = made.fleet.loads["a"]
+    load = made.index.loads["a"]
     assert (load.replica.kind, load.requests, load.usable) == ("vllm", 1, 1.0)
     made.on(ReplicaJoined(Replica(id="b", url="http://b", slots=2)), 1.0)
     made.on(ReplicaJoined(Replica(id="b", url="http://b", slots=2, kind="tgi")), 1.0)
-    assert made.fleet.loads["b"].replica.kind == "tgi"
+    assert made.index.loads["b"].replica.kind == "tgi"
 
 
 def test_news_of_a_request_that_is_gone_or_elsewhere_changes_nothing() -> None:
@@ -72,7 +73,7 @@ def test_news_of_a_request_that_is_gone_or_elsewhere_changes_nothing() -> None:
     ):
         assert made.on(event, 0.1) == []
     assert passage.load is not None
-    assert [load.requests for load in made.fleet.loads.values()] == [1, 1]
+    assert [load.requests for load in made.index.loads.values()] == [1, 1]
 
 
 def test_of_a_request_at_two_replicas_a_third_has_nothing_to_say() -> None:
@@ -92,7 +93,7 @@ def test_a_replica_that_lost_is_heard_of_by_a_whole_answer_too() -> None:
     slow = scene.at[name]
     scene.hear(HedgeWon(name, hedge.replica_id))
     scene.end(name)
-    load = scene.made.fleet.loads[slow]
+    load = scene.made.index.loads[slow]
     assert load.silent_tokens
     while scene.at[last := scene.arrive(stream=False)] != slow:
         assert scene.requests[hedge.replica_id] <= 4, "it has no room for more"
@@ -167,9 +168,9 @@ def test_a_ratio_is_learned_by_name_and_overall_and_names_are_bounded() -> None:
     assert (made.of("m"), made.of("other")) == (8.0, 6.0)
     made.learn("m", 6.0)
     assert made.of("m") == 7.0
-    for number in range(2 * MOST_NAMES):
+    for number in range(2 * MOST_RATIOS):
         made.learn(f"m{number}", 1.0)
-    assert len(made._by_name) == MOST_NAMES
+    assert len(made._by_name) == MOST_RATIOS
 
 
 def test_a_rate_is_not_told_of_no_time() -> None:

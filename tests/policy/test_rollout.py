@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from headgate.config.models import CanaryConfig, ModelConfig, RuleConfig, VersionConfig, contradictions
+from headgate.config.models import (
+    CanaryConfig,
+    ModelConfig,
+    QualityConfig,
+    RuleConfig,
+    ScorerConfig,
+    VersionConfig,
+    contradictions,
+)
 from headgate.policy.rollout.rollout import (
     NEXT,
     UNDER_WAY,
@@ -232,6 +240,18 @@ def test_every_pair_of_stage_and_event_is_written_down() -> None:
     assert by_itself.count(Stage.PROMOTED) == 2  # only those that are: nothing is promoted without its soak
 
 
+def test_at_its_last_step_a_canary_is_proved_fine_by_the_requests_that_are_left() -> None:
+    rollout = started()
+    while rollout.share < 0.5:
+        assert feed(rollout, 4000, 20.0) is not None
+    judge = rollout.judge
+    assert judge is not None
+    assert judge._in_all is not None
+    left = QUICK.canary.limit_requests - judge.requests
+    assert 0 < left < QUICK.canary.limit_requests
+    assert judge._in_all - judge._exposure == pytest.approx(left * 0.5 * 0.5)
+
+
 # -- restarts ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +323,22 @@ def test_what_a_config_can_not_mean() -> None:
     assert all("expected shares that grow" in one[0] for one in steps)
     assert "less than unacceptable" in complaints(replace(CHAT, canary=CanaryConfig(acceptable=1.3)))[0]
     assert "3 steps of step_requests" in complaints(replace(CHAT, canary=CanaryConfig(limit_requests=3000)))[0]
+
+
+def test_what_scores_can_not_mean() -> None:
+    def complaint(**given: Any) -> list[str]:
+        return complaints(replace(CHAT, canary=CanaryConfig(quality=QualityConfig(**given))))
+
+    program, address = ("score",), "http://127.0.0.1:9/score"
+    assert (
+        complaint()
+        == complaint(scorer=ScorerConfig(command=program))
+        == complaint(scorer=ScorerConfig(url=address))
+        == []
+    )
+    assert "quality.acceptable: expected less than unacceptable" in complaint(acceptable=0.03)[0]
+    for scorer in (ScorerConfig(), ScorerConfig(command=program, url=address)):
+        assert "quality.scorer: expected either a command or a url" in complaint(scorer=scorer)[0]
 
 
 def test_what_rules_can_not_mean() -> None:

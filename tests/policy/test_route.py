@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from headgate.config.gateway import ROUTE_WEIGHTS, RoutingConfig
 from headgate.config.hints import Algorithm
-from headgate.model.replica import Load, Replica
+from headgate.model.replica import RECENT_S, Load, Replica
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import session_order
 from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.replicas.prefix_index import TRUSTED
 from headgate.policy.replicas.route import ALGORITHMS, NoReplica, NoRoom, RouteChoice, route
+from headgate.policy.replicas.session_ring import session_order
 from tests.policy.indexed import enter
 from tests.policy.watched import Remembered
 
@@ -25,7 +26,9 @@ def request(**facts: Any) -> Request:
         "id": "r", "arrived": 0.0, "model": "m", "lane": "fast", "priority": NORMAL, "wait_until": 1.0,
         "first_token_by": 10.0, "prompt_tokens": 100, "max_output": 100,
     }  # fmt: skip
-    return Request(**{**defaults, **facts})
+    facts = {**defaults, **facts}
+    facts.setdefault("link_tokens", facts["prompt_tokens"] / max(1, len(facts.get("prefix", ()))))
+    return Request(**facts)
 
 
 def fleet_of(count: int = 4, algorithm: Algorithm = "balanced", limit: float = 16.0, **facts: Any) -> RouteIndex:
@@ -53,7 +56,7 @@ def choose(
     rng: random.Random | None = None,
     tried: frozenset[str] = frozenset(),
 ) -> RouteChoice:
-    choice = route(asked, fleet, (affinity or Remembered()).affinity, config, now, rng or random.Random(1), tried)
+    choice = route(asked, fleet, (affinity or Remembered()).enter(fleet), config, now, rng or random.Random(1), tried)
     assert isinstance(choice, RouteChoice)
     return choice
 
@@ -81,30 +84,94 @@ def test_without_affinity_the_least_loaded_is_chosen() -> None:
     assert (choice.replica_id, choice.reason) == ("r2", "least_loaded")
 
 
-def test_a_warm_prefix_wins_near_the_least_load_and_not_beyond() -> None:
-    fleet, affinity = fleet_of(), knows("r3", (b"1", b"2"))
-    asked = request(prefix=(b"1", b"2", b"3"))
-    choice = choose(asked, fleet, affinity)
+def test_a_cached_prefix_counts_for_the_time_that_it_saves_and_no_more() -> None:
+    fleet, known = fleet_of(), knows("r3", (b"1", b"2"))
+    asked = request(prefix=(b"1", b"2", b"3"), prompt_tokens=3000)
+    choice = choose(asked, fleet, known)
     assert (choice.replica_id, choice.reason) == ("r3", "prefix")
-    busy(fleet, r0=1000, r1=1000, r2=1000, r3=1300)  # a quarter more, and less than one request
-    assert choose(asked, fleet, affinity).reason == "prefix"
-    busy(fleet, r3=3000)
-    choice = choose(asked, fleet, affinity)
+    assert choice.cached.remembered == 2000
+    saved = int(ROUTE_WEIGHTS["prefix"] * choice.cached.tokens)  # of fewer than it was sent: they may be gone
+    assert 1700 < choice.cached.tokens < 2000
+    busy(fleet, r0=1000, r1=1000, r2=1000, r3=1000 + saved - 10)
+    assert choose(asked, fleet, known).replica_id == "r3"
+    busy(fleet, r3=1000 + saved + 10)
+    choice = choose(asked, fleet, known)
     assert (choice.replica_id, choice.reason) == ("r0", "least_loaded")
-    assert {one.replica_id: one.match for one in choice.scores} == {"r3": 0.0, "r0": 0.0}
+    assert choice.cached.tokens == 0
+    assert {one.replica_id: round(one.match, 2) for one in choice.scores} == {"r3": 0.63, "r0": 0.0}
+
+
+def test_a_slower_replica_is_predicted_by_its_own_speed() -> None:
+    fleet = fleet_of(2)
+    fleet.loads["r0"].prefill_token_s = 0.002
+    busy(fleet, r0=0, r1=100)
+    known = knows("r1", ())
+    assert choose(request(session=None, prompt_tokens=10), fleet, known).replica_id == "r0"
+    known = knows("r1", (b"1",))
+    asked = request(prefix=(b"1", b"2"), prompt_tokens=1000)
+    assert choose(asked, fleet, known).replica_id == "r1"
+
+
+def was_given(fleet: RouteIndex, at: float = 0.0, **tokens: float) -> None:
+    """Tokens that each was given to compute at this moment."""
+    for name, count in tokens.items():
+        fleet.loads[name].recent_tokens, fleet.loads[name].recent_at = count, at
+
+
+def test_a_prompt_that_is_cached_nowhere_goes_where_least_was_given_of_those_that_begin_as_soon() -> None:
+    fleet, asked = fleet_of(5), request(session=None, prompt_tokens=1000, prefix=(b"1",))
+    was_given(fleet, r0=900, r1=700, r2=800, r3=700)  # the fifth is not among the four least loaded
+    busy(fleet, r0=0, r1=90, r2=50, r3=80, r4=95)
+    choice = choose(asked, fleet)
+    assert (choice.replica_id, choice.reason) == ("r3", "least_loaded")
+    busy(fleet, r1=101, r3=101, r4=150)  # more than a tenth of its own prefill later
+    assert choose(asked, fleet).replica_id == "r2"
+    assert choose(asked, fleet, knows("r0", (b"1",))).replica_id == "r0", "where it is cached, that decides"
+    assert choose(asked.but(priority=URGENT), fleet).replica_id == "r0"
+
+
+def test_what_was_given_fades() -> None:
+    fleet, asked = fleet_of(2), request(session=None)
+    was_given(fleet, r0=1000.0)
+    was_given(fleet, r1=600.0, at=RECENT_S)
+    assert choose(asked, fleet, now=RECENT_S).replica_id == "r0"
+    assert fleet.loads["r0"].recent(RECENT_S) == pytest.approx(1000.0 / 2.71828, abs=0.1)
+    assert fleet.loads["r1"].recent(0.0) == 600.0, "a clock that goes back adds nothing"
+
+
+def test_a_new_session_goes_home_unless_more_was_given_there_than_its_own_prompt() -> None:
+    fleet, asked = fleet_of(4), request(session="s")
+    home = session_order("s", [fleet.groups("m", "fast")[0].ring], 1)[0]
+    was_given(fleet, **{home: asked.tokens})
+    choice = choose(asked, fleet)
+    assert (choice.replica_id, choice.reason) == (home, "session")
+    was_given(fleet, **dict.fromkeys(session_order("s", [fleet.groups("m", "fast")[0].ring], 2), asked.tokens + 1.0))
+    choice = choose(asked, fleet)
+    assert choice.replica_id != home
+    assert choice.reason == "least_loaded"
+
+
+def test_where_a_prefix_is_cached_nothing_is_explored() -> None:
+    fleet, rng, config = fleet_of(50), random.Random(1), RoutingConfig(exploration=1.0)
+    known = knows("r7", (b"1",))
+    assert choose(request(), fleet, known, config, rng=rng).reason == "exploration"
+    assert choose(request(prefix=(b"9",)), fleet, known, config, rng=rng).reason == "exploration"
+    choices = {choose(request(prefix=(b"1", b"2")), fleet, known, config, rng=rng).replica_id for _ in range(50)}
+    assert choices == {"r7"}
 
 
 def test_the_longer_match_is_preferred() -> None:
     affinity = knows("r1", (b"1",))
     affinity.remember(request(prefix=(b"1", b"2", b"3")), "r2")
     choice = choose(request(prefix=(b"1", b"2", b"3", b"4")), fleet_of(), affinity)
-    assert {one.replica_id: one.match for one in choice.scores if one.match} == {"r2": 0.75, "r1": 0.25}
+    found = {one.replica_id: one.match for one in choice.scores if one.match}
+    assert found == {"r2": pytest.approx(0.75 * TRUSTED, abs=0.01), "r1": pytest.approx(0.25 * TRUSTED, abs=0.01)}
     assert choice.replica_id == "r2"
 
 
 def test_a_session_stays_where_it_belongs_and_moves_on_under_load() -> None:
     fleet = fleet_of(8)
-    first, second = session_order("s", [fleet.pools("m", "fast")[0].ring], 2)
+    first, second = session_order("s", [fleet.groups("m", "fast")[0].ring], 2)
     choice = choose(request(session="s"), fleet)
     assert (choice.replica_id, choice.reason) == (first, "session")
     busy(fleet, **{first: 5000})
@@ -114,12 +181,12 @@ def test_a_session_stays_where_it_belongs_and_moves_on_under_load() -> None:
     assert choose(request(session="s"), fleet).reason == "least_loaded"
 
 
-def test_the_cache_counts_more_than_the_session() -> None:
+def test_the_cache_counts_more_than_the_session_where_it_saves_more() -> None:
     fleet = fleet_of(8)
-    home = session_order("s", [fleet.pools("m", "fast")[0].ring], 1)[0]
+    home = session_order("s", [fleet.groups("m", "fast")[0].ring], 1)[0]
     other = next(name for name in fleet.loads if name != home)
-    asked = request(session="s", prefix=(b"1", b"2", b"3"))
-    assert choose(asked, fleet, knows(other, (b"1",))).replica_id == home
+    asked = request(session="s", prefix=(b"1", b"2", b"3"), prompt_tokens=3000, max_output=1)
+    assert choose(asked, fleet, knows(other, ())).replica_id == home
     choice = choose(asked, fleet, knows(other, (b"1", b"2")))
     assert (choice.replica_id, choice.reason) == (other, "prefix")
 
@@ -136,30 +203,33 @@ def test_every_weight_counts(name: str) -> None:
 
 
 def test_a_session_can_be_made_to_count_more_than_the_cache() -> None:
-    fleet, asked = fleet_of(), request(prefix=(b"1",), session="s")
+    fleet, asked = fleet_of(), request(prefix=(b"1",), prompt_tokens=1000, session="s")
     home = choose(asked, fleet).replica_id
     elsewhere = next(name for name in fleet.loads if name != home)
     assert choose(asked, fleet, knows(elsewhere, (b"1",))).replica_id == elsewhere
-    loyal = RoutingConfig(exploration=0.0, weights={"load": 1.0, "prefix": 0.5, "session": 1.0})
+    loyal = RoutingConfig(exploration=0.0, weights={"load": 1.0, "prefix": 0.0, "session": 1.0})
     assert choose(asked, fleet, knows(elsewhere, (b"1",)), loyal).replica_id == home
 
 
-def test_urgent_requests_go_to_the_least_loaded_unless_a_warm_cache_saves_more() -> None:
-    fleet, affinity = fleet_of(), knows("r3", (b"1",))
-    asked = request(priority=URGENT, prefix=(b"1",), prompt_tokens=100, max_output=10_000)
-    busy(fleet, r3=99)
-    assert choose(asked, fleet, affinity).replica_id == "r3"
-    busy(fleet, r3=101)
-    assert choose(asked, fleet, affinity).reason == "least_loaded"
-    assert choose(asked.but(priority=NORMAL), fleet, affinity).reason == "prefix"
+def test_only_between_equal_predictions_does_a_session_count_for_urgent_requests() -> None:
+    fleet = fleet_of(8)
+    home, second = session_order("s", [fleet.groups("m", "fast")[0].ring], 2)
+    busy(fleet, **{second: 1})
+    asked = request(priority=URGENT, session="s", max_output=10_000)
+    assert choose(asked, fleet).replica_id == home
+    busy(fleet, **{home: 1})
+    assert choose(asked, fleet).reason == "least_loaded"
+    assert choose(asked.but(priority=NORMAL), fleet).reason == "session"
 
 
 def test_a_request_whose_promise_is_due_is_urgent_whatever_its_lane() -> None:
-    fleet, affinity = fleet_of(), knows("r3", (b"1",))
-    asked = request(priority=LOW, prefix=(b"1",), max_output=10_000)
-    busy(fleet, r3=101)
-    assert choose(asked, fleet, affinity, now=9.0).reason == "prefix"
-    assert choose(asked, fleet, affinity, now=10.0).reason == "least_loaded"
+    fleet = fleet_of(8)
+    home, second = session_order("s", [fleet.groups("m", "fast")[0].ring], 2)
+    busy(fleet, **{second: 10})
+    asked = request(priority=LOW, session="s", max_output=10_000)
+    busy(fleet, **{home: 10})
+    assert choose(asked, fleet, now=9.0).reason == "session"
+    assert choose(asked, fleet, now=10.0).reason == "least_loaded"
 
 
 def test_low_priorities_spread_and_leave_the_least_loaded_to_others() -> None:
@@ -266,7 +336,7 @@ def test_power_of_two_takes_the_better_of_two_at_random() -> None:
 
 def test_prefix_session_and_tenant_alone() -> None:
     fleet, asked = fleet_of(8), request(session="s", tenant="t", prefix=(b"1",))
-    ring = fleet.pools("m", "fast")[0].ring
+    ring = fleet.groups("m", "fast")[0].ring
     prefix = choose(asked, fleet, knows("r5", (b"1",)), RoutingConfig(algorithm="prefix"))
     assert (prefix.replica_id, prefix.reason) == ("r5", "prefix")
     session = choose(asked, fleet, knows("r5", (b"1",)), RoutingConfig(algorithm="session"))
@@ -278,7 +348,7 @@ def test_prefix_session_and_tenant_alone() -> None:
 
 
 def test_an_algorithm_needs_its_own_index() -> None:
-    with pytest.raises(ValueError, match="round_robin needs a fleet ordered by turn"):
+    with pytest.raises(ValueError, match="round_robin needs an index ordered by turn"):
         choose(request(), fleet_of(), config=RoutingConfig(algorithm="round_robin"))
 
 
@@ -286,7 +356,7 @@ def test_an_algorithm_needs_its_own_index() -> None:
 
 
 def refusal(fleet: RouteIndex, asked: Request, tried: frozenset[str] = frozenset()) -> NoRoom | NoReplica:
-    answer = route(asked, fleet, Remembered().affinity, CALM, 0.0, random.Random(1), tried)
+    answer = route(asked, fleet, Remembered().index, CALM, 0.0, random.Random(1), tried)
     assert not isinstance(answer, RouteChoice)
     return answer
 
@@ -355,7 +425,7 @@ def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int,
         for number in range(40):
             prefix = tuple(b"%d" % rng.randrange(3) for _ in range(rng.randrange(4)))
             asked = request(prefix=prefix, session=rng.choice((None, "s", "t")), priority=number % 4)
-            answer = route(asked, fleet, affinity.affinity, RoutingConfig(algorithm=algorithm), 0.0, rng)
+            answer = route(asked, fleet, affinity.enter(fleet), RoutingConfig(algorithm=algorithm), 0.0, rng)
             if isinstance(answer, RouteChoice):
                 assert fleet.loads[answer.replica_id].room > 0
                 take(fleet, answer, asked)

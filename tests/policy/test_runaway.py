@@ -3,22 +3,13 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.config.output import Runaway
 from headgate.engine.bound import COLLAPSED
-from headgate.policy.answers.runaway import (
-    LEAST,
-    LINES,
-    MEMBERS,
-    PATTERNS,
-    PHRASES,
-    SENTENCES,
-    WINDOW,
-    Detector,
-    kind_of,
-)
+from headgate.policy.answers.repeat_kind import ITEMS, LEAST, LINES, MEMBERS, PATTERNS, PHRASES, SENTENCES, kind_of
+from headgate.policy.answers.runaway import WINDOW, Detector
 from tests.ordinary.answers import ANSWERS
 from tests.ordinary.corpus import made, mixed
 from tests.ordinary.loops import LATE, LOOPS, SEA
@@ -182,6 +173,7 @@ def test_the_size_of_the_pieces_hardly_matters(size: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=60))
+@example([b"1", bytes(15), b"0", bytes(15)])
 def test_whatever_comes_in_evidence_is_what_it_says(pieces: list[bytes]) -> None:
     detector, said = Detector(), b""
     for piece in pieces:
@@ -189,7 +181,8 @@ def test_whatever_comes_in_evidence_is_what_it_says(pieces: list[bytes]) -> None
         detector.hear(piece)
         if detector.period:
             period, matched = detector.period, detector.matched
-            assert said[len(said) - matched :] == said[len(said) - matched - period : len(said) - period]
+            text = said.translate(bytes.maketrans(b"123456789", b"000000000"))  # digits are ignored at first
+            assert text[len(text) - matched :] == text[len(text) - matched - period : len(text) - period]
 
 
 def test_memory_is_bounded_however_long_it_goes_on() -> None:
@@ -210,7 +203,8 @@ def test_nothing_said_is_nothing_learned() -> None:
         ("The sea is a vast and mysterious realm beyond us. ", SENTENCES),
         ("The sea is a vast and mysterious realm beyond us.\n", SENTENCES),
         ("1. The sea is a vast and mysterious realm beyond us.\n", SENTENCES),
-        ("- The sea is a vast and mysterious realm beyond us.\n", LINES),
+        ("- The sea is a vast and mysterious realm beyond us.\n", ITEMS),
+        ("- The sea\n", PATTERNS),
         ("The sea is a vast and mysterious realm beyond us\n", LINES),
         ("Child: The sea is a vast and mysterious realm beyond us.\n", LINES),
         ("<p>The sea is a vast and mysterious realm beyond us.</p>", LINES),
@@ -231,6 +225,12 @@ def test_what_repeats_decides_how_much_is_enough(unit: str, kind: object) -> Non
     assert LEAST > 0
 
 
+def test_what_repeats_from_the_first_byte_on_is_found() -> None:
+    detector = Detector()
+    assert not detector.hear(b"sixteen letters." * 2)
+    assert (detector.period, detector.matched) == (16, 16)
+
+
 def test_it_says_how_much_has_to_come_before_it_could_say_otherwise() -> None:
     detector = Detector()
     assert detector.patience == LEAST
@@ -244,3 +244,16 @@ def test_it_says_how_much_has_to_come_before_it_could_say_otherwise() -> None:
     other.hear(bytes(range(32, 127)) + b"!?" + bytes(range(97, 123)))
     other.hear(b"x")
     assert (other.period, 0 < other.patience <= 32) == (0, True)
+
+
+def test_it_never_asks_for_more_patience_than_is_left_before_the_verdict() -> None:
+    data = (sentences(99, 2) + 8 * (" " + sentences(3, 2))).encode()
+    detector, patience = Detector(), []
+    for at in range(len(data)):
+        patience.append(detector.patience)
+        if detector.hear(data[at : at + 1]):
+            break
+    over = len(patience)
+    assert over < len(data)
+    assert patience[-1] == 1
+    assert all(at + least <= over for at, least in enumerate(patience))

@@ -625,3 +625,9 @@ def test_another_config_holds_from_the_next_decision_on() -> None:
     wider = ScaleConfig(min=3, max=4)
     scaler.reconfigure(wider)
     assert scaler.config is wider
+
+
+def test_the_time_between_two_looks_is_told_as_it_is() -> None:
+    signals, nothing = Signals(), PoolView(members=())
+    there = Sorted.of(())
+    assert [signals.see(nothing, there, now).passed_s for now in (10.0, 10.25, 12.0, 11.0)] == [0.0, 0.25, 1.75, 0.0]

@@ -13,9 +13,9 @@ from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Lease
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for
-from headgate.policy.dispatch.limits import Grant, OverLimit, RateLimiter, TenantLimits
-from headgate.policy.dispatch.shared_limits import SOON_S, SharedLimits
 from headgate.policy.replicas.allowance import AHEAD_S, MOST_OF_BUCKET, Appetite, part_of, room_of
+from headgate.policy.tenants.limits import Grant, OverLimit, RateLimiter, TenantLimits
+from headgate.policy.tenants.shared_limits import SOON_S, SharedLimits
 from headgate.replay.event_log import EventLog
 from headgate.replay.replay import Replayed, replay
 from tests.policy.test_dispatcher import dispatcher, join, placed, refused, request, send
@@ -58,6 +58,14 @@ def test_what_is_in_the_purse_need_not_be_waited_for() -> None:
     assert made.wait_s("t", LIMITS, 100, 0.0) == pytest.approx(0.6)
     assert made.wait_s("t", LIMITS, 100, 0.7) == 0.0
     assert made.wait_s("nobody known", LIMITS, 100, 0.0) == 0.0
+
+
+def test_a_bucket_that_is_full_is_full_now() -> None:
+    made = shared()
+    made.leased("t", 0.0, 0.0, 3.0, 8.0, 0.0)
+    assert made.full_in_s("t", 1.0) == pytest.approx((2.0, 7.0))
+    assert made.full_in_s("t", 5.0) == pytest.approx((0.0, 3.0))
+    assert made.full_in_s("t", 9.0) == (0.0, 0.0)
 
 
 def test_without_an_allowance_a_gateway_goes_as_far_as_its_part_of_what_is_left_and_owes_it() -> None:
@@ -197,13 +205,13 @@ def test_each_gateway_uses_its_part_of_every_replica_known_or_new() -> None:
     made.on(Shared(2, 0.0, 0.5, True), 0.0)
     join(made, "b", 4)
     join(made, "c", None)
-    found = made.fleet.loads["c"].limit
-    assert [made.fleet.loads[name].limit for name in "ab"] == [4.0, 2.0]
+    found = made.index.loads["c"].limit
+    assert [made.index.loads[name].limit for name in "ab"] == [4.0, 2.0]
     made.on(Shared(2, 0.25, 1.0, True), 0.0)
-    assert [made.fleet.loads[name].limit for name in "ab"] == [6.0, 3.0]
-    assert made.fleet.loads["c"].limit == found  # found by watching, and others are part of what is seen
+    assert [made.index.loads[name].limit for name in "ab"] == [6.0, 3.0]
+    assert made.index.loads["c"].limit == found  # found by watching, and others are part of what is seen
     made.on(Shared(1, 0.0, 1.0, True), 0.0)
-    assert [made.fleet.loads[name].limit for name in "ab"] == [8.0, 4.0]
+    assert [made.index.loads[name].limit for name in "ab"] == [8.0, 4.0]
 
 
 def test_room_that_comes_from_others_is_used_at_once() -> None:
@@ -217,7 +225,7 @@ def test_outstanding_tokens_are_divided_too() -> None:
     made = dispatcher()
     made.on(Shared(2, 0.0, 0.5, True), 0.0)
     made.on(ReplicaJoined(Replica(id="a", url="http://a", slots=100, token_limit=1000)), 0.0)
-    seat = made.fleet.seat("a")
+    seat = made.index.seat("a")
     assert seat is not None
     assert seat.token_limit == 500
 

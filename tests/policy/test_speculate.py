@@ -1,4 +1,9 @@
-from headgate.policy.batching.speculate import draft_length, learn_acceptance, look_up
+import pytest
+
+from headgate.config.engine import BatchConfig
+from headgate.policy.batching.blocks import Ledger
+from headgate.policy.batching.estimate import StepTime
+from headgate.policy.batching.speculate import draft_length, drafted_rows, learn_acceptance, look_up
 from tests.scripted import sequence
 
 
@@ -37,3 +42,15 @@ def test_acceptance_follows_what_was_accepted_and_a_refusal_counts_once() -> Non
     assert risen > before
     learn_acceptance(one, drafted=4, accepted=0)
     assert one.acceptance == risen * 0.85
+
+
+@pytest.mark.parametrize("rest", [0, 1, 5])
+def test_where_drafts_do_not_pay_one_is_tried_after_a_rest(rest: int) -> None:
+    one = sequence(1, [1, 2, 3, 4] * 4, max_output=60)
+    one.slot, one.acceptance = 0, 0.0
+    ledger = Ledger(slots=1, slot_tokens=80, blocks=80, host_blocks=0, block_tokens=1)
+    drafts = []
+    for _ in range(3 * (rest + 1)):
+        (row,) = drafted_rows([one], BatchConfig(draft_rest=rest), ledger, StepTime(), [])
+        drafts.append(len(row.draft))
+    assert drafts == ([0] * rest + [2]) * 3

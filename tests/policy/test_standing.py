@@ -16,9 +16,10 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.limits import TenantLimits
-from headgate.policy.dispatch.queues import ModelQueue
-from headgate.policy.dispatch.standing_room import (
+from headgate.policy.dispatch.passage import ModelQueue
+from headgate.policy.replicas.health import Health
+from headgate.policy.tenants.limits import TenantLimits
+from headgate.policy.tenants.standing_room import (
     ENOUGH,
     LANE_MEMORY_S,
     MOST_TENANTS,
@@ -31,7 +32,6 @@ from headgate.policy.dispatch.standing_room import (
     for_tenants,
     most_kept,
 )
-from headgate.policy.replicas.health import Health
 from tests.policy.driven import settings_of
 
 VIP = Lane(name="vip", priority=1, ttft_target_s=0.5, gap_target_s=0.2, wait_bound_s=0.4, weight=4, reserve=0.25)

@@ -10,6 +10,7 @@ from headgate.config.gateway import RoutingConfig
 from headgate.model.event import Arrived, Dispatch, Ended, FirstToken, Tick
 from headgate.model.lane import LANES, Lane
 from headgate.model.outcome import Outcome
+from headgate.model.pace import FIXED_TOKENS
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.promise import first_counts, per_token_s
 from headgate.policy.replicas.book import UNKNOWN_SIZE
@@ -64,7 +65,7 @@ def test_a_replica_that_happens_to_get_the_unstreamed_ones_is_neither_put_out_no
     for number in range(2000):
         serve(made, 4.0 * number, stream=rng.random() >= unstreamed)
     assert made.health.ejections == 0
-    for load in made.fleet.loads.values():
+    for load in made.index.loads.values():
         assert load.limit == UNKNOWN_SIZE[0]
         assert load.prefill_token_s < 2 * FIRST_S / PROMPT  # and not the whole answer's, 60 times as much
         assert load.tpot_s == pytest.approx(TOKEN_S, rel=0.05)
@@ -74,21 +75,21 @@ def test_what_the_engine_tells_counts_like_what_was_streamed() -> None:
     made = dispatcher(8)
     for number in range(100):
         serve(made, 4.0 * number, stream=False, first_s=0.1)
-    load = made.fleet.loads["a"]
-    assert load.prefill_token_s == pytest.approx(0.1 / PROMPT, rel=0.01)
+    load = made.index.loads["a"]
+    assert load.prefill_token_s == pytest.approx(0.1 / (PROMPT + FIXED_TOKENS), rel=0.01)
     assert load.tpot_s == pytest.approx((WHOLE_S - 0.1) / (OUTPUT - 1), rel=0.01)
 
 
 def test_where_nobody_tells_prefill_speed_stays_a_guess_and_short_answers_say_nothing() -> None:
     made = dispatcher(8)
-    guess, pace = made.fleet.loads["a"].prefill_token_s, made.fleet.loads["a"].tpot_s
+    guess, pace = made.index.loads["a"].prefill_token_s, made.index.loads["a"].tpot_s
     for number in range(100):
         serve(made, 4.0 * number, stream=False, output=LEAST_OUTPUT - 1)
-    assert (made.fleet.loads["a"].prefill_token_s, made.fleet.loads["a"].tpot_s) == (guess, pace)
+    assert (made.index.loads["a"].prefill_token_s, made.index.loads["a"].tpot_s) == (guess, pace)
     for number in range(100, 200):
         serve(made, 4.0 * number, stream=False)
-    assert made.fleet.loads["a"].prefill_token_s == guess
-    assert made.fleet.loads["a"].tpot_s == pytest.approx(TOKEN_S, rel=0.05)
+    assert made.index.loads["a"].prefill_token_s == guess
+    assert made.index.loads["a"].tpot_s == pytest.approx(TOKEN_S, rel=0.05)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.CANCELLED])
@@ -96,7 +97,7 @@ def test_a_prompt_of_which_nothing_is_heard_counts_as_prefilled_after_its_usual_
     made = dispatcher(8)
     for number in range(50):
         serve(made, 4.0 * number, stream=True)  # 0.05 s for 200 tokens
-    load, asked = made.fleet.loads["a"], [request(at=300.0, tokens=PROMPT, stream=False) for _ in range(2)]
+    load, asked = made.index.loads["a"], [request(at=300.0, tokens=PROMPT, stream=False) for _ in range(2)]
     for one in asked:
         made.on(Arrived(one), 300.0)
     assert (load.prefill_tokens, load.decode_tokens) == (2 * PROMPT, 0)
@@ -115,16 +116,16 @@ def test_an_embedding_is_all_prefill() -> None:
     made = dispatcher(8)
     for number in range(100):
         serve(made, 4.0 * number, stream=False, output=0)
-    assert made.fleet.loads["a"].prefill_token_s == pytest.approx(FIRST_S / PROMPT, rel=0.01)
+    assert made.index.loads["a"].prefill_token_s == pytest.approx(FIRST_S / (PROMPT + FIXED_TOKENS), rel=0.01)
 
 
 def test_an_end_without_usage_says_nothing_of_its_replicas_pace() -> None:
     made = dispatcher(8)
-    guess = made.fleet.loads["a"].prefill_token_s
+    guess = made.index.loads["a"].prefill_token_s
     asked = request(stream=False)
     made.on(Arrived(asked), 0.0)
     made.on(Ended(asked.id, Outcome.COMPLETED), 9.0)
-    assert made.fleet.loads["a"].prefill_token_s == guess
+    assert made.index.loads["a"].prefill_token_s == guess
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -171,7 +172,11 @@ def test_one_that_ramps_up_is_judged_by_its_answers_and_not_by_what_says_nothing
     health = watching("a", "b")
     answers(health, "a", 30, 0.02)
     answers(health, "b", 30, 0.02)
-    for says, expected in (((0.08,) * 5, HealthState.EJECTED), ((0.08, 0.02) * 2, HealthState.RAMPING)):
+    for says, expected in (
+        ((0.08,) * 5, HealthState.EJECTED),
+        ((0.05,) * 9, HealthState.RAMPING),  # slower by more than the margin, but not three times as slow
+        ((0.08, 0.02) * 2, HealthState.RAMPING),
+    ):
         now = float(next(CLOCK))
         health.add(replica("new"), now, HealthState.RAMPING)
         for token_s in says:

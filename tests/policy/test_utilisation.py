@@ -8,6 +8,7 @@ import pytest
 from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import PROFILES
 from headgate.model.event import Arrived, Ended, FirstToken, Probed, ReplicaJoined
+from headgate.model.lane import LANES
 from headgate.model.outcome import Outcome
 from headgate.model.pace import PrefillPace
 from headgate.model.replica import Replica
@@ -17,10 +18,12 @@ from headgate.policy.replicas.utilisation import RESOURCES, Use, words
 from headgate.sim.fleet import SimFleet, SimGroup, fleet_of
 from headgate.sim.run import Level, Simulated, run
 from headgate.workload.arrival import Arrival
+from tests.policy.driven import refusing
 from tests.policy.indexed import remove
 from tests.policy.test_dispatcher import request
 
 H100 = PROFILES["h100-llama3-8b"]
+CONFIG = GatewayConfig(lanes=tuple(refusing(LANES).values()))
 
 
 def poisson(rate: float, prompt: int, output: int, seconds: float = 120.0, **more: object) -> list[Arrival]:
@@ -32,7 +35,7 @@ def poisson(rate: float, prompt: int, output: int, seconds: float = 120.0, **mor
 
 
 def played(arrivals: list[Arrival], fleet: SimFleet | None = None, level: Level = "step") -> Simulated:
-    return run(GatewayConfig(), arrivals, fleet or fleet_of(H100, 1), seed=1, level=level)
+    return run(CONFIG, arrivals, fleet or fleet_of(H100, 1), seed=1, level=level)
 
 
 # -- the whole ----------------------------------------------------------------------------------------------------
@@ -82,7 +85,7 @@ def test_lanes_with_replicas_of_their_own_are_measured_by_these() -> None:
 
 
 def world(*replicas: Replica) -> Dispatcher:
-    dispatcher = dispatcher_for(GatewayConfig(), random.Random(1))
+    dispatcher = dispatcher_for(CONFIG, random.Random(1))
     for replica in replicas:
         dispatcher.on(ReplicaJoined(replica), 0.0)
         dispatcher.on(Probed(replica.id, ok=True), 0.0)
@@ -112,7 +115,7 @@ def test_slots_are_those_of_usable_replicas() -> None:
         dispatcher.on(Arrived(request()), 0.0)
     assert dispatcher.use.read().slots == 4 / 16
     assert dispatcher.use.of("a").slots == pytest.approx(2 / 8)
-    dispatcher.fleet.loads["a"].usable = 0.0
+    dispatcher.index.loads["a"].usable = 0.0
     assert dispatcher.use.read().slots == 2 / 8
     assert dispatcher.use.of("a") == Use()
 
@@ -121,10 +124,10 @@ def test_an_engine_that_takes_fewer_than_it_is_believed_to_is_full() -> None:
     """It refused more: its ceiling counts, not its 64 supposed slots."""
     dispatcher = world(replica("a", slots=None))
     dispatcher.on(Arrived(request()), 0.0)
-    load = dispatcher.fleet.loads["a"]
+    load = dispatcher.index.loads["a"]
     assert dispatcher.use.read().slots == pytest.approx(1 / 64)
     load.ceiling = 1.0
-    dispatcher.fleet.changed(load)
+    dispatcher.index.changed(load)
     assert dispatcher.use.read().slots == 1.0
 
 
@@ -171,11 +174,11 @@ def test_waiting_for_a_replica_counts_and_for_a_cap_of_its_own_does_not() -> Non
     for second in range(120):
         dispatcher.use.look(float(second))
     assert dispatcher.use.read().waiting == pytest.approx(1.0, abs=0.01)
-    dispatcher.fleet.loads["a"].usable = 0.0
-    dispatcher.fleet.changed(dispatcher.fleet.loads["a"])
+    dispatcher.index.loads["a"].usable = 0.0
+    dispatcher.index.changed(dispatcher.index.loads["a"])
     assert not dispatcher.queues.held_up()  # they wait for a replica that is not there
 
-    config = GatewayConfig()
+    config = CONFIG
     config = replace(config, lanes=tuple(replace(lane, concurrency=1) for lane in config.lanes))
     capped = dispatcher_for(config, random.Random(1))
     capped.on(ReplicaJoined(replica("a")), 0.0)
@@ -186,9 +189,27 @@ def test_waiting_for_a_replica_counts_and_for_a_cap_of_its_own_does_not() -> Non
     assert not capped.queues.held_up()
 
 
+def test_one_that_has_more_to_do_than_time_counts_as_one_full_replica() -> None:
+    dispatcher = world(replica("a"), replica("b"))
+    use = dispatcher.use
+    for name in ("a", "b"):
+        load = dispatcher.index.loads[name]
+        for number in range(8):
+            load.pace.see(100 * number, 0, 0.1 * number)
+    use.look(0.0)
+    use.look(2.0)
+    for second in range(3, 40):
+        dispatcher.index.loads["a"].sent_tokens += 5000
+        dispatcher.index.loads["a"].prefill_tokens += 5000
+        use.look(float(second))
+    assert use.busy("a") == pytest.approx(0.95, abs=0.05)
+    assert use.busy("b") == pytest.approx(0.0, abs=0.05)
+    assert use.read().prefill == pytest.approx(0.5, abs=0.05)
+
+
 def test_prefill_is_forgotten_with_the_replica_and_begins_anew() -> None:
     dispatcher = world(replica("a"), replica("b"))
-    use, load = dispatcher.use, dispatcher.fleet.loads["a"]
+    use, load = dispatcher.use, dispatcher.index.loads["a"]
     use.look(0.0)
     for number in range(8):
         load.pace.see(100 * number, 0, 0.1 * number)
@@ -203,15 +224,15 @@ def test_prefill_is_forgotten_with_the_replica_and_begins_anew() -> None:
     use.look(19.0)
     use.look(60.0)
     assert use.busy("a") == pytest.approx(0.05, abs=0.02)
-    remove(dispatcher.fleet, "a")
+    remove(dispatcher.index, "a")
     use.look(62.0)
     assert use.busy("a") is None
     dispatcher.on(ReplicaJoined(replica("c")), 62.0)
     use.look(64.0)
     assert use.busy("c") is None
-    dispatcher.fleet.loads["b"].sent_tokens = 50
+    dispatcher.index.loads["b"].sent_tokens = 50
     use.look(66.0)
-    dispatcher.fleet.loads["b"].sent_tokens = 0  # it left and came back
+    dispatcher.index.loads["b"].sent_tokens = 0  # it left and came back
     use.look(68.0)
     assert use.read().prefill is None
 
@@ -253,6 +274,6 @@ def test_first_tokens_set_the_pace_of_their_replica() -> None:
         dispatcher.on(Arrived(asked := request(at=now, tokens=400)), now)
         dispatcher.on(FirstToken(asked.id), now + 0.5)
         dispatcher.on(Ended(asked.id, Outcome.COMPLETED, (400, 8)), now + 0.9)
-    load = dispatcher.fleet.loads["a"]
+    load = dispatcher.index.loads["a"]
     assert load.sent_tokens == 2400
     assert load.pace.token_s == pytest.approx(0.001)

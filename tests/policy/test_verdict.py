@@ -200,6 +200,14 @@ def test_a_block_needs_both_versions() -> None:
     assert failures.counts[False] == [2, 1]
 
 
+def test_failures_that_have_nothing_to_do_with_each_other_vary_no_more_than_chance() -> None:
+    rng, failures = random.Random(5), Failures(1.5, 50)
+    for _ in range(20_000):
+        failures.take(rng.random() < 0.5, rng.random() < 0.1)
+    assert failures.spread.factor < 1.3
+    assert failures.worst_difference(1.64) < 0.02
+
+
 def test_equal_values_are_shared() -> None:
     contest = Contest((90,), 1.0, None, block=40)
     for number in range(400):

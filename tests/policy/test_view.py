@@ -11,9 +11,9 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.hedge import RESULTS, Hedger
-from headgate.policy.dispatch.limits import TenantLimits
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.signs import HealthState
+from headgate.policy.tenants.limits import TenantLimits
 from tests.policy.driven import settings_of
 from tests.policy.test_dispatcher import dispatcher, join, request, send
 
@@ -157,7 +157,7 @@ def test_what_requests_hold_is_nothing_once_they_are_over() -> None:
     made = dispatcher(1)
     send(made, first := request(), second := request(tokens=7))
     held = made.holdings()
-    assert (held["passages"], held["waiting"], held["waiting_in_pools"], held["waiting_tokens"]) == (2, 1, 1, 14)
+    assert (held["passages"], held["waiting"], held["waiting_by_model"], held["waiting_tokens"]) == (2, 1, 1, 14)
     assert (held["running"], held["room"], held["room_indexed"], held["prefill_tokens"]) == (1, 1, 1, 10)
     made.on(Ended(first.id, Outcome.COMPLETED, (10, 5)), 1.0)
     made.on(Ended(second.id, Outcome.COMPLETED, (10, 5)), 2.0)

@@ -3,9 +3,10 @@
 from headgate.config.gateway import HealthConfig
 from headgate.model.replica import Replica
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import Affinity, PrefixLinks
 from headgate.policy.replicas.health import Health, HealthEntry, HealthVerdict
+from headgate.policy.replicas.index import RouteIndex
 from headgate.policy.replicas.outlier import OutlierConfig
+from headgate.policy.replicas.prefix_index import CacheGuess, PrefixIndex, PrefixLinks
 from headgate.policy.replicas.signs import HealthState, Saw
 
 
@@ -62,20 +63,30 @@ class Watched:
 
 
 class Remembered:
-    """Affinity, and the links of replicas by their names."""
+    """A prefix index, and the links of replicas by their names."""
 
     def __init__(self, per_replica: int = 4096, total: int = 131_072) -> None:
-        self.affinity = Affinity(per_replica, total)
+        self.index = PrefixIndex(per_replica, total)
         self.of: dict[str, PrefixLinks] = {}
 
     def __len__(self) -> int:
-        return len(self.affinity)
+        return len(self.index)
 
-    def remember(self, request: Request, name: str) -> None:
-        self.affinity.remember(request, self.of.setdefault(name, PrefixLinks(name)))
+    def links(self, name: str) -> PrefixLinks:
+        return self.of.setdefault(name, PrefixLinks(name))
+
+    def remember(self, request: Request, name: str, tokens: int = 0) -> None:
+        self.index.remember(request, self.links(name), tokens)
 
     def forget(self, name: str) -> None:
-        self.affinity.forget(self.of.setdefault(name, PrefixLinks(name)))
+        self.index.forget(self.links(name))
 
-    def holders(self, prefix: tuple[bytes, ...]) -> dict[str, int]:
-        return self.affinity.holders(prefix)
+    def guess(self, request: Request, name: str) -> CacheGuess:
+        return self.index.guess(request.prefix, request.link_tokens, request.prompt_tokens, self.links(name))
+
+    def enter(self, fleet: RouteIndex) -> PrefixIndex:
+        """Gives the replicas of this index their links. Returns the prefix index."""
+        for name, links in self.of.items():
+            if name in fleet.entries:
+                fleet.entries[name].links = links
+        return self.index

@@ -164,22 +164,22 @@ HEAD = request_head("/v1/x", "test")
 @contextlib.asynccontextmanager
 async def reaching(limits: PoolLimits | None = None) -> AsyncIterator[tuple[Engine, Connections]]:
     async with engine() as replica:
-        pool = Connections(replica.url, clock=monotonic, limits=limits)
+        connections = Connections(replica.url, clock=monotonic, limits=limits)
         try:
-            yield replica, pool
+            yield replica, connections
         finally:
-            pool.close()
-            await until(lambda: not pool.connections)
+            connections.close()
+            await until(lambda: not connections.count)
 
 
-def ask(pool: Connections, body: bytes = b"{}") -> tuple[Call, Heard]:
+def ask(connections: Connections, body: bytes = b"{}") -> tuple[Call, Heard]:
     heard = Heard()
-    return pool.send(HEAD, body, heard), heard
+    return connections.send(HEAD, body, heard), heard
 
 
-async def answered(pool: Connections, talk: Talk | None, replica: Engine, answer: bytes) -> tuple[Heard, Talk]:
+async def answered(connections: Connections, talk: Talk | None, replica: Engine, answer: bytes) -> tuple[Heard, Talk]:
     """One call from send to its end, on this connection or the next."""
-    _, heard = ask(pool)
+    _, heard = ask(connections)
     if talk is None:
         talk = await replica.talk()
     await talk.request()

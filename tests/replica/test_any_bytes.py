@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.model.clock import Clock
 from headgate.replica.connection import Call, Connection, PoolLimits
-from headgate.wire.outbox import Outbox
+from headgate.wire.connection import Outbox
 from tests.replica.engine import END, HEAD, STREAM, Heard, chunk, event, whole
 from tests.wire.serving import Recorder, steady
 

@@ -54,12 +54,12 @@ def test_an_engine_that_nobody_knows_is_spoken_to_like_any_openai_server() -> No
 
 async def detected(kind: str, signs: bool) -> str:
     async with double(kind, signs=signs) as engine:
-        pool = Connections(engine.url, clock=monotonic)
+        connections = Connections(engine.url, clock=monotonic)
         try:
-            _, body = await pool.get("/v1/models")
-            return await detect(msgspec.json.decode(body, type=Cards).data, pool.get)
+            _, body = await connections.get("/v1/models")
+            return await detect(msgspec.json.decode(body, type=Cards).data, connections.get)
         finally:
-            pool.close()
+            connections.close()
 
 
 @pytest.mark.parametrize("kind", OWNERS)
@@ -111,6 +111,7 @@ class Trust:
 class Asked:
     body: dict[str, Any]
     tenant: Trust = field(default_factory=Trust)
+    uncached_tokens: int = 7
     request: Request = field(
         default_factory=lambda: Request(
             id="q", arrived=0.0, model="m", lane="fast", priority=-3, wait_until=1.0, first_token_by=1.0
@@ -152,8 +153,41 @@ def test_our_own_engine_is_told_the_lanes_promises() -> None:
         "priority": -3,
         "ttft_target_ms": fast.ttft_target_s * 1e3,
         "tpot_target_ms": fast.gap_target_s * 1e3,
+        "uncached_tokens": 7,
         "longest_neighbour": 512,
     }
+
+
+def test_our_own_engine_is_told_what_the_request_itself_promises() -> None:
+    promising = Asked({"model": "m"})
+    promising.request = promising.request.but(ttft_s=0.25, tpot_s=0.03)
+    shape = shape_for(replica("headgate"))
+    assert shape is not None
+    told = shape(promising, LANES["fast"], Tier(name="free"), "q.1")
+    assert (told["ttft_target_ms"], told["tpot_target_ms"]) == (250.0, 30.0)
+
+
+def test_our_scheduler_inside_vllm_is_told_what_a_request_wishes() -> None:
+    body: dict[str, Any] = {"messages": [], "vllm_xargs": {"mine": 1, "headgate_priority": -100}}
+    fast = LANES["fast"]
+    told = {
+        "headgate_priority": -3,
+        "headgate_ttft_ms": fast.ttft_target_s * 1e3,
+        "headgate_gap_ms": fast.gap_target_s * 1e3,
+        "headgate_uncached_tokens": 7,
+    }
+    assert shaped(replica("vllm"), body, trusted=True)["vllm_xargs"] == {"mine": 1, **told}
+    assert body["vllm_xargs"] == {"mine": 1, "headgate_priority": -100}
+    assert shaped(replica("vllm"), {"prompt": "a"}) == {"prompt": "a", "vllm_xargs": told}
+    assert shaped(replica("vllm"), {"input": "a"}) == {"input": "a"}
+    assert shaped(replica("vllm"), {"prompt": "a", "vllm_xargs": 1}) == {"prompt": "a", "vllm_xargs": 1}
+    assert "vllm_xargs" not in shaped(replica("sglang"), {"prompt": "a"})
+    promising = Asked({"prompt": "a"})
+    promising.request = promising.request.but(ttft_s=0.25, tpot_s=0.03)
+    shape = shape_for(replica("vllm"))
+    assert shape is not None
+    own = shape(promising, LANES["fast"], Tier(name="free"), "q.1")["vllm_xargs"]
+    assert (own["headgate_ttft_ms"], own["headgate_gap_ms"]) == (250.0, 30.0)
 
 
 def test_a_request_that_can_be_cancelled_by_name_has_one() -> None:

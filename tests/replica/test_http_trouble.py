@@ -30,9 +30,9 @@ from tests.wire.serving import echo, live, until
 
 @live
 async def test_nobody_there() -> None:
-    async with reaching() as (replica, pool):
+    async with reaching() as (replica, connections):
         replica.close()
-        _, heard = ask(pool)
+        _, heard = ask(connections)
         await heard.over.wait()
         assert heard.failed is not None
         error, sent = heard.failed
@@ -46,23 +46,23 @@ async def test_a_connection_that_is_not_made_in_time() -> None:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         filler.connect(full.getsockname())  # a backlog of one: further SYNs are dropped
-        pool = Connections(
+        connections = Connections(
             f"http://127.0.0.1:{full.getsockname()[1]}", clock=monotonic, limits=PoolLimits(connect_timeout_s=0.05)
         )
-        asked = [ask(pool)[1] for _ in range(3)]
+        asked = [ask(connections)[1] for _ in range(3)]
         await asked[-1].over.wait()
         assert asked[-1].failed is not None
         assert "no connection within 0.05 s" in asked[-1].failed[0].message
-        pool.close()
-        await until(lambda: not pool.connections)
+        connections.close()
+        await until(lambda: not connections.count)
 
 
-def _none_busy(pool: Connections) -> bool:
-    return not pool.busy
+def _none_busy(connections: Connections) -> bool:
+    return not connections.busy
 
 
-def _none_open(pool: Connections) -> bool:
-    return not pool.connections
+def _none_open(connections: Connections) -> bool:
+    return not connections.count
 
 
 @live
@@ -71,16 +71,16 @@ async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() 
     server = HttpServer(echo, clock=monotonic)
     port = await server.listen("127.0.0.1", 0)
     for late_ms in range(2, 12):
-        pool = Connections(
+        connections = Connections(
             f"http://127.0.0.1:{port}", clock=monotonic, limits=PoolLimits(connect_timeout_s=late_ms / 1e3)
         )  # fmt: skip
-        asked = [ask(pool, b"hello")[1] for _ in range(60)]
+        asked = [ask(connections, b"hello")[1] for _ in range(60)]
         for heard in asked:
             await heard.over.wait()
             assert heard.body == b"hello" or heard.failed is not None
-        await until(partial(_none_busy, pool))
-        pool.close()
-        await until(partial(_none_open, pool))
+        await until(partial(_none_busy, connections))
+        connections.close()
+        await until(partial(_none_open, connections))
     await server.drain(1)
 
 
@@ -101,15 +101,15 @@ async def test_no_connection_that_is_made_as_its_time_runs_out_is_left_behind() 
 )
 @live
 async def test_an_answer_that_is_none(answer: bytes, why: str) -> None:
-    async with reaching(PoolLimits(body_bytes=1000, event_bytes=1000)) as (replica, pool):
-        heard, talk = await answered(pool, None, replica, answer)
+    async with reaching(PoolLimits(body_bytes=1000, event_bytes=1000)) as (replica, connections):
+        heard, talk = await answered(connections, None, replica, answer)
         assert heard.failed is not None
         error, sent = heard.failed
         assert why in error.message
         assert sent
         assert not heard.done
         await talk.left()
-        assert pool.idle == 0
+        assert connections.idle == 0
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ async def test_an_answer_that_is_none(answer: bytes, why: str) -> None:
 @pytest.mark.parametrize("how", ["close", "reset"])
 @live
 async def test_an_answer_that_is_cut_off(part: bytes, how: str) -> None:
-    async with reaching() as (replica, pool):
-        call, heard = ask(pool)
+    async with reaching() as (replica, connections):
+        call, heard = ask(connections)
         talk = await replica.asked()
         talk.send(part)
         await until(lambda: call.first_byte_at is not None)
@@ -138,8 +138,8 @@ async def test_an_answer_that_is_cut_off(part: bytes, how: str) -> None:
 
 @live
 async def test_what_came_before_the_flaw_is_told() -> None:
-    async with reaching() as (replica, pool):
-        heard, _ = await answered(pool, None, replica, STREAM + event(b"1") + b"zz\r\n")
+    async with reaching() as (replica, connections):
+        heard, _ = await answered(connections, None, replica, STREAM + event(b"1") + b"zz\r\n")
         assert heard.events == [b"1"]
         assert heard.failed is not None
 
@@ -150,8 +150,8 @@ async def test_what_came_before_the_flaw_is_told() -> None:
 @pytest.mark.parametrize("part", [b"", STREAM, STREAM + token("a")], ids=["before", "head", "events"])
 @live
 async def test_cancel_closes_the_connection_and_is_silent(part: bytes) -> None:
-    async with reaching() as (replica, pool):
-        call, heard = ask(pool)
+    async with reaching() as (replica, connections):
+        call, heard = ask(connections)
         talk = await replica.asked()
         if part:
             talk.send(part)
@@ -161,21 +161,21 @@ async def test_cancel_closes_the_connection_and_is_silent(part: bytes) -> None:
         call.pause()
         call.resume()
         await talk.left()
-        await until(lambda: not pool.connections)
+        await until(lambda: not connections.count)
         assert not heard.over.is_set()
 
 
 @live
 async def test_cancel_while_connecting() -> None:
-    async with reaching() as (replica, pool):
-        call, heard = ask(pool)
+    async with reaching() as (replica, connections):
+        call, heard = ask(connections)
         call.cancel()
-        late, unheard = ask(pool)
+        late, unheard = ask(connections)
         talk = await replica.talk()
         await until(lambda: late.connection is not None)
         late.cancel()
         await talk.left()
-        await until(lambda: not pool.connections)
+        await until(lambda: not connections.count)
         assert not heard.over.is_set()
         assert not unheard.over.is_set()
 
@@ -187,9 +187,9 @@ async def test_cancel_within_a_callback_stops_the_rest_of_the_read() -> None:
             super().on_events(events)
             call.cancel()
 
-    async with reaching() as (replica, pool):
+    async with reaching() as (replica, connections):
         heard = Hasty()
-        call = pool.send(HEAD, b"", heard)
+        call = connections.send(HEAD, b"", heard)
         talk = await replica.asked()
         talk.send(STREAM + event(b"1") + END)
         await talk.left()
@@ -199,8 +199,8 @@ async def test_cancel_within_a_callback_stops_the_rest_of_the_read() -> None:
 
 @live
 async def test_a_paused_call_is_not_read_and_goes_on_when_resumed() -> None:
-    async with reaching() as (replica, pool):
-        call, heard = ask(pool)
+    async with reaching() as (replica, connections):
+        call, heard = ask(connections)
         talk = await replica.asked()
         talk.send(STREAM + event(b"1"))
         await until(lambda: heard.events)
@@ -219,7 +219,7 @@ async def test_a_paused_call_is_not_read_and_goes_on_when_resumed() -> None:
         talk.send(END)
         await heard.over.wait()
         assert len(heard.events) == sent + 1
-        assert pool.idle == 1
+        assert connections.idle == 1
 
 
 @live
@@ -229,24 +229,24 @@ async def test_a_connection_paused_in_its_last_read_is_read_again_by_the_next_ca
             super().on_events(events)
             call.pause()
 
-    async with reaching() as (replica, pool):
+    async with reaching() as (replica, connections):
         heard = Pausing()
-        call = pool.send(HEAD, b"", heard)
+        call = connections.send(HEAD, b"", heard)
         talk = await replica.asked()
         talk.send(STREAM + event(b"1") + END)
         await heard.over.wait()
-        again, _ = await answered(pool, talk, replica, whole(b"2"))
+        again, _ = await answered(connections, talk, replica, whole(b"2"))
         assert again.body == b"2"
 
 
 @live
 async def test_closing_the_pool_fails_what_is_under_way() -> None:
-    async with reaching() as (replica, pool):
-        _, running = ask(pool)
+    async with reaching() as (replica, connections):
+        _, running = ask(connections)
         await replica.asked()
-        _, connecting = ask(pool)
+        _, connecting = ask(connections)
         await asyncio.sleep(0)
-        pool.close()
+        connections.close()
         await running.over.wait()
         await connecting.over.wait()
         assert running.failed is not None
@@ -257,9 +257,9 @@ async def test_closing_the_pool_fails_what_is_under_way() -> None:
 
 @live
 async def test_a_listener_is_told_that_it_is_late_until_it_says_when_next() -> None:
-    async with reaching(PoolLimits(look_every_s=0.01)) as (replica, pool):
-        call, heard = ask(pool)
-        prompt, unhurried = ask(pool)
+    async with reaching(PoolLimits(look_every_s=0.01)) as (replica, connections):
+        call, heard = ask(connections)
+        prompt, unhurried = ask(connections)
         talks = [await replica.asked(), await replica.asked()]
         call.late_at = monotonic() + 0.02
         prompt.late_at = monotonic() + 60
@@ -272,3 +272,31 @@ async def test_a_listener_is_told_that_it_is_late_until_it_says_when_next() -> N
         await heard.over.wait()
         await unhurried.over.wait()
         assert (heard.late, unhurried.late) == (0, 0)
+
+
+class Fails(Heard):
+    """A listener with a flaw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flaws: list[Exception] = []
+
+    def on_events(self, events: list[bytes]) -> None:
+        raise ZeroDivisionError
+
+    def on_broken(self, flaw: Exception) -> None:
+        self.flaws.append(flaw)
+        self.over.set()
+
+
+@live
+async def test_a_call_whose_listener_raises_is_over_and_tells_it_nothing_more() -> None:
+    async with reaching() as (replica, connections):
+        heard = Fails()
+        call = connections.send(HEAD, b"{}", heard)
+        talk = await replica.asked()
+        talk.send(STREAM + event(b"1"))
+        await heard.over.wait()
+        await talk.left()
+        assert [type(flaw) for flaw in heard.flaws] == [ZeroDivisionError]
+        assert (call.listener, call.connection) == (None, None)

@@ -8,9 +8,11 @@ from headgate.replica.openai import (
     decode_event,
     flaw_in,
     is_error,
+    mended_event,
     quoted,
     read_answer,
     read_error,
+    read_mended,
     read_usage,
     room_in_s,
 )
@@ -37,6 +39,7 @@ USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_detail
         (b',"metrics":null', None),
         (b',"metrics":[1,2,3]', None),
         (b',"timings":"soon"', None),
+        (b',"timings":{"queue_ms":1.5},"metrics":{"time_to_first_token_ms":40.5}', EngineTimings(queue_ms=1.5)),
         (b',"timings":{"queue_ms":"long"}', None),
     ],
 )
@@ -144,6 +147,23 @@ def test_what_is_no_number_is_null_and_what_is_cut_off_is_nothing() -> None:
     for flawed in (b'{"timings":', b"\xff", b"[" * 5000):
         with pytest.raises(msgspec.DecodeError):
             decode_event(flawed)
+
+
+def test_a_list_of_which_nothing_is_left_when_it_is_mended_is_none() -> None:
+    assert read_mended(b'{"choices":[{"index":0,"logprob":NaN}]}', "choices")[1] == ""
+    assert read_mended(b'{"choices":[NaN]}', "choices")[1] == "answered without choices"
+    assert read_mended(b'{"choices":[NaN]}', "")[1] == ""
+
+
+def test_an_event_is_mended_if_it_is_one_afterwards() -> None:
+    for data, wanted, told in (
+        (b'{"choices":[{"index":NaN}]}', "choices", b'{"choices":[{"index":null}]}'),
+        (b'{"choices":[{"index":NaN}]}', "", b'{"choices":[{"index":null}]}'),
+        (b'{"choices":[NaN]}', "choices", b'{"choices":[NaN]}'),
+        (b'{"choices":[NaN]}', "", b'{"choices":[null]}'),
+        (b'{"choices":[NaN]', "", b'{"choices":[NaN]'),
+    ):
+        assert mended_event(data, wanted) == told
 
 
 def test_what_the_gateway_has_estimated_is_not_read_as_if_a_replica_had_counted() -> None:

@@ -1,6 +1,6 @@
 import random
 
-from headgate.policy.batching.blocks import extend_chain
+from headgate.policy.batching.ledger import extend_chain
 from headgate.sim.chains import chain_of
 from headgate.workload.arrival import Arrival
 

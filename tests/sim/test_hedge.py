@@ -111,7 +111,7 @@ def test_what_is_cancelled_leaves_nothing_at_its_replica(level: Level) -> None:
     counts = dispatcher.hedger.counts
     assert sum(counts.values()) > 150
     assert all(sum(n for (_, what), n in counts.items() if what == result) for result in ("won", "lost"))
-    loads = dispatcher.fleet.loads.values()
+    loads = dispatcher.index.loads.values()
     assert all((load.requests, load.tokens - load.silent_tokens) == (0, 0) for load in loads)
     assert gateway.at_work.number == gateway.present.number == 0
     assert not any(ticket.gone for one in stand_ins for ticket in _left(one))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.config.gateway import GatewayConfig, RoutingConfig, Tenant
 from headgate.model.errors import StartupError
-from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, ReplicaJoined, Tick
+from headgate.model.event import Arrived, Command, Dispatch, Event, Probed, QuoteAsked, ReplicaJoined, Tick
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 from headgate.policy.compose import dispatcher_for, reconfigure
@@ -86,6 +86,28 @@ def test_any_run_replays_to_the_same_decisions(
 def test_a_long_run_step_by_step_replays_too(tmp_path: Path) -> None:
     record(tmp_path / "log", 11, 40.0, 1500, "step")
     assert isinstance(replay(tmp_path / "log"), Replayed)
+
+
+def test_questions_are_replayed_with_their_answers(tmp_path: Path) -> None:
+    path, rng, now = tmp_path / "log", random.Random(5), 0.0
+    log, made = EventLog(path, CONFIG, 5), dispatcher_for(CONFIG, random.Random(5))
+    intake = SimIntake(CONFIG, made.lanes, made.cached_tokens)
+
+    def hear(event: Event) -> None:
+        log.add(event, now, made.on(event, now))
+
+    hear(ReplicaJoined(Replica(id="a", url="http://a", slots=4)))
+    hear(Probed("a", ok=True))
+    for number in range(300):
+        now += rng.expovariate(20.0)
+        arrival = Arrival(now, 100, 9, tenant=rng.choice(("gold", "limited")), prefix=(rng.randint(1, 3),))
+        request, _ = intake.request(arrival, number, now)
+        hear(QuoteAsked(request) if rng.random() < 0.6 else Arrived(request))
+    log.close()
+    assert sum(b'"quote_asked"' in line for line in lines(path)) > 100
+    found = replay(path)
+    assert isinstance(found, Replayed), str(found)
+    assert found.commands > 150
 
 
 def lines(path: Path) -> list[bytes]:

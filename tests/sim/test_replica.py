@@ -113,14 +113,16 @@ def test_a_slow_machine_chunks_prompts_so_that_running_streams_keep_their_gap() 
 
 
 def test_one_that_is_believed_to_have_more_room_than_it_has_refuses_little_and_serves_as_much() -> None:
-    """Four slots and a queue of two, and the gateway believes in sixty-four."""
+    """Four slots and a queue of two, and the gateway believes in sixty-four. Lanes refuse what is late: what is
+    relegated waits for room, and a gateway that knows the slots relegates more."""
     profile = machine(slots=4)
+    strict = replace(CONFIG, lanes=tuple(replace(lane, when_late="refuse") for lane in CONFIG.lanes))
     config = replace(profile.batch_config(), queue_limit=2)
     arrivals = poisson(5, 30.0, 600, prompt=(20, 100))
 
     def served(slots: int) -> tuple[int, int]:
         member = SimGroup(profile=profile, slots=slots, batch=config)
-        made = run(CONFIG, arrivals, SimFleet(members=(member,), delays=Delays(send_s=0.001, back_s=0.001)), 1, "step")
+        made = run(strict, arrivals, SimFleet(members=(member,), delays=Delays(send_s=0.001, back_s=0.001)), 1, "step")
         return int((made.results.kind == 0).sum()), made.events
 
     (known, few), (believed, many) = served(6), served(64)

@@ -23,6 +23,9 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.writes.append(data)
 
+    def get_extra_info(self, name: str, /) -> None:
+        return None
+
     def get_write_buffer_size(self) -> int:
         return 0
 

@@ -1,9 +1,12 @@
 """What an unknown client can take: memory, places, time."""
 
 import asyncio
+import math
 import os
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +17,7 @@ from headgate.model.errors import Unauthorized
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 from headgate.wire.server import HttpServer
+from headgate.wire.state import ServerState
 from tests.wire.serving import GET, Client, Held, echo, live, post, serving, until
 from tests.wire.test_lifecycle import LOCALHOST_KEY_AND_CERT
 from tests.wire.test_websocket import HANDSHAKE, close_code, masked, parrots, shaken
@@ -131,6 +135,17 @@ async def test_who_asks_is_judged_before_the_body_is_read(rest: bytes) -> None:
         answer = await client.ask(NOBODY + rest)
         assert (answer.status, answer.headers["connection"]) == (401, "close")
         assert await client.rest() == b""
+
+
+@live
+async def test_one_that_was_refused_before_its_body_is_let_go_soon_and_its_body_is_for_nobody() -> None:
+    held = Held()
+    async with serving(held, WireLimits(linger_s=0.05, body_timeout_s=20), judge=refuse_everybody) as served:
+        client = await served.connect()
+        assert (await client.ask(NOBODY + b"content-length: 3\r\n\r\n")).status == 401
+        client.send(b"a")
+        await until(lambda: not served.server._state.connections)
+        assert held.arrived.empty()
 
 
 @live
@@ -385,3 +400,28 @@ async def test_the_preface_of_http_2_gets_an_answer_in_words(cut: int) -> None:
         assert answer.status == 505
         assert "HTTP/1.1" in said(answer.body)
         assert await client.rest() == b""
+
+
+class Occupied:
+    """A connection that is always busy."""
+
+    transport: Any = None
+    busy = True
+    spare_since = math.inf
+    left = False
+
+    def drain(self) -> None: ...
+
+    def make_way(self) -> None:
+        self.left = True
+
+
+def test_no_more_are_kept_without_a_place_than_are_allowed() -> None:
+    loop: Any = SimpleNamespace(time=lambda: 0.0)
+    limits = WireLimits(max_connections=1, extra_connections=2)
+    state = ServerState(handler=echo, clock=monotonic, limits=limits, new_id=str, loop=loop)
+    occupants = [Occupied() for _ in range(5)]
+    assert [state.seat(one) for one in occupants] == [True, False, False, False, False]
+    assert [one.left for one in occupants] == [False, True, True, False, False]
+    assert list(state.extras) == occupants[3:]
+    assert state.connections == {occupants[0], *occupants[3:]}

@@ -427,6 +427,32 @@ async def test_draining_says_goodbye_at_once_to_the_idle_and_after_their_answer_
 
 
 @live
+async def test_where_every_answer_is_to_be_the_last_it_is() -> None:
+    """Without a goodbye before it: the server goes on for those that do not know yet."""
+    async with parrots() as (handler, served), joined(served) as client:
+        await client.send("wait")
+        await until(lambda: handler.talks[0].busy)
+        served.server.say_close()
+        answer = MessageExchange(handler.talks[0].socket, 0.0)
+        answer.stream()
+        answer.end(b"[DONE]")
+        assert await client.recv() == "[DONE]"
+        assert await closed_with(client) == CloseCode.GOING_AWAY
+
+
+@live
+async def test_of_a_client_that_left_within_a_frame_nothing_is_kept() -> None:
+    async with parrots() as (handler, served):
+        client = await shaken(served)
+        client.send(b"\x81\xfe\x03\xe8mask" + b"x" * 500)  # the half of it
+        reader = handler.talks[0].socket._frames.reader
+        await until(lambda: len(reader.buffer) > 400)
+        client.leave()
+        await until(lambda: handler.talks[0].lost == 1)
+        assert not reader.buffer
+
+
+@live
 async def test_a_client_that_does_not_answer_our_goodbye_is_not_waited_for() -> None:
     async with parrots(linger_s=0.02) as (handler, served):
         client = await shaken(served)

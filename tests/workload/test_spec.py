@@ -26,6 +26,7 @@ def test_hyphens_and_underscores_are_the_same_in_options() -> None:
 
 def test_a_path_may_have_an_equals_sign() -> None:
     assert parse("file:/tmp/a=b.csv,rate=1")[0].argument == "/tmp/a=b.csv"
+    assert parse("mooncake:rate=1,file=/tmp/a=b.jsonl")[0].file == "/tmp/a=b.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,9 @@ def test_a_path_may_have_an_equals_sign() -> None:
         ("sharegpt:sessions=5", "sessions and shared beginnings of its own"),
         ("mooncake:shared=512", "shared beginnings of its own"),
         ("file", "Say file:PATH"),
+        ("azure", "Say azure:file=PATH; azure-conv and azure-code need none"),
+        ("azure:file=,rate=1", "azure: file is a path"),
+        ("poisson:file=x", "file is for mooncake and azure; any known format is file:PATH"),
         ("a=poisson:rate=1;a=gamma:rate=1,cv=2", "two streams of the mix are called 'a'"),
         ("poisson:rate=1;poisson:rate=2", "two streams of the mix are called 'poisson'"),
         (" ; ", "no workload"),

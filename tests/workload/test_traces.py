@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from headgate.model.outcome import Outcome
-from headgate.model.record import Record
+from headgate.model.record import OwnPromise, Record
 from headgate.publish.journal import Journal
 from headgate.workload.arrival import WorkloadError
 from headgate.workload.load import load
@@ -71,6 +71,14 @@ def test_our_own_records_are_in_order_of_arrival_across_restarts(tmp_path: Path)
     assert arrivals[2].prompt == "hi"
     assert arrivals[3].stream
     assert (arrivals[0].tenant, arrivals[0].model) == ("acme", "m")
+
+
+def test_what_a_recorded_request_promised_is_promised_again(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    promise = OwnPromise(ttft_s=0.4, tpot_s=0.05, ttft_kept=False)
+    path.write_text(HEADER + record(1.0, promise=promise) + record(2.0))
+    assert [(a.ttft_s, a.tpot_s) for a in load(f"file:{path}")] == [(0.4, 0.05), (None, None)]
+    assert [(a.ttft_s, a.tpot_s) for a in load(f"file:{path},ttft=2")] == [(2.0, 0.05), (2.0, None)]
 
 
 def test_what_the_journal_writes_can_be_played(tmp_path: Path) -> None:
@@ -142,3 +150,49 @@ def test_no_file_no_rows_and_half_an_archive(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(AZURE.encode() * 100)[:-20])
     with pytest.raises(WorkloadError, match=r"can't be read|line"):
         load(f"file:{path}")
+
+
+def test_a_trace_of_ones_own_in_a_format_that_is_named(tmp_path: Path) -> None:
+    azure, mooncake = tmp_path / "a.csv.gz", tmp_path / "m.jsonl"
+    azure.write_bytes(gzip.compress(AZURE.encode()))
+    mooncake.write_text(MOONCAKE + MOONCAKE.replace("1000", "4000"))
+    assert [a.prompt_tokens for a in load(f"azure:file={azure}")] == [4808, 110]
+    assert [a.prefix for a in load(f"mooncake:file={mooncake}")] == [(3, 4), (3, 4)]
+    assert len(list(load(f"mooncake:file={mooncake},rate=10", duration_s=2.0))) == 20
+    mixed = list(load(f"a=azure:file={azure},rate=1; b=mooncake:rate=1", duration_s=10.0))
+    assert {a.name for a in mixed} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("azure", "", "line 1: it is empty; azure has TIMESTAMP,ContextTokens,GeneratedTokens"),
+        ("mooncake", "\n", "line 1: it is empty; mooncake has timestamp, input_length, output_length, hash_ids"),
+        ("azure", "TIMESTAMP,Tokens\n", "line 1: expected TIMESTAMP,ContextTokens,GeneratedTokens, got 'TIMESTAMP,Tok"),
+        ("azure", MOONCAKE, "not azure's format"),
+        ("mooncake", AZURE, "not mooncake's format"),
+        ("mooncake", HEADER, "not mooncake's format"),
+        ("azure", AZURE.split("\n")[0] + "\n", "has no requests in it"),
+        ("azure", AZURE + "2023-11-16 18:17:06,ten,5\n", "line 4: expected TIMESTAMP,ContextTokens,GeneratedTokens"),
+        (
+            "mooncake",
+            MOONCAKE + '{"timestamp": 5}\n',
+            "line 2: expected timestamp, input_length, output_length, hash_ids",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_or_without_rows_is_told_in_one_line(
+    tmp_path: Path, kind: str, text: str, said: str
+) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(WorkloadError) as caught:
+        load(f"{kind}:file={path}")
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"nowhere\.jsonl can't be read: No such file"):
+        load(f"mooncake:file={tmp_path / 'nowhere.jsonl'}")

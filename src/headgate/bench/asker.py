@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headgate.model.clock import Clock
-from headgate.model.errors import ReplicaFailed, StartupError
+from headgate.model.errors import ReplicaFailed, StartupError, UsageError
 from headgate.replica.connection import Call, Listener, PoolLimits
-from headgate.replica.http import Connections, Once, request_head
+from headgate.replica.http import UNREACHED, Connections, Once, request_head
 from headgate.workload.arrival import Arrival
 from headgate.workload.prompt import prompt_text
 
@@ -57,8 +57,8 @@ class Asker:
         not help the next run."""
         self.asking = asking
         self.urls = tuple(address(url) for url in urls)
-        self._pools = [Connections(url, clock=clock, limits=LIMITS) for url in self.urls]
-        self._turns = cycle(self._pools)
+        self._connections = [Connections(url, clock=clock, limits=LIMITS) for url in self.urls]
+        self._turns = cycle(self._connections)
         self._salt = salt
         self._rng = random.Random(f"{asking.seed}/{salt}")
         self._heads: dict[tuple[str, str | None, str | None], bytes] = {}
@@ -72,71 +72,78 @@ class Asker:
 
     @property
     def connections(self) -> int:
-        return sum(pool.connections for pool in self._pools)
+        return sum(connections.count for connections in self._connections)
 
     async def probe(self) -> None:
         """Checks that every address answers, and finds the first model it lists. Raises StartupError."""
-        for pool in self._pools:
-            status, body = await self._ask_models(pool)
+        for connections in self._connections:
+            status, body = await self._ask_models(connections)
             models = _model_names(body) if status == 200 else []
             if status in (401, 403):
-                raise StartupError(f"{pool.url} wants an API key: give it with --key KEY")
+                raise StartupError(f"{connections.url} wants an API key: give it with --key KEY")
             if self._found_model is None and models:
                 self._found_model = models[0]
             if not self._model and not models:
                 raise StartupError(
-                    f"{pool.url}/v1/models names no model (status {status}): say which with --model NAME"
+                    f"{connections.url}/v1/models names no model (status {status}): say which with --model NAME"
                 )
 
-    async def _ask_models(self, pool: Connections) -> tuple[int, bytes]:
+    async def _ask_models(self, connections: Connections) -> tuple[int, bytes]:
         once = Once(asyncio.get_running_loop().create_future())
-        call = pool.send(self._head_of(pool, "/v1/models", "", None, "GET"), b"", once)
+        call = connections.send(self._head_of(connections, "/v1/models", "", None, "GET"), b"", once)
         try:
             async with asyncio.timeout(PROBE_S):
                 return await once.answer
         except TimeoutError:
-            raise StartupError(f"{pool.url} does not answer within {PROBE_S:g} s; is it the right address?") from None
+            raise StartupError(
+                f"{connections.url} does not answer within {PROBE_S:g} s; is it the right address?"
+            ) from None
         except ReplicaFailed as error:
-            why = error.message.removeprefix("the replica could not be reached: ").replace("the replica", "it")
-            raise StartupError(f"{pool.url} can't be reached: {why}; is it running?") from None
+            why = error.message.removeprefix(UNREACHED).replace("the replica", "it")
+            raise StartupError(f"{connections.url} can't be reached: {why}; is it running?") from None
         finally:
             call.cancel()
 
     def prepare(self, arrival: Arrival) -> Prepared:
         """Builds all that can be built before the request is due."""
-        pool = next(self._turns)
+        connections = next(self._turns)
         tenant, lane = arrival.tenant or "", arrival.lane
-        known = (tenant, lane, pool.url)
+        known = (tenant, lane, connections.url)
         head = self._heads.get(known)
         if head is None:
-            head = self._heads[known] = self._head_of(pool, PATHS[self.asking.endpoint], tenant, lane)
+            head = self._heads[known] = self._head_of(connections, PATHS[self.asking.endpoint], tenant, lane)
         if arrival.session is not None:
             head += b"x-headgate-session: %b\r\n" % arrival.session.encode("ascii", "replace")
-        return pool, head, self._body(arrival)
+        for name, promised_s in ((b"ttft", arrival.ttft_s), (b"tpot", arrival.tpot_s)):
+            if promised_s is not None:
+                head += b"x-headgate-%b-ms: %.3f\r\n" % (name, promised_s * 1e3)
+        return connections, head, self._body(arrival)
 
     def send(self, prepared: Prepared, listener: Listener) -> Call:
-        pool, head, body = prepared
-        return pool.send(head, body, listener)
+        connections, head, body = prepared
+        return connections.send(head, body, listener)
 
     def streams(self, arrival: Arrival) -> bool:
         return arrival.stream if self.asking.stream is None else self.asking.stream
 
     async def close(self) -> None:
-        for pool in self._pools:
-            pool.close()
+        for connections in self._connections:
+            connections.close()
         for _ in range(MOST_TURNS):
             if not self.connections:
                 break
             await asyncio.sleep(0)
 
-    def _head_of(self, pool: Connections, path: str, tenant: str, lane: str | None, method: str = "POST") -> bytes:
+    def _head_of(
+        self, connections: Connections, path: str, tenant: str, lane: str | None, method: str = "POST"
+    ) -> bytes:
         keys = self.asking.keys
         key = keys.get(tenant, keys.get("", ""))
         headers = [("x-headgate-timings", "1")]
         headers += [("authorization", f"Bearer {key}")] if key else []
         headers += [("x-headgate-lane", lane)] if lane else []
         headers += [("x-headgate-version", self.asking.pin)] if self.asking.pin else []
-        return request_head(path, pool.host, tuple(headers), method)
+        return request_head(path, connections.host, tuple(headers), method)
 
     def _make_tail(self) -> bytes:
         """The end of every body, with the comma before it."""
@@ -166,7 +173,7 @@ class Asker:
 
 
 def address(url: str) -> str:
-    """The address that a pool connects to, from the forms that people paste. Raises StartupError."""
+    """The address to connect to, from the forms that people paste. Raises StartupError."""
     if url.startswith("unix:"):
         return url
     text = url if "://" in url else f"http://{url}"
@@ -176,7 +183,7 @@ def address(url: str) -> str:
     except ValueError:
         known = False
     if not known or parts.path.rstrip("/") not in ("", "/v1", *PATHS.values()) or parts.query:
-        raise StartupError(f"{url!r} is no address: say http://host:port, https://host:port or unix:/path")
+        raise UsageError(f"{url!r} is no address: say http://host:port, https://host:port or unix:/path")
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -92,7 +92,7 @@ class ClosedPlayer(Player):
             return
         if self._left is not None:
             self._left -= 1
-        arrival = replace(arrival, at_s=now - self.began)
+        arrival = replace(arrival, at_s=now - self.began, later=())  # one request, not a session
         shot = Shot(arrival, now, self._asker.streams(arrival), self._clock, self._over)
         prepared = self._asker.prepare(arrival)
         if early:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.report import html_page, json_file
 from headgate.report.compare import FigureDifference, compare
 
@@ -15,13 +15,13 @@ def run(paths: Sequence[Path], *, page: Path | None = None, seed: int = 0, out: 
     """Compares the first file with each of the others. `page`: where to write an HTML page with all files side by
     side."""
     if len(paths) < 2:
-        raise StartupError("compare what with what? Give two files or more")
+        raise UsageError("compare what with what? Give two files or more")
     out = out or Console(highlight=False)
     results = [json_file.read(path) for path in paths]
     for path, other in zip(paths[1:], results[1:], strict=True):
         found = compare(results[0], other, seed=seed)
         if not found:
-            raise StartupError(f"{paths[0]} and {path} have no lane in common")
+            raise UsageError(f"{paths[0]} and {path} have no lane in common")
         out.print(Text.assemble((f"{paths[0]} → {path}", "bold")), soft_wrap=True)
         for difference in found:
             out.print(Text(f"  {difference}", style=_style(difference)), soft_wrap=True)

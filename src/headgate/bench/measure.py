@@ -52,7 +52,7 @@ async def measure(options: BenchOptions, console: Console | None = None, clock: 
         requests=options.requests,
     )
     check_loop(options)
-    targets = goodput.parse(options.goodput)
+    targets = goodput.parse(options.goodput or workload.goodput)
     asking = Asking(
         endpoint=options.endpoint,
         model=options.model,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headgate.bench.asker import Endpoint
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.workload.load import Workload
 
 MOST_AT_ONCE = 10_000
@@ -52,6 +52,8 @@ class BenchOptions:
     html: Path | None = None
     title: str = ""
     progress: bool = True
+    command: str = ""
+    """The command line, without secrets, for the report; empty: unknown."""
 
 
 def check_loop(options: BenchOptions) -> None:
@@ -59,11 +61,11 @@ def check_loop(options: BenchOptions) -> None:
     if options.concurrency is None:
         return
     if not 1 <= options.concurrency <= MOST_AT_ONCE:
-        raise StartupError(f"--concurrency is a number from 1 to {MOST_AT_ONCE}, not {options.concurrency}")
+        raise UsageError(f"--concurrency is a number from 1 to {MOST_AT_ONCE}, not {options.concurrency}")
     given = {"--rate": options.rate, "--time-scale": options.time_scale, "--direct": options.direct or None}
     for name, value in given.items():
         if value is not None:
-            raise StartupError(f"{name} is of the open loop: with --concurrency the next request goes when one ends")
+            raise UsageError(f"{name} is of the open loop: with --concurrency the next request goes when one ends")
 
 
 def read_keys(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -75,10 +77,10 @@ def read_keys(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, s
         if key.startswith("env:"):
             name = key.removeprefix("env:")
             if name not in environ:
-                raise StartupError(f"--key: the environment has no {name}")
+                raise UsageError(f"--key: the environment has no {name}")
             key = environ[name]
         if not key.isascii() or not key.isprintable() or " " in key:
-            raise StartupError("--key: a key has no spaces and no letters beyond ASCII")
+            raise UsageError("--key: a key has no spaces and no letters beyond ASCII")
         keys[tenant] = key
     return keys
 
@@ -87,16 +89,16 @@ def check_tenants(workload: Workload, keys: Mapping[str, str]) -> None:
     named = [tenant for stream in workload.streams for tenant in stream.tenant]
     missing = sorted({tenant for tenant in named if tenant not in keys})
     if missing and not (set(keys) <= {""}):
-        raise StartupError(f"no key for tenant {missing[0]}: give it with --key {missing[0]}=KEY")
+        raise UsageError(f"no key for tenant {missing[0]}: give it with --key {missing[0]}=KEY")
     if missing and len(set(named)) > 1:
-        raise StartupError(f"tenants are told apart by their keys: give each one, as in --key {missing[0]}=KEY")
+        raise UsageError(f"tenants are told apart by their keys: give each one, as in --key {missing[0]}=KEY")
 
 
 def read_extra(text: str) -> dict[str, Any]:
     try:
         extra = msgspec.json.decode(text) if text else {}
     except msgspec.DecodeError as error:
-        raise StartupError(f"--extra-body is no JSON: {error}") from None
+        raise UsageError(f"--extra-body is no JSON: {error}") from None
     if not isinstance(extra, dict):
-        raise StartupError('--extra-body is an object, such as {"temperature":0}')
+        raise UsageError('--extra-body is an object, such as {"temperature":0}')
     return extra

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from headgate.bench.alarm import alarm
 from headgate.bench.asker import Asker, Prepared
@@ -14,7 +15,7 @@ from headgate.model.clock import Clock
 from headgate.model.quantile import Sketch
 from headgate.report.arrivals import CUT_OFF
 from headgate.report.results import Rows
-from headgate.workload.arrival import Arrival
+from headgate.workload.arrival import Arrival, follow_up
 
 HEAD_START_S = 0.05
 """Seconds from the start to the arrivals' time zero, for the first request to be prepared."""
@@ -90,6 +91,9 @@ class Player:
         self._loop = asyncio.get_running_loop()
         self._flying: dict[Shot, None] = {}
         self._next: tuple[Shot, Prepared] | None = None
+        self._later: list[tuple[float, int, Shot, Prepared]] = []
+        """A heap of later turns of sessions, by when they are due."""
+        self._turns = 0
         self._done: asyncio.Future[None] = self._loop.create_future()
         self.began = 0.0
         """The arrivals' time zero, on the clock."""
@@ -120,6 +124,7 @@ class Player:
         """Sends no more requests, and cuts off those in flight."""
         self.stopped = True
         self._next = None
+        self._later.clear()
         for shot in list(self._flying):
             shot.cut_off(CUT_OFF)
         self._look()
@@ -136,9 +141,22 @@ class Player:
         shot = Shot(arrival, self.began + arrival.at_s, asker.streams(arrival), self._clock, self._over)
         self._next = shot, asker.prepare(arrival)
 
+    def _follow(self, before: Shot) -> None:
+        """Builds the next turn of a session whose last one has ended."""
+        arrival = follow_up(before.arrival, self._clock() - self.began)
+        shot = Shot(arrival, self.began + arrival.at_s, self._asker.streams(arrival), self._clock, self._over)
+        self._turns += 1
+        heappush(self._later, (shot.due, self._turns, shot, self._asker.prepare(arrival)))
+        self._send_due()
+
     def _send_due(self) -> None:
-        while self._next is not None:
-            shot, prepared = self._next
+        while self._next is not None or self._later:
+            follows = self._next is None or (bool(self._later) and self._later[0][0] < self._next[0].due)
+            if follows:
+                _, _, shot, prepared = self._later[0]
+            else:
+                assert self._next is not None
+                shot, prepared = self._next
             lag = self._clock() - shot.due
             if lag < 0:
                 self._alarm.set(shot.due)
@@ -148,7 +166,10 @@ class Player:
             shot.call = call = self._asker.send(prepared, shot)
             call.late_at = shot.due + self._timeout_s
             self._count(lag)
-            self._prepare()
+            if follows:
+                heappop(self._later)
+            else:
+                self._prepare()
         self._look()
 
     def _count(self, lag: float) -> None:
@@ -190,6 +211,8 @@ class Player:
             output_tokens=shot.tokens,
             gaps=shot.gaps,
         )
+        if ok and arrival.later and not self.stopped:  # an agent that gets no answer gives up
+            self._follow(shot)
         self._look()
 
     def _rows_of(self, shot: Shot) -> Rows:
@@ -211,5 +234,5 @@ class Player:
             tally.messages.setdefault(shot.why, shot.message)
 
     def _look(self) -> None:
-        if self._next is None and not self._flying and not self._done.done():
+        if self._next is None and not self._later and not self._flying and not self._done.done():
             self._done.set_result(None)

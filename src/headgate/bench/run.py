@@ -11,7 +11,7 @@ from headgate.bench.beside import Added
 from headgate.bench.measure import measure
 from headgate.bench.options import BenchOptions
 from headgate.model.clock import Clock, monotonic
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.report import html_page, json_file, table
 from headgate.report.summary import summarise
 from headgate.report.words import ms
@@ -28,7 +28,7 @@ def run(
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     for path in (options.json, options.html):
         if path is not None and not path.absolute().parent.is_dir():
-            raise StartupError(f"{path} can't be written: there is no folder {path.absolute().parent}")
+            raise UsageError(f"{path} can't be written: there is no folder {path.absolute().parent}")
     measured = uvloop.run(measure(options, err, clock))
     summaries = summarise(measured.results, options.seed)
     table.show(measured.results, summaries, out)
@@ -47,7 +47,7 @@ def run(
         err.print(f"wrote {options.json}", markup=False)
     if options.html is not None:
         both = [measured.results] if measured.direct is None else [measured.results, measured.direct]
-        html_page.write(options.html, both, seed=options.seed)
+        html_page.write(options.html, both, seed=options.seed, command=options.command)
         err.print(f"wrote {options.html}", markup=False)
     if measured.behind and not options.allow_lag:
         err.print(f"headgate: {measured.behind} (or --allow-lag)", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from headgate.bench.shot import Shot
 from headgate.bench.tune_report import show, write_html, write_json
 from headgate.bench.tuned import Tuned, TuneOptions
 from headgate.model.clock import Clock, monotonic
-from headgate.model.errors import StartupError
+from headgate.model.errors import StartupError, UsageError
 from headgate.report import goodput
 from headgate.workload.arrival import Arrival
 
@@ -44,7 +44,7 @@ def run(options: TuneOptions, out: Console | None = None, err: Console | None = 
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     for path in (options.json, options.html):
         if path is not None and not path.absolute().parent.is_dir():
-            raise StartupError(f"{path} can't be written: there is no folder {path.absolute().parent}")
+            raise UsageError(f"{path} can't be written: there is no folder {path.absolute().parent}")
     try:
         tuned = uvloop.run(tune(options, lambda text: err.print(f"  {text}", markup=False, soft_wrap=True), clock))
     except KeyboardInterrupt:
@@ -83,11 +83,11 @@ async def tune(options: TuneOptions, say: Callable[[str], None], clock: Clock = 
 
 
 def promises(sla: Sequence[str]) -> tuple[float, float | None]:
-    targets = {target.figure: target.within_s for target in goodput.parse(sla)}
+    targets = {target.figure: target.within_s for target in goodput.parse(sla, "--sla")}
     if unknown := sorted(set(targets) - {"ttft", "tpot"}):
-        raise StartupError(f"--sla is about ttft and tpot, such as ttft:500 tpot:80, not {unknown[0]}")
+        raise UsageError(f"--sla is about ttft and tpot, such as ttft:500 tpot:80, not {unknown[0]}")
     if "ttft" not in targets:
-        raise StartupError("--sla needs a ttft, such as ttft:500: in milliseconds, at p95")
+        raise UsageError("--sla needs a ttft, such as ttft:500: in milliseconds, at p95")
     return targets["ttft"], targets.get("tpot")
 
 

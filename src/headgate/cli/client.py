@@ -2,7 +2,6 @@
 wrong."""
 
 import json
-import re
 from collections.abc import Callable
 from http.client import HTTPException
 from typing import Any
@@ -16,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli.proxy_probe import Look, ProbeReport
+from headgate.config.forms.durations import seconds_of
 from headgate.explain.explanation import many, seconds
-from headgate.model.errors import StartupError
+from headgate.model.errors import StartupError, UsageError
 from headgate.model.labels import plain
 
 TIMEOUT_S = 30.0
 MOST_BYTES = 64 << 20
 BAR = 32
 """Characters for a request's whole duration, on a console that is wide enough."""
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _STYLES = {"critical": "bold red", "warning": "yellow", "note": "cyan"}
 _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
@@ -33,9 +32,14 @@ _MARKS = {"critical": "✗", "warning": "!", "note": "·"}
 # -- what the commands do -----------------------------------------------------------------------------------
 
 
-def why(url: str, request_id: str, key: str | None = None, console: Console | None = None) -> None:
+def why(
+    url: str, request_id: str, key: str | None = None, console: Console | None = None, *, as_json: bool = False
+) -> None:
     """Prints where one request's time went, as a waterfall with the causes beside it."""
     answer = AdminClient(url, key).ask(f"/admin/requests/{quote(request_id, safe='')}")
+    if as_json:
+        print_json(answer)
+        return
     console = console or _console()
     console.print(waterfall(answer, max(8, min(BAR, console.width // 4))))
 
@@ -49,10 +53,14 @@ def slow(
     *,
     by: str = "e2e",
     console: Console | None = None,
+    as_json: bool = False,
 ) -> None:
     """Prints the slowest requests of the last `last`, each with its reason in one line."""
     query = {"last": f"{duration(last):g}", "limit": str(limit), "by": by, **({"lane": lane} if lane else {})}
     answer = AdminClient(url, key).ask(f"/admin/slow?{urlencode(query)}")
+    if as_json:
+        print_json(answer)
+        return
     console, rows = console or _console(), answer["slow"]
     where = f" in lane {lane}" if lane else ""
     if not rows:
@@ -70,10 +78,13 @@ def doctor(
     *,
     own: str | None = None,
     probe: Callable[[str, Look], ProbeReport] | None = None,
+    as_json: bool = False,
 ) -> bool:
     """Prints what is wrong, by which figures, and what to do about it. Returns whether the gateway is ready and no
     finding is critical. `own`: the gateway's own address, where `url` is a proxy's; `probe` tests what lies between."""
-    console, gateway = console or _console(), AdminClient(own or url, key)
+    # As JSON only the end is printed; what is found on the way is in it.
+    console = Console(quiet=True) if as_json else console or _console()
+    gateway = AdminClient(own or url, key)
     gateway.ask("/health/live")
     status, answer = gateway.get("/health/ready")
     ready = status == 200
@@ -95,6 +106,8 @@ def doctor(
         console.print(Text.assemble(("✓ ", "green"), f"nothing to report in the last {minutes}"))
     if ready and probe is not None:
         found = [*found, *_probed(probe(AdminClient(url, None).url, gateway.get), console)]
+    if as_json:
+        print_json({**report, "url": gateway.url, "ready": ready, "findings": found})
     for finding in found:
         console.print(finding_text(finding))
     return ready and not any(finding["severity"] == "critical" for finding in found)
@@ -138,11 +151,10 @@ def _probed(told: ProbeReport, console: Console) -> list[dict[str, Any]]:
 
 
 def duration(text: str) -> float:
-    """Converts 90, 90s, 5m or 1h to seconds. Raises StartupError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smhd]?)", text.strip().lower())
-    value = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    """Converts 90, 90s, 5m or 1h to seconds. Raises UsageError."""
+    value = seconds_of(text) or 0.0
     if not 1 <= value <= 7 * 86_400:
-        raise StartupError(f"--last: expected a time such as 90s, 5m or 1h, up to 7d; got {text!r}")
+        raise UsageError(f"--last: expected a time such as 90s, 5m or 1h, up to 7d; got {text!r}")
     return value
 
 
@@ -150,12 +162,17 @@ def duration(text: str) -> float:
 
 
 class AdminClient:
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         url = url if "://" in url else f"http://{url}"
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise StartupError(f"--url: expected an address such as http://127.0.0.1:8000, got {url!r}")
-        self.url = url.rstrip("/")
+        try:
+            sane = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            sane = False
+        if not sane:
+            raise UsageError(f"--url: expected an address such as http://127.0.0.1:8000, got {url!r}")
+        self.url = url.rstrip("/").removesuffix("/v1").rstrip("/")  # clients' base URLs end in /v1
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         # Never through a proxy from the environment: the gateway is our own, most often on this machine.
         self._opener = build_opener(ProxyHandler({}))
@@ -197,13 +214,14 @@ class AdminClient:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url + path, data, {**posted, **self._headers, **(headers or {})}, method=method)
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
                 return answer.status, answer.read(MOST_BYTES)
         except HTTPError as error:
             with error:
                 return error.code, error.read(MOST_BYTES)
         except (URLError, OSError, HTTPException) as error:
             reason = getattr(error, "reason", None) or error
+            reason = getattr(reason, "strerror", None) or reason
             hint = "is `headgate serve` running there? Its address is given with --url"
             raise StartupError(f"can't reach {self.url}: {reason}; {hint}") from error
 
@@ -224,6 +242,10 @@ def message(answer: dict[str, Any], status: int) -> str:
 
 
 # -- showing -----------------------------------------------------------------------------------------------------
+
+
+def print_json(answer: object) -> None:
+    print(json.dumps(answer, indent=2))
 
 
 def _console() -> Console:

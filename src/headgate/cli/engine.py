@@ -5,30 +5,35 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Group, Parameter, validators
+from cyclopts import App, Parameter, validators
 
-from headgate.config.engine import ENGINE_PORT, EngineConfig
+from headgate.cli.setup.groups import EMULATION, LISTEN, RUN, engine_group
+from headgate.cli.setup.log_flags import LogFlags
+from headgate.cli.setup.quantities import Duration, milliseconds
+from headgate.config.engine import ENGINE_PORT, EngineConfig, contradictions
 from headgate.config.flags import Flag, flags_of
 from headgate.config.listen import ListenConfig
+from headgate.logs import LogOptions
 from headgate.model.clock import monotonic
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.progress import Progress
 
 FLAGS = flags_of(EngineConfig)
 port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
-LISTEN = Group("Where it listens")
-EMULATION = Group("Emulation and measurement")
+FILES = {"model": "a GGUF file", "loras": "an adapter (GGUF)", "chat_template": "a Jinja template"}
 NOT_EMULATED = ("model", "loras", "system_prompts")
 """Settings that an emulated engine refuses: it computes nothing."""
 
 
 def add_to(app: App) -> None:
-    app.command(engine)
+    app.command(engine, group=RUN)
 
 
 def _parameter(flag: Flag) -> Any:
     """The annotation from which cyclopts makes the option."""
-    shown = Parameter(group=flag.group, help=flag.help, negative="", validator=_within(flag))
+    shown = Parameter(group=engine_group(flag.group), help=flag.help, negative="", validator=_within(flag))
+    if flag.in_ms:
+        return Annotated[flag.type | None, Parameter(converter=milliseconds, metavar="MS"), shown]
     if flag.type is bool or flag.default == ():
         return Annotated[flag.type, shown]
     return Annotated[flag.type | None, shown]
@@ -69,6 +74,20 @@ class EngineFlags:
         return EngineConfig(**self.given())
 
 
+def checked(config: EngineConfig) -> EngineConfig:
+    """Raises UsageError where the flags of this config contradict each other, or name a file that is not there."""
+    spelled = {flag.field: flag.spelled for flag in FLAGS}
+    for name, problem in contradictions(config):
+        raise UsageError(f"{spelled[name]}: {problem}")
+    named = {"model": (config.model,), "loras": config.loras, "chat_template": (config.chat_template,)}
+    for name, paths in named.items():
+        for path in paths:
+            if path is not None and not path.is_file():
+                what = "is a folder" if path.is_dir() else "is not there"
+                raise UsageError(f"{spelled[name]}: {path} {what}; give the path of {FILES[name]}")
+    return config
+
+
 DEFAULTS = EngineFlags()
 
 
@@ -88,35 +107,42 @@ class EngineOptions:
     `headgate fit`. Answers are placeholder words, and everything that shows says that it is emulated."""
     dilate: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gt=0))] = 1.0
     """How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace."""
-    cold_start: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0
-    """Seconds that an emulated engine takes to load its weights, so that cold starts can be tried out."""
+    cold_start: Annotated[float, Duration, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0
+    """Time that an emulated engine takes to load its weights, so that cold starts can be tried out: seconds, or 5m."""
     step_log: Annotated[Path | None, Parameter(group=EMULATION)] = None
     """File for a line about every step: what was computed, and how long it took. `headgate fit` makes a profile of
     it."""
 
 
-def engine(*, options: EngineOptions | None = None, flags: EngineFlags = DEFAULTS) -> None:
+def engine(
+    *, options: EngineOptions | None = None, flags: EngineFlags = DEFAULTS, logs: LogFlags | None = None
+) -> None:
     """Run one engine replica by itself."""
-    options = options or EngineOptions()
+    options, logged = options or EngineOptions(), (logs or LogFlags()).options()
     listen = ListenConfig(host=options.host, port=options.port, uds=options.uds)
-    progress = Progress(monotonic, banner=options.banner)
+    progress = Progress(monotonic, banner=options.banner, shown=logged.banner)
     if options.emulate is not None:
-        _emulate(options.emulate, options, flags.given(), listen, progress)
+        _emulate(options.emulate, options, flags.given(), listen, progress, logged)
         return
     from headgate.wiring.common import bundled_model
     from headgate.wiring.engine import run_engine
 
     if options.cold_start:
-        raise StartupError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
-    config = flags.config()
+        raise UsageError("--cold-start has no effect without --emulate: a real engine takes the time it takes")
+    config = checked(flags.config())
     if config.model is None:
         bundled_model()  # says what to do if there is none, before anything starts
     progress.title()
-    run_engine(config, listen, progress, options.step_log)
+    run_engine(config, listen, progress, options.step_log, logged)
 
 
 def _emulate(
-    name: str, options: EngineOptions, given: dict[str, Any], listen: ListenConfig, progress: Progress
+    name: str,
+    options: EngineOptions,
+    given: dict[str, Any],
+    listen: ListenConfig,
+    progress: Progress,
+    logged: LogOptions,
 ) -> None:
     from headgate.engine.emulation import emulated_config
     from headgate.engine.runner.profile_file import find
@@ -124,11 +150,11 @@ def _emulate(
     from headgate.wiring.engine import run_emulated
 
     if any(name in given for name in NOT_EMULATED):
-        raise StartupError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
+        raise UsageError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
     profile = find(name)
     sizes = {one.name: given[one.name] for one in fields(profile) if one.name in given}
     profile = replace(profile, **sizes)
     progress.title()
-    config = replace(emulated_config(profile), **given)
+    config = checked(replace(emulated_config(profile), **given))
     emulation = Emulation(profile.name, options.dilate, options.cold_start)
-    run_emulated(profile, emulation, config, listen, progress, options.step_log)
+    run_emulated(profile, emulation, config, listen, progress, options.step_log, logged)

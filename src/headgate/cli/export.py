@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Group, Parameter, validators
 
+from headgate.cli.setup.groups import FIT_IN
 from headgate.config.gateway import GatewayConfig
 
 if TYPE_CHECKING:
     from headgate.export.kubernetes import ManifestValues
 
-export = App(name="export", help="Print what other tools need, made from the gateway's own config.")
+export = App(name="export", group=FIT_IN, help="Print what other tools need, made from the gateway's own config.")
+OWN = Group("The config")
 FRONT = Group("In front of the gateway")
 INSTRUMENTS = Group("Instruments")
 CLUSTERS = Group("Clusters")
@@ -22,6 +24,24 @@ Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 def add_to(app: App) -> None:
     app.command(export)
+
+
+@export.command(group=OWN)
+def schema() -> None:
+    """The JSON schema of the config file, for editors: keys, types, bounds and what each setting means."""
+    import json
+
+    from headgate.config.forms.schema import schema as made
+
+    print(json.dumps(made(), indent=1))
+
+
+@export.command(group=OWN)
+def example() -> None:
+    """headgate.example.yaml, the config that shows every setting with its default."""
+    from headgate.cli.setup.example import example_text
+
+    print(example_text(), end="")
 
 
 @export.command(name="prometheus-rules", group=INSTRUMENTS)
@@ -233,7 +253,8 @@ def keda(*, flags: ClusterFlags | None = None, prometheus: str | None = None, co
 
 
 def _text(path: Path | None) -> str:
-    return "" if path is None else path.read_text()
+    """The file as it is; `_load` has read it before."""
+    return "" if path is None else path.read_text(encoding="utf-8-sig")
 
 
 def _load(path: Path | None) -> GatewayConfig:

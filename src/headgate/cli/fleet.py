@@ -5,24 +5,26 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from headgate.cli.look import HERE, Key, Url
+from headgate.cli.look import HERE, AsJson, Key, Url
+from headgate.cli.setup.groups import OPERATE
+from headgate.cli.setup.quantities import Duration
 
 Replica = Annotated[str, Parameter(help="Its id, as `headgate fleet` shows it.")]
 
-fleet = App(name="fleet", help="Show and change the replicas of a running gateway.")
+fleet = App(name="fleet", group=OPERATE, help="Show and change the replicas of a running gateway.")
 
 
 def add_to(app: App) -> None:
     app.command(fleet)
-    app.command(reload)
+    app.command(reload, group=OPERATE)
 
 
 @fleet.default
-def show(*, url: Url = HERE, key: Key = None) -> None:
+def show(*, as_json: AsJson = False, url: Url = HERE, key: Key = None) -> None:
     """Say which replicas there are, what was decided about them, and why."""
     from headgate.cli import fleet_client
 
-    fleet_client.show(url, key)
+    fleet_client.show(url, key, as_json=as_json)
 
 
 @fleet.command
@@ -67,7 +69,7 @@ def remove(replica: Replica, *, url: Url = HERE, key: Key = None) -> None:
 def zero(
     *,
     requests: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=1000))] = 10,
-    patience: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 600.0,
+    patience: Annotated[float, Duration, Parameter(validator=validators.Number(gt=0))] = 600.0,
     url: Url = HERE,
     key: Key = None,
     api_key: Annotated[str | None, Parameter(env_var="OPENAI_API_KEY")] = None,
@@ -82,7 +84,7 @@ def zero(
     requests
         Number of requests to measure while warm.
     patience
-        Seconds to wait for the first token afterwards.
+        How long to wait for the first token afterwards: seconds, or a time such as 5m.
     api_key
         A tenant's key for the requests, if the gateway wants one.
     """

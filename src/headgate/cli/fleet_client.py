@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.client import AdminClient, duration, message
+from headgate.cli.client import AdminClient, duration, message, print_json
 from headgate.explain.explanation import seconds
 from headgate.model.clock import monotonic
 from headgate.model.errors import StartupError
@@ -22,8 +22,11 @@ STOPPED_WITHIN_S = 120.0
 NOTES = 10
 
 
-def show(url: str, key: str | None = None, console: Console | None = None) -> None:
+def show(url: str, key: str | None = None, console: Console | None = None, *, as_json: bool = False) -> None:
     state = AdminClient(url, key).ask("/admin/fleet")
+    if as_json:
+        print_json(state)
+        return
     console = console or Console(highlight=False)
     if state["outage"]:
         console.print(Text.assemble(("OUTAGE ", "bold red"), state["outage"]))

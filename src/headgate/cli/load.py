@@ -8,11 +8,18 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Group, Parameter, validators
 
-bench = App(name="bench", help="Put a load on any OpenAI-compatible server and say how it was, lane by lane.")
+from headgate.cli.setup.groups import MEASURE
+from headgate.cli.setup.quantities import Duration
+
+bench = App(
+    name="bench", group=MEASURE, help="Put a load on any OpenAI-compatible server and say how it was, lane by lane."
+)
 WORK = Group("The load")
 TARGET = Group("The server")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
+Above = Parameter(validator=validators.Number(gt=0))
+AtLeastOne = Parameter(validator=validators.Number(gte=1))
 SEEDS = 1_000_000
 """Seeds are drawn below this number, so that they are short enough to be written down."""
 
@@ -25,16 +32,17 @@ def add_to(app: App) -> None:
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags:
     load: Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)] = "poisson:rate=2"
-    """poisson, gamma, constant, azure-conv, azure-code, mooncake, sharegpt, servegen:MODEL or file:RECORDS, with
-    options after a colon; several, named and separated by semicolons, are mixed:
-    "chat=poisson:rate=8,prompt=120,output=64,lane=fast; long=azure-conv:rate=0.5"."""
-    rate: Annotated[float | None, Parameter(group=WORK)] = None
+    """catalog:NAME (catalog: lists them), poisson, gamma, constant, agents, azure-conv, azure-code, mooncake, sharegpt,
+    servegen:MODEL, azure:file=TRACE, mooncake:file=TRACE or file:RECORDS, with options after a colon; several, named
+    and separated by semicolons, are mixed: "chat=poisson:rate=8,prompt=120,output=64,lane=fast;
+    long=azure-conv:rate=0.5". See docs/loads.md."""
+    rate: Annotated[float | None, Above, Parameter(group=WORK)] = None
     """Requests a second, all streams together."""
-    time_scale: Annotated[float | None, Parameter(group=WORK)] = None
+    time_scale: Annotated[float | None, Above, Parameter(group=WORK)] = None
     """Play a trace this many times as fast."""
-    duration: Annotated[float | None, Parameter(group=WORK)] = None
-    """Seconds. Default: as long as the trace is, or a minute."""
-    requests: Annotated[int | None, Parameter(group=WORK)] = None
+    duration: Annotated[float | None, Duration, Above, Parameter(group=WORK)] = None
+    """How long: seconds, or a time such as 5m. Default: as long as the trace is, or a minute."""
+    requests: Annotated[int | None, AtLeastOne, Parameter(group=WORK)] = None
     """Maximum number of requests."""
     concurrency: Annotated[int | None, Parameter(group=WORK, validator=validators.Number(gte=1))] = None
     """A closed loop: this many requests at once, the next when one ends, for --duration or --requests. The load says
@@ -51,8 +59,8 @@ class BenchFlags:
     direct: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = ()
     """An engine behind the gateway, which gets the same load in turns with it; may be given several times. Says what
     the gateway adds."""
-    slice_s: Annotated[float, Parameter(name="--slice", group=TARGET, validator=validators.Number(gt=0))] = 15.0
-    """Length in seconds of the slices in which the two ways take turns, where there is --direct."""
+    slice_s: Annotated[float, Duration, Above, Parameter(name="--slice", group=TARGET)] = 15.0
+    """Length of the slices in which the two ways take turns, where there is --direct."""
     model: Annotated[str | None, Parameter(group=TARGET)] = None
     """Model to ask for. Default: the first that the server names."""
     pin: Annotated[str | None, Parameter(group=TARGET)] = None
@@ -61,10 +69,10 @@ class BenchFlags:
     """chat or completions."""
     key: Annotated[tuple[str, ...], Repeated, Parameter(group=TARGET)] = ()
     """KEY, or TENANT=KEY for loads with tenants; env:NAME reads it from the environment."""
-    timeout: Annotated[float, Parameter(group=TARGET)] = 600.0
-    """Seconds that one request may take from when it was due."""
+    timeout: Annotated[float, Duration, Above, Parameter(group=TARGET)] = 600.0
+    """How long one request may take from when it was due: seconds, or a time such as 5m."""
     goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = ()
-    """What counts as good, in milliseconds, such as ttft:500 tpot:80."""
+    """What counts as good, in milliseconds, such as ttft:500 tpot:80. Default: as the catalog says."""
     allow_lag: Annotated[bool, Parameter(group=REPORT, negative="")] = False
     """Don't fail a run in which this client could not keep up."""
     json: Annotated[Path | None, Parameter(group=REPORT)] = None
@@ -92,6 +100,7 @@ def run(
     """
     from headgate.bench.options import BenchOptions
     from headgate.bench.run import run as run_bench
+    from headgate.report.first import command_line
 
     flags = flags or BenchFlags()
     options = BenchOptions(
@@ -119,6 +128,7 @@ def run(
         html=flags.html,
         title=flags.title,
         progress=flags.progress,
+        command=command_line(sys.argv),
     )
     sys.exit(run_bench(options))
 

@@ -1,12 +1,16 @@
 """Adds `headgate rollout`, which tries a new version out, compares it, promotes it, or rolls it back."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App
 
-from headgate.cli.look import HERE, Key, Url
+from headgate.cli.look import HERE, AsJson, Key, Url
+from headgate.cli.setup.groups import OPERATE
+from headgate.cli.setup.quantities import Share
 
-rollout = App(name="rollout", help="Change which version of a model clients get: start, status, promote, rollback.")
+rollout = App(
+    name="rollout", group=OPERATE, help="Change which version of a model clients get: start, status, promote, rollback."
+)
 
 
 def add_to(app: App) -> None:
@@ -19,7 +23,8 @@ def start(
     version: str,
     *,
     mode: Literal["canary", "split", "blue-green", "shadow"] = "canary",
-    share: float | None = None,
+    share: Annotated[float | None, Share] = None,
+    as_json: AsJson = False,
     url: Url = HERE,
     key: Key = None,
 ) -> None:
@@ -35,16 +40,16 @@ def start(
         canary: in steps, promoted or rolled back by itself. split: a fixed share (A/B). blue-green: everything at once,
         the old one kept warm. shadow: copies of requests, answers thrown away.
     share
-        Share of requests in a split or a shadow, between 0 and 1. Default: the config's.
+        Share of requests in a split or a shadow, such as 0.2 or 20%. Default: the config's.
     """
     from headgate.cli import rollout_client
 
     body: dict[str, Any] = {"version": version, "mode": mode.replace("-", "_"), "share": share}
-    rollout_client.act(url, key, name, "start", body)
+    rollout_client.act(url, key, name, "start", body, as_json=as_json)
 
 
 @rollout.command
-def status(name: str | None = None, *, url: Url = HERE, key: Key = None) -> None:
+def status(name: str | None = None, *, as_json: AsJson = False, url: Url = HERE, key: Key = None) -> None:
     """Say which version gets what, and how a new one compares.
 
     Parameters
@@ -54,11 +59,11 @@ def status(name: str | None = None, *, url: Url = HERE, key: Key = None) -> None
     """
     from headgate.cli import rollout_client
 
-    rollout_client.status(url, key, name)
+    rollout_client.status(url, key, name, as_json=as_json)
 
 
 @rollout.command
-def promote(name: str, *, url: Url = HERE, key: Key = None) -> None:
+def promote(name: str, *, as_json: AsJson = False, url: Url = HERE, key: Key = None) -> None:
     """Give the version that is being tried out all requests, now.
 
     Parameters
@@ -68,11 +73,11 @@ def promote(name: str, *, url: Url = HERE, key: Key = None) -> None:
     """
     from headgate.cli import rollout_client
 
-    rollout_client.act(url, key, name, "promote", {})
+    rollout_client.act(url, key, name, "promote", {}, as_json=as_json)
 
 
 @rollout.command
-def rollback(name: str, *, url: Url = HERE, key: Key = None) -> None:
+def rollback(name: str, *, as_json: AsJson = False, url: Url = HERE, key: Key = None) -> None:
     """Go back to the previous version, from the next request on.
 
     Parameters
@@ -82,4 +87,4 @@ def rollback(name: str, *, url: Url = HERE, key: Key = None) -> None:
     """
     from headgate.cli import rollout_client
 
-    rollout_client.act(url, key, name, "rollback", {})
+    rollout_client.act(url, key, name, "rollback", {}, as_json=as_json)

@@ -8,26 +8,44 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.client import AdminClient, exact
+from headgate.cli.client import AdminClient, exact, print_json
 from headgate.explain.explanation import seconds
 from headgate.model.errors import StartupError
 
-_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "queue": "queue wait", "output": "output tokens"}
+_WORDS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "queue": "queue wait", "output": "output tokens",
+          "quality": "mean score"}  # fmt: skip
 
 
-def act(url: str, key: str | None, name: str, verb: str, body: dict[str, Any], console: Console | None = None) -> None:
+def act(
+    url: str,
+    key: str | None,
+    name: str,
+    verb: str,
+    body: dict[str, Any],
+    console: Console | None = None,
+    *,
+    as_json: bool = False,
+) -> None:
     answer = AdminClient(url, key).send("POST", f"/admin/rollout/{quote(name, safe='')}/{verb}", body)
+    if as_json:
+        print_json(answer)
+        return
     step = answer["step"]
     stage = step["stage"].replace("_", " ")
     (console or Console(highlight=False)).print(f"{name} is {stage}, at {step['share']:.0%}: {step['reason']}")
 
 
-def status(url: str, key: str | None, name: str | None, console: Console | None = None) -> None:
+def status(
+    url: str, key: str | None, name: str | None, console: Console | None = None, *, as_json: bool = False
+) -> None:
     models = AdminClient(url, key).ask("/admin/rollout")["models"]
     console = console or Console(highlight=False)
     known = [model["name"] for model in models]
     if name is not None and name not in known:
         raise StartupError(f"no model {name} with versions; there is {', '.join(known) or 'none in its config'}")
+    if as_json:
+        print_json([model for model in models if name in (None, model["name"])])
+        return
     if not models:
         console.print("No model has versions: give some under `models` in the gateway's config.")
     for model in models:
@@ -53,6 +71,16 @@ def shown(model: dict[str, Any]) -> Group:
         parts.append(Padding(Text(f"{verdict['state']}: {verdict['reason']}{sure}"), (0, 0, 0, 2)))
     if model["rows"]:
         parts.append(Padding(_compared(model["rows"]), (0, 0, 0, 2)))
+    scores = model.get("scores")
+    if scores is not None:
+        told = f"scores: {scores['canary']} of the new version, {scores['baseline']} of the old"
+        told += f", {scores['unknown']} of requests not known here" if scores["unknown"] else ""
+        parts.append(Padding(Text(told, "dim"), (0, 0, 0, 2)))
+        scorer = scores.get("scorer")
+        if scorer is not None:
+            told = f"scorer: {scorer['scored']} pairs scored, {scorer['failed']} failed, {scorer['left_out']} left out"
+            told += f"; last: {scorer['last_error']}" if scorer["last_error"] else ""
+            parts.append(Padding(Text(told, "red" if scorer["failed"] else "dim"), (0, 0, 0, 2)))
     shadow = model["shadow"]
     if shadow is not None:
         told = f"{shadow['copied']} copied, {shadow['left_out']} left out, {shadow['failed']} failed"
@@ -100,4 +128,6 @@ def _compared(rows: list[dict[str, Any]]) -> Table:
 
 
 def _figure(figure: str, value: float) -> str:
+    if figure == "quality":
+        return f"{value:.3f}"
     return f"{value:.2%}" if figure == "error" else f"{value:.0f}" if figure == "output" else exact(value)

@@ -4,62 +4,63 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Group, Parameter, validators
+from cyclopts import App, Parameter, validators
 
-from headgate.cli.engine import DEFAULTS, LISTEN, EngineFlags, port_number
+from headgate.cli.engine import DEFAULTS, EngineFlags, checked, port_number
+from headgate.cli.setup.groups import FIRST, LISTEN, RUN, SERVES
+from headgate.cli.setup.log_flags import LogFlags
 from headgate.model.clock import monotonic
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.progress import Progress
 
 if TYPE_CHECKING:
     from headgate.config.gateway import GatewayConfig
 
 positive = Parameter(validator=validators.Number(gte=1))
-FLEET = Group("What it serves")
 
 
 def add_to(app: App) -> None:
-    app.command(serve)
+    app.command(serve, group=RUN)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    replica: Annotated[tuple[str, ...], Parameter(group=FLEET, negative="")] = ()
+    replica: Annotated[tuple[str, ...], Parameter(group=FIRST, negative="")] = ()
     """A running engine, such as http://10.0.0.7:8000; may be given several times. Without any, Headgate runs its
     own."""
-    replica_key_file: Annotated[Path | None, Parameter(group=FLEET)] = None
+    config: Annotated[Path | None, Parameter(group=FIRST)] = None
+    """YAML file for everything: lanes, tenants, replicas, limits. `headgate init` writes one."""
+    port: Annotated[int | None, port_number, Parameter(group=FIRST)] = None
+    """Port to listen on; 0 takes a free one. Default: 8000."""
+    replica_key_file: Annotated[Path | None, Parameter(group=SERVES)] = None
     """File with the API key that every --replica wants. It is sent to them, and never shown."""
-    config: Annotated[Path | None, Parameter(group=FLEET)] = None
-    """YAML file for everything: lanes, tenants, replicas, limits (see headgate.example.yaml)."""
-    engines: Annotated[int | None, positive, Parameter(group=FLEET)] = None
+    engines: Annotated[int | None, positive, Parameter(group=SERVES)] = None
     """Run this many engines of its own, each in a process, and keep them running. Default: one."""
-    watch: Annotated[bool, Parameter(group=FLEET, negative="")] = False
+    watch: Annotated[bool, Parameter(group=SERVES, negative="")] = False
     """Take the config file whenever it changes."""
-    check: Annotated[bool, Parameter(group=FLEET, negative="")] = False
+    check: Annotated[bool, Parameter(group=SERVES, negative="")] = False
     """Say whether the config is fine, and stop."""
-    record: Annotated[Path | None, Parameter(group=FLEET)] = None
+    record: Annotated[Path | None, Parameter(group=SERVES)] = None
     """File to append a JSON line to for every request, without what was asked; rotated."""
-    event_log: Annotated[Path | None, Parameter(group=FLEET)] = None
+    event_log: Annotated[Path | None, Parameter(group=SERVES)] = None
     """File for every decision and what it was made from, for `headgate replay`."""
     host: Annotated[str | None, Parameter(group=LISTEN)] = None
     """Address to listen on. Default: 127.0.0.1."""
-    port: Annotated[int | None, port_number, Parameter(group=LISTEN)] = None
-    """Port to listen on; 0 takes a free one. Default: 8000."""
     uds: Annotated[Path | None, Parameter(group=LISTEN)] = None
     """Unix socket to listen on instead of host and port; only this user may connect (listen.uds_for)."""
     insecure: Annotated[bool, Parameter(group=LISTEN, negative="")] = False
     """Listen beyond this machine without any API key."""
 
 
-def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS) -> None:
+def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS, logs: LogFlags | None = None) -> None:
     """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with one of its
     own."""
     from headgate.config import file as config_file
     from headgate.config.listen import check_exposure
     from headgate.replica.credentials import Credentials
 
-    options = options or ServeOptions()
+    options, logged = options or ServeOptions(), (logs or LogFlags()).options()
     chosen = _chosen(options, flags)
     check_exposure(chosen.listen, chosen.has_keys, options.insecure)
     for one in chosen.replicas:
@@ -72,11 +73,11 @@ def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS)
 
     if chosen.embedded is not None and chosen.embedded.model is None:
         bundled_model()  # says what to do if there is none, before anything starts
-    progress = Progress(monotonic)
+    progress = Progress(monotonic, shown=logged.banner)
     progress.title()
     path = options.config
     reload = None if path is None else lambda: config_file.load(path)
-    run_gateway(chosen, progress, reload, options.event_log, path if options.watch else None)
+    run_gateway(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
 
 
 def _chosen(options: ServeOptions, flags: EngineFlags) -> "GatewayConfig":
@@ -92,24 +93,22 @@ def _chosen(options: ServeOptions, flags: EngineFlags) -> "GatewayConfig":
         replicas = tuple(replace(replica, api_key_file=options.replica_key_file) for replica in found)
         chosen = replace(chosen, replicas=replicas, embedded=None)
     elif options.replica_key_file is not None:
-        raise StartupError("--replica-key-file is for --replica; in a config each replica has its api_key_file")
+        raise UsageError("--replica-key-file is for --replica; in a config each replica has its api_key_file")
     chosen = _listening(chosen, options)
     if options.record is not None:
         chosen = replace(chosen, record=replace(chosen.record, path=options.record))
     own_engine = not chosen.replicas and options.config is None
     if options.engines is not None:
         if not own_engine:
-            raise StartupError("--engines has no effect with --replica or --config: give the config a fleet")
+            raise UsageError("--engines has no effect with --replica or --config: give the config a fleet")
         scale = ScaleConfig(min=options.engines, max=options.engines, forecast=False)
         chosen = replace(chosen, fleet=FleetConfig(kind="processes", scale=scale))
     if options.watch and options.config is None:
-        raise StartupError("--watch wants a file to watch: give --config FILE")
+        raise UsageError("--watch wants a file to watch: give --config FILE")
     if own_engine:
-        return replace(chosen, embedded=flags.config())
+        return replace(chosen, embedded=checked(flags.config()))
     if flags != DEFAULTS:
-        raise StartupError(
-            "engine options have no effect with --replica or --config: give them to that engine, or there"
-        )
+        raise UsageError("engine options have no effect with --replica or --config: give them to that engine, or there")
     return chosen
 
 
@@ -118,7 +117,7 @@ def _listening(chosen: "GatewayConfig", options: ServeOptions) -> "GatewayConfig
     given = host is not None or port is not None
     if options.uds is not None:
         if given:
-            raise StartupError("--uds is instead of --host and --port: give one or the other")
+            raise UsageError("--uds is instead of --host and --port: give one or the other")
         return replace(chosen, listen=replace(listen, uds=options.uds))
     if not given:
         return chosen

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group, Parameter, validators
 
+from headgate.cli.setup.groups import DECIDE
+from headgate.cli.setup.quantities import Duration
 from headgate.config.gateway import GatewayConfig
 
 WORK = Group("The load")
@@ -15,36 +17,36 @@ SCALE = Group("A pool that grows and shrinks")
 REPORT = Group("What is said about it")
 Repeated = Parameter(negative="", consume_multiple=True)
 Workload = Annotated[str, Parameter(name=("--load", "--trace", "--mix"), group=WORK)]
-Rate = Annotated[float | None, Parameter(group=WORK)]
-Seconds = Annotated[float | None, Parameter(group=WORK)]
-Requests = Annotated[int | None, Parameter(group=WORK)]
+Above = Parameter(validator=validators.Number(gt=0))
+AtLeastOne = Parameter(validator=validators.Number(gte=1))
+Rate = Annotated[float | None, Above, Parameter(group=WORK)]
+Span = Annotated[float | None, Duration, Above, Parameter(group=WORK)]
+Requests = Annotated[int | None, AtLeastOne, Parameter(group=WORK)]
 Seed = Annotated[int, Parameter(group=WORK)]
 Config = Annotated[Path | None, Parameter(group=FLEET)]
 ProfileName = Annotated[str, Parameter(group=FLEET)]
-Count = Annotated[int | None, Parameter(group=FLEET)]
+Count = Annotated[int | None, AtLeastOne, Parameter(group=FLEET)]
 Level = Annotated[Literal["step", "gateway"], Parameter(group=FLEET)]
 File = Annotated[Path | None, Parameter(group=REPORT)]
 H100 = "h100-llama3-8b"
 
 
 def add_to(app: App) -> None:
-    app.command(simulate)
-    app.command(plan)
-    app.command(replay)
-    app.command(fit)
+    for command in (simulate, plan, replay, fit):
+        app.command(command, group=DECIDE)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SimulateFlags:
     load: Workload
-    """As for `headgate bench`: poisson:rate=20, azure-code, mooncake, file:RECORDS, or a mix."""
+    """As for `headgate bench`: catalog:agent, poisson:rate=20, azure-code, mooncake, file:RECORDS, or a mix."""
     rate: Rate = None
     """Requests a second, all streams together."""
     time_scale: Rate = None
     """Play a trace this many times as fast."""
-    duration: Seconds = None
-    """Seconds of load."""
+    duration: Span = None
+    """How long the load is: seconds, or a time such as 5m."""
     requests: Requests = None
     """Maximum number of requests."""
     seed: Seed = 0
@@ -62,8 +64,8 @@ class SimulateFlags:
     requests. Default: step, and gateway where the pool is scaled."""
     fail: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = ()
     """REPLICA@SECONDS, or REPLICA@SECONDS-SECONDS: it dies then, and is started again."""
-    cold_start: Annotated[float, Parameter(group=FLEET)] = 0.0
-    """Seconds from when a replica is started until it answers."""
+    cold_start: Annotated[float, Duration, Parameter(group=FLEET)] = 0.0
+    """Time from when a replica is started until it answers."""
     what_if: Config = None
     """Another config, to be put beside the first."""
     what_if_replicas: Count = None
@@ -76,7 +78,7 @@ class SimulateFlags:
     history: Annotated[int, Parameter(group=SCALE)] = 0
     """Days of the same load, each with a seed of its own, that the forecast has seen before. Default: none."""
     goodput: Annotated[tuple[str, ...], Repeated, Parameter(group=REPORT)] = ()
-    """What counts as good, in milliseconds, such as ttft:500 tpot:80."""
+    """What counts as good, in milliseconds, such as ttft:500 tpot:80. Default: as the catalog says."""
     event_log: File = None
     """File for every decision, for `headgate replay`."""
     json: File = None
@@ -88,6 +90,7 @@ class SimulateFlags:
 def simulate(*, flags: SimulateFlags) -> None:
     """Say how a load would be served: the dispatcher, batcher and block ledger of production, in virtual time."""
     from headgate.engine.runner.profile_file import find
+    from headgate.report.first import command_line
     from headgate.sim.planning.command import SimulateOptions, WorkloadOptions, run_simulate
 
     scaled = flags.scale or flags.compare_scaling
@@ -114,6 +117,7 @@ def simulate(*, flags: SimulateFlags) -> None:
         json=flags.json,
         html=flags.html,
         title=str(flags.config or "default config"),
+        command=command_line(sys.argv),
     )
     if scaled:
         from headgate.sim.scaling.command import ScaleOptions, run_scaled
@@ -131,13 +135,14 @@ class PlanFlags:
     """Requests a second, all streams together."""
     time_scale: Rate = None
     """Play a trace this many times as fast."""
-    duration: Seconds = None
-    """Seconds of load. One that is the same at any time is played for 4 000 requests at least."""
+    duration: Span = None
+    """How long the load is: seconds, or a time such as 5m. One that is the same at any time is played
+    for 4 000 requests at least."""
     requests: Requests = None
     """Maximum number of requests."""
     seed: Seed = 0
     """Seed of the first draw."""
-    draws: Annotated[int, Parameter(group=WORK)] = 2
+    draws: Annotated[int, AtLeastOne, Parameter(group=WORK)] = 2
     """Number of random draws of the same load for which every promise must be kept."""
     slo: Annotated[tuple[str, ...], Repeated, Parameter(group=FLEET)] = ()
     """LANE:FIGURE:pNN:SECONDS, such as fast:ttft:p99:0.5, or * for all lanes. Default: the config's promises."""
@@ -161,6 +166,7 @@ class PlanFlags:
 def plan(*, flags: PlanFlags) -> None:
     """Say how many replicas to run, the fewest that keep every promise, the cost, and twice the load or a loss."""
     from headgate.engine.runner.profile_file import find
+    from headgate.report.first import command_line
     from headgate.sim.planning.command import PlanOptions, WorkloadOptions, run_plan
 
     options = PlanOptions(
@@ -181,6 +187,7 @@ def plan(*, flags: PlanFlags) -> None:
         draws=flags.draws,
         json=flags.json,
         html=flags.html,
+        command=command_line(sys.argv),
     )
     sys.exit(run_plan(options))
 

@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
+from headgate.cli.setup.groups import MEASURE
+from headgate.cli.setup.quantities import Duration
+
 Repeated = Parameter(negative="", consume_multiple=True)
 Above = Parameter(validator=validators.Number(gt=0))
 
 
 def add_to(app: App) -> None:
-    app.command(tune)
+    app.command(tune, group=MEASURE)
 
 
 @Parameter(name="*")
@@ -30,8 +33,8 @@ class TuneFlags:
     """Output tokens while many are asked at once."""
     concurrency: Annotated[int, Above] = 256
     """Most requests at once, all replicas together."""
-    budget: Annotated[float, Above] = 180.0
-    """Seconds it may take."""
+    budget: Annotated[float, Duration, Above] = 180.0
+    """How long it may take: seconds, or a time such as 5m."""
     requests: Annotated[int, Above] = 5000
     """Requests it may send."""
     model: str | None = None

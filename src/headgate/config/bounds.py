@@ -23,7 +23,7 @@ from headgate.config.hints import (
     Weight,
     between,
 )
-from headgate.model.lane import PROMISES, Lane, WhenSlow
+from headgate.model.lane import PROMISES, Lane, WhenLate, WhenSlow
 from headgate.model.replica import Replica
 from headgate.model.tier import Tier
 
@@ -47,6 +47,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "concurrency": Count | None,
         "reserve": Share,
         "hold_above": ShareAboveZero,
+        "when_late": WhenLate,
         "slow_client": WhenSlow,
         "max_tokens": Count,
         "generation_s": Seconds | None,

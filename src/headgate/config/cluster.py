@@ -29,6 +29,7 @@ class KubernetesConfig:
     port: Annotated[int, between(1, 65_535)] = ENGINE_PORT
     """Port on which the engine listens in its pod."""
     scheme: Literal["http", "https"] = "http"
+    """How the engine in a pod is spoken to."""
     place_s: Seconds = 600.0
     """Maximum time until a pod has an address; the cluster may have to add a machine for it."""
     scaled_here: bool = True
@@ -50,6 +51,7 @@ class RayConfig:
     cpus: Annotated[float, between(0, 10_000)] = 1.0
     """CPUs that Ray reserves for a replica on its node."""
     gpus: Annotated[float, between(0, 10_000)] = 0.0
+    """GPUs that Ray reserves for a replica on its node."""
     resources: dict[Text, Weight] = field(default_factory=dict)
     """Custom Ray resources that a replica reserves, such as those that tell nodes apart."""
     place_s: Seconds = 120.0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
+from headgate.config.engine import contradictions as engine_contradictions
 from headgate.config.fleet import contradictions as fleet_contradictions
 from headgate.config.gateway import ANONYMOUS, GatewayConfig, Tenant
 from headgate.config.models import contradictions as model_contradictions
@@ -31,6 +32,8 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     yield from _odd_tenants(config)
     yield from model_contradictions(config.models, _served(config))
     yield from fleet_contradictions(config.fleet)
+    if config.embedded is not None:
+        yield from ((f"embedded.{name}", problem) for name, problem in engine_contradictions(config.embedded))
     seen: dict[ReplicaId, int] = {}
     for index, replica in enumerate(config.replicas):
         first = seen.setdefault(replica.id, index)
@@ -49,6 +52,12 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         yield "routing.weights", "expected at least one above 0: without, every replica has the same score"
     if config.classify.fast_below_tokens > config.classify.long_above_tokens + 1:
         yield "classify.fast_below_tokens", "expected no more than classify.long_above_tokens"
+    for name, least, most in (
+        ("ttft", config.promises.ttft_least_s, config.promises.ttft_most_s),
+        ("tpot", config.promises.tpot_least_s, config.promises.tpot_most_s),
+    ):
+        if least > most:
+            yield f"promises.{name}_least_s", f"expected no more than promises.{name}_most_s"
     if config.limits.bodies_bytes < config.limits.body_bytes:
         yield "limits.bodies_bytes", "expected no less than limits.body_bytes"
     if config.limits.held_bytes < config.limits.body_bytes:

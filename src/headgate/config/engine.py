@@ -4,6 +4,7 @@ EngineConfig is the section `embedded` of a gateway's file, and config/flags.py 
 its fields. Metadata of a field: `group`, the heading of its flag in --help; `flag`, where that is not the field's name.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,8 @@ class BatchConfig:
     """Maximum prompt tokens in one step, however fast the machine."""
     chunk_floor: int = 8
     """Minimum prompt tokens in a step that has any, however tight the running streams: a long prompt keeps moving."""
+    gap_target_s: float | None = None
+    """Target for the longest gap between two tokens, for sequences that name none or a longer one; None: their own."""
     step_limit_s: float = 0.5
     """Target for the longest step while no sequence decodes: an arrival waits until the step ends."""
     save_limit_s: float = 0.2
@@ -89,7 +92,8 @@ class EngineConfig:
     threads: Annotated[int, between(1, 1024)] | None = field(default=None, metadata=MEMORY)
     """Threads that compute; None: one per core."""
     gap_target_s: Seconds | None = field(default=None, metadata=BATCHING)
-    """Target for the longest gap between two tokens of a running stream; None: its lane's, 200 ms."""
+    """Target for the longest gap between two tokens of a running stream; a shorter one in the request goes before it;
+    None: its lane's, 200 ms."""
     step_limit_s: Seconds | None = field(default=None, metadata=BATCHING)
     """Target for the longest step while no sequence decodes; None: 500 ms."""
     longest_shared: Count | None = field(default=None, metadata=BATCHING)
@@ -109,3 +113,11 @@ class EngineConfig:
         names = {one.name for one in fields(self)} & {one.name for one in fields(usual)}
         given: dict[str, Any] = {name: getattr(self, name) for name in sorted(names)}
         return replace(usual, **{name: value for name, value in given.items() if value is not None})
+
+
+def contradictions(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    """Yields (field, problem) for values that are valid alone."""
+    asked = config.default_max_tokens
+    if asked is not None and asked > config.context:
+        told = f"a slot holds {config.context} tokens, prompt and output together"
+        yield "default_max_tokens", f"expected no more than context, got {asked}: {told}; raise context or lower this"

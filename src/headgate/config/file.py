@@ -1,10 +1,12 @@
 """Reads the config file: YAML in, a GatewayConfig out, or every problem with its line and path.
 
-Environment variables are not expanded and merge keys are not supported, so the file alone decides. The reader follows
-the type hints straight through YAML's nodes (config/nodes.py): each problem has a line, and a node that no hint asks
-for is never walked, so aliases cannot explode.
+In values, ${NAME} stands for an environment variable (config/forms/environment.py), and the file of NAME_file holds a
+secret NAME (config/forms/secrets.py). Merge keys are not supported. The reader follows the type hints straight through
+YAML's nodes (config/nodes.py): each problem has a line, and a node that no hint asks for is never walked, so aliases
+cannot explode.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
@@ -18,6 +20,7 @@ import yaml
 from headgate.config.bounds import BOUNDS
 from headgate.config.contradictions import contradictions, did_you_mean, replica_id
 from headgate.config.engine import EngineConfig
+from headgate.config.forms.secrets import SUFFIX, Unusable, is_secret, read_lines
 from headgate.config.gateway import (
     ANONYMOUS,
     ROUTE_WEIGHTS,
@@ -26,46 +29,46 @@ from headgate.config.gateway import (
     Tenant,
 )
 from headgate.config.hints import Name, ReplicaUrl, WeightOrZero
-from headgate.config.nodes import BAD, LIST, MAPPING, compose, expected, got, join, plain, scalar, short
+from headgate.config.nodes import BAD, LIST, MAPPING, advice, compose, expected, got, join, plain, scalar, short
 from headgate.config.output import OTHER, TASKS, OutputConfig, TaskConfig
-from headgate.model.errors import StartupError
-from headgate.model.lane import LANES, Lane
+from headgate.model.errors import UsageError
+from headgate.model.lane import LANES, WAIT_SHARE, Lane
 from headgate.model.replica import Replica
 from headgate.model.tier import TIERS, Tier
 
 MOST_PROBLEMS = 20
-WAIT_SHARE = 0.8
-"""Share of a new lane's TTFT target that may be spent waiting; the rest is left for prefill."""
 
 
-def load(path: Path) -> GatewayConfig:
+def load(path: Path, environ: Mapping[str, str] | None = None) -> GatewayConfig:
+    """`environ`: the environment variables; None: those of this process."""
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise StartupError(f"{path}: {error.strerror or error}; headgate.example.yaml shows what it may hold") from None
+        raise UsageError(f"{path}: {error.strerror or error}; `headgate init` writes a config") from None
     except UnicodeDecodeError:
-        raise StartupError(f"{path}: not UTF-8 text") from None
-    return parse(text, str(path))
+        raise UsageError(f"{path}: not UTF-8 text") from None
+    return parse(text, str(path), os.environ if environ is None else environ)
 
 
-def parse(text: str, name: str) -> GatewayConfig:
-    """Reads a config from text. `name`: what problems call the file."""
-    reader = _Reader()
-    config: GatewayConfig = reader.gateway(compose(text, name))
+def parse(text: str, name: str, environ: Mapping[str, str] | None = None) -> GatewayConfig:
+    """Reads a config from text. `name`: what problems call the file. `environ`: what ${NAME} stands for; None: the text
+    comes from a client, so neither variables nor files are read."""
+    reader = _Reader(reads_files=environ is not None)
+    config: GatewayConfig = reader.gateway(compose(text, name, environ))
     if config is not BAD:
         for path, problem in contradictions(config):
             reader.problem(path, problem)
     if reader.problems:
         lines = [f"{name}:{line}: {problem}" for line, problem in sorted(reader.problems, key=itemgetter(0))]
         left_out = [f"{name}: and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
-        raise StartupError("\n".join(lines[:MOST_PROBLEMS] + left_out))
+        raise UsageError("\n".join(lines[:MOST_PROBLEMS] + left_out))
     return config
 
 
 def replica_at(url: str) -> Replica:
     """Makes a replica from a --replica argument, of which only the address is known."""
     if not get_args(ReplicaUrl)[1].allows(url):
-        raise StartupError(f"--replica: expected {expected(ReplicaUrl)}, got {short(url)}")
+        raise UsageError(f"--replica: expected {expected(ReplicaUrl)}, got {short(url)}{advice(ReplicaUrl, url)}")
     return _called(Replica(id="", url=url))
 
 
@@ -113,7 +116,9 @@ def hints_of(cls: type) -> dict[str, Any]:
 class _Reader:
     """One reading of one file. A method returns BAD after it has noted a problem, and continues to find more."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_files: bool = False) -> None:
+        """`reads_files`: secrets may be given as files."""
+        self._reads_files = reads_files
         self.problems: list[tuple[int, str]] = []
         self.lines: dict[str, int] = {"": 1}
         """The line of every path for which the file gives a value."""
@@ -222,7 +227,8 @@ class _Reader:
         return value if value is not BAD else self.unexpected(hint, node, path)
 
     def unexpected(self, hint: Any, node: yaml.Node, path: str) -> Any:
-        return self.problem(path, f"expected {expected(hint)}, got {got(hint, node)}")
+        said = advice(hint, node.value) if isinstance(node, yaml.ScalarNode) else ""
+        return self.problem(path, f"expected {expected(hint)}, got {got(hint, node)}{said}")
 
     def record(
         self,
@@ -241,8 +247,15 @@ class _Reader:
         values: dict[str, Any] = {**defaults, **fixed}
         hints = {one.name: hints_of(cls)[one.name] for one in fields(cls) if one.name not in fixed}
         for key, child in given.items():
-            at = join(path, key)
-            if key not in hints:
+            at, base = join(path, key), key.removesuffix(SUFFIX)
+            if key not in hints and self._reads_files and base != key and is_secret(hints.get(base)):
+                both = base in given
+                values[base] = (
+                    self.problem(at, f"give {base} or {key}, not both")
+                    if both
+                    else self.from_file(hints[base], child, at)
+                )
+            elif key not in hints:
                 values[key] = self.problem(at, f"unknown key; {did_you_mean(key, list(hints))}")
             elif key in readers:
                 values[key] = readers[key](child, at)
@@ -253,6 +266,28 @@ class _Reader:
                 at = join(path, one.name)
                 values[one.name] = self.problem(at, f"missing; expected {expected(hints[one.name])}")
         return BAD if any(value is BAD for value in values.values()) else cls(**values)
+
+    def from_file(self, hint: Any, node: yaml.Node, path: str) -> Any:
+        """Reads a secret from the file whose path the config gives: of a mapping, each value from one of its own."""
+        if get_origin(hint) in (Union, UnionType):
+            (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        if get_origin(hint) is dict:
+            return self.named(node, path, lambda _, child, at: self.from_file(get_args(hint)[1], child, at))
+        place = scalar(Path, node)
+        if place is BAD:
+            return self.unexpected(Path, node, path)
+        try:
+            lines = read_lines(place)
+        except Unusable as error:
+            return self.problem(path, str(error))
+        several = get_origin(hint) is tuple
+        inner = get_args(hint)[0] if several else hint
+        wrong = [line for line in lines if not get_args(inner)[1].allows(line)]
+        if wrong or (len(lines) > 1 and not several):
+            said = advice(inner, wrong[0]) if wrong else ""
+            of = "in each line of" if several else "in"
+            return self.problem(path, f"expected {expected(inner)} {of} {place}, got something else{said}")
+        return tuple(lines) if several else lines[0]
 
     def named(self, node: yaml.Node, path: str, read: Callable[[str, yaml.Node, str], Any]) -> Any:
         """Reads a mapping whose keys are names."""

@@ -16,7 +16,10 @@ from headgate.config.hints import (
     GIGA,
     Algorithm,
     Count,
+    CountedTokens,
     CountOrZero,
+    Currency,
+    HeaderValue,
     HttpUrl,
     KeyHash,
     Name,
@@ -24,6 +27,7 @@ from headgate.config.hints import (
     RedisUrl,
     Seconds,
     SecondsOrZero,
+    SecretUrl,
     Share,
     ShareAboveZero,
     Text,
@@ -58,6 +62,19 @@ class ClassifyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromisesConfig:
+    ttft_least_s: Seconds = 0.05
+    """Shortest time to first token that a request may promise; a shorter one counts as this."""
+    ttft_most_s: Seconds = 300.0
+    """Longest time to first token that a request may promise; a longer one counts as this. Four fifths of it may be
+    spent waiting in the gateway."""
+    tpot_least_s: Seconds = 0.005
+    """Shortest time per further token that a request may promise; a shorter one counts as this."""
+    tpot_most_s: Seconds = 10.0
+    """Longest time per further token that a request may promise; a longer one counts as this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     name: Name
     """The tenant's name on records and figures; never the key."""
@@ -73,11 +90,14 @@ class Tenant:
     """Maximum requests per minute; None: no limit."""
     tokens_per_min: PerMinute | None = None
     """Maximum prompt and output tokens per minute; None: no limit."""
+    count_tokens: CountedTokens = "whole"
+    """Prompt tokens that count against tokens_per_min. whole: all of them. uncached: those that a replica computes, and
+    not those in its prefix cache."""
     concurrency: Count | None = None
     """Maximum requests of the tenant at the replicas at once; each choice of a request counts. Further requests wait,
     and get 429 at the end of their waiting time. None: no limit of its own."""
     trusted: bool = False
-    """True: the gateway obeys the tenant's headers for lane, priority and identity. Other tenants' are ignored."""
+    """True: the gateway obeys the tenant's headers for lane, priority and promises. Other tenants' are ignored."""
     default_lane: Name | None = None
     """Lane of the tenant's requests that name none; None: the gateway classifies them."""
     lanes: frozenset[Name] = frozenset()
@@ -95,19 +115,21 @@ ANONYMOUS = Tenant(name="anonymous")
 
 
 ROUTE_WEIGHTS = {
-    "load": 1.0,  # how close the replica's load is to the least
-    "prefix": 1.0,  # share of the prompt that its cache holds
-    "session": 0.5,  # it has the session; less than the prefix, which says where the cache really is
+    "load": 1.0,  # how close the request's cost there is to the least
+    "prefix": 2.0,  # times that a second of computing the prompt counts, as against a second of waiting
+    "session": 0.5,  # it has the session, and costs nearly the least
 }
-"""Default weight of each score in policy/replicas/route.py."""
+"""Default weights in policy/replicas/route.py. A prompt that is computed although it is cached elsewhere delays others
+too, so it counts for more than its own time (docs/decisions/0022)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingConfig:
     algorithm: Algorithm = "balanced"
-    """How a replica is chosen. balanced: the longest known prefix among the replicas near the least token load."""
+    """How a replica is chosen. balanced: where the request costs least, counting the work that is there and the prompt
+    tokens that are not in its cache."""
     bounded_load_epsilon: Annotated[float, between(0, 10)] = 0.25
-    """A replica's prefixes and sessions count only while its load is at most (1 + this) × the least load."""
+    """A replica's sessions count only while a request costs at most (1 + this) × the least there."""
     exploration: Share = 0.01
     """Share of choices made at random, so that beliefs about a replica are tested. Never for urgent requests."""
     weights: dict[Name, WeightOrZero] = field(default_factory=lambda: dict(ROUTE_WEIGHTS))
@@ -214,6 +236,20 @@ class SharedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentsConfig:
+    """The flight recorder: the last minute, kept as a trace when an alert turns critical."""
+
+    folder: Path | None = None
+    """Folder for the traces; None: they are kept while the gateway runs."""
+    per_hour: CountOrZero = 4
+    """Maximum traces an hour that the gateway writes by itself; 0: only those that are asked for."""
+    files: Annotated[int, between(1, 1000)] = 20
+    """Maximum traces in the folder; the oldest are removed."""
+    bytes: Annotated[int, between(1 << 20, 1 << 40)] = 64 * 1024 * 1024
+    """Maximum bytes of all traces together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     instruments: bool = True
     """False: requests are only counted, without percentiles, traces, alerts or explanations."""
@@ -227,19 +263,23 @@ class ObserveConfig:
     queue_per_replica: Count = 8
     """Requests waiting per usable replica above which the gateway raises an alert."""
     price_per_replica_hour: Annotated[float, between(0, 1_000_000)] | None = None
-    """Price of a replica per hour, in any currency, for the cost per 1 000 tokens; None: no such figure."""
+    """Price of a replica per hour, in `currency`, for the cost of tokens; None: no such figure."""
+    currency: Currency = "USD"
+    """Currency of that price, as it is shown beside a cost."""
     labels: Annotated[int, between(1, 10_000)] = 100
     """Maximum different values of a label (model, tenant, …) on figures; further ones count as `other`."""
     otlp_endpoint: HttpUrl | None = None
     """Base address of an OpenTelemetry collector, such as http://127.0.0.1:4318; None: nothing is sent."""
-    otlp_headers: dict[Text, Text] = field(default_factory=dict)
+    otlp_headers: dict[Text, HeaderValue] = field(default_factory=dict)
     """Headers sent to the collector: keys, and what else a backend requires."""
     otlp_metrics: bool = False
     """True: the figures of /metrics are sent to the collector too."""
     trace_share: Share = 0.02
     """Share of ordinary requests that are traced; slow and failed ones always are."""
-    webhook: HttpUrl | None = None
+    webhook: SecretUrl | None = None
     """URL that gets a POST when an alert begins or ends; None: no webhook."""
+    incidents: IncidentsConfig = field(default_factory=IncidentsConfig)
+    """What is kept of the last minute when an alert turns critical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +304,8 @@ class GatewayConfig:
     """The four default lanes, changed or not, and any that were added."""
     classify: ClassifyConfig = field(default_factory=ClassifyConfig)
     """The token counts that separate the lanes."""
+    promises: PromisesConfig = field(default_factory=PromisesConfig)
+    """The bounds of what requests of trusted keys may promise for themselves."""
     tenants: tuple[Tenant, ...] = ()
     """The tenants with a key."""
     anonymous: Tenant = ANONYMOUS

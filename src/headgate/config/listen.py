@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from headgate.config.hints import Host, SecondsOrZero, between
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def check_exposure(listen: ListenConfig, has_keys: bool, insecure: bool) -> None
     """Raises StartupError where other machines could connect and no tenant has a key."""
     if insecure or has_keys or listen.uds is not None or is_loopback(listen.host):
         return
-    raise StartupError(
+    raise UsageError(
         f"listen.host: {listen.host} can be reached from other machines, and no API key is configured; "
         "give a tenant a key (tenants.NAME.key_sha256), listen on 127.0.0.1, or say --insecure"
     )

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from headgate.config.hints import Count, CountOrZero, Name, ShareAboveZero, Text, between
+from headgate.config.hints import (
+    Count,
+    CountOrZero,
+    HttpUrl,
+    Name,
+    Seconds,
+    Share,
+    ShareAboveZero,
+    Text,
+    between,
+)
 
 Sticky = Literal["session", "tenant", "request"]
 Format = Literal["text", "json_object", "json_schema"]
@@ -23,6 +33,32 @@ class VersionConfig:
     """The model whose replicas serve the version: their `model`, or one of their `models`."""
     weight: Annotated[float, between(0, 1_000_000)] = 0.0
     """Relative share of the requests; 0: none, but the version is kept warm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerConfig:
+    """What scores the answers that copies of requests get from both versions. Give one of the two."""
+
+    command: tuple[Text, ...] = ()
+    """Program and arguments: gets JSON on its input, and prints JSON; empty: `url` is asked."""
+    url: HttpUrl | None = None
+    """Address that gets the same JSON in a POST; None: `command` is run."""
+    concurrency: Annotated[int, between(1, 64)] = 2
+    """Maximum pairs of answers that are scored at once; further ones are not scored."""
+    timeout_s: Seconds = 30.0
+    """Maximum seconds for one pair; past it there is no score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityConfig:
+    """Scores of answers, from 0 to 1: posted to /admin/rollout/NAME/scores, or given by a scorer in a shadow."""
+
+    acceptable: Share = 0.01
+    """Points by which the new version's mean score may be below the old one's. Proven to be more: rolled back."""
+    unacceptable: ShareAboveZero = 0.03
+    """Points below the old one's mean score that would be too many. Promoted only if proven to be less."""
+    scorer: ScorerConfig | None = None
+    """What scores a shadow's answers; None: only posted scores count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +83,9 @@ class CanaryConfig:
     """Answers this many times as long, or as short, are a different behaviour. Proven: rolled back."""
     error_margin: ShareAboveZero = 0.01
     """Share by which the new version's failures may exceed the old one's: promoted only if proven to be below it."""
-    soak_s: Annotated[float, between(0, 30 * 86_400)] = 86_400.0
+    quality: QualityConfig | None = None
+    """Scores that must not be worse; None: quality is not judged."""
+    soak_s: Annotated[float, between(0, 30 * 86_400, duration=True)] = 86_400.0
     """Minimum time at the last step, with everything proven, before the new version gets all requests."""
 
 
@@ -94,10 +132,13 @@ class ModelConfig:
     name: Text
     """The name that clients ask for."""
     versions: tuple[VersionConfig, ...] = ()
+    """The versions among which requests are divided; empty: the name stands for rules."""
     sticky: Sticky = "session"
     """What stays with one version: a session (a request without one stands alone), a tenant, or nothing."""
     canary: CanaryConfig = field(default_factory=CanaryConfig)
+    """How a new version is tried out."""
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
+    """How many requests are copied to a version in shadow mode."""
     rules: tuple[RuleConfig, ...] = ()
     """Rules, of which the first that fits counts."""
     use: Text | None = None
@@ -157,6 +198,12 @@ def _canary(canary: CanaryConfig, at: str) -> Iterator[tuple[str, str]]:
         yield f"{at}.steps", "expected shares that grow, each below 1"
     if canary.acceptable >= canary.unacceptable:
         yield f"{at}.acceptable", "expected less than unacceptable: between the two either is right"
+    quality = canary.quality
+    if quality is not None and quality.acceptable >= quality.unacceptable:
+        yield f"{at}.quality.acceptable", "expected less than unacceptable: between the two either is right"
+    scorer = None if quality is None else quality.scorer
+    if scorer is not None and bool(scorer.command) == bool(scorer.url):
+        yield f"{at}.quality.scorer", "expected either a command or a url"
     if canary.limit_requests <= canary.step_requests * len(steps):
         yield f"{at}.limit_requests", f"expected more than {len(steps)} steps of step_requests take"
 

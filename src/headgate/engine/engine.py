@@ -19,7 +19,7 @@ from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Step
 from headgate.policy.batching.batch import Batcher, BatchRefusal
-from headgate.policy.batching.blocks import Short
+from headgate.policy.batching.ledger import Short
 
 
 class Runner(Protocol):
@@ -147,8 +147,7 @@ class Engine:
         self.batcher = batcher
         self.spent = Spent()
         self.failed: ServeError | None = None
-        self.on_step: OnStep | None = None
-        """Called after every step, on the engine's thread; must be set before `start`. None: no callback."""
+        self._on_step: tuple[OnStep, ...] = ()
         self._vocabulary = vocabulary
         self._clock = clock
         self._sink = sink
@@ -157,8 +156,8 @@ class Engine:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def report_steps_to(self, on_step: OnStep) -> None:
-        """Calls `on_step` after every step, on the engine's thread. Call it before `start`."""
-        self.on_step = on_step
+        """Calls `on_step` too after every step, on the engine's thread. Call it before `start`."""
+        self._on_step += (on_step,)
 
     # -- from any thread ------------------------------------------------------------------------------
 
@@ -194,8 +193,8 @@ class Engine:
                     took = self._clock() - began
                     self.spent.step_s += took
                     self.spent.longest_step_s = max(self.spent.longest_step_s, took)
-                    if self.on_step is not None:
-                        self.on_step(step, began, took, ran)
+                    for report in self._on_step:
+                        report(step, began, took, ran)
         except Exception as error:  # a model library's failure leaves its memory in doubt: nothing may run on it
             self.failed = error if isinstance(error, ServeError) else EngineFailed(f"the engine failed: {error!r}")
         else:

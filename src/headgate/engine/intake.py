@@ -146,7 +146,7 @@ class Intake:
         if self.config.in_order:
             return IN_ORDER
         says_batch = body.service_tier == "flex"
-        return LANES[classify(prompt_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)]
+        return LANES[classify(uncached_tokens=prompt_tokens, streaming=body.stream, says_batch=says_batch)]
 
     def _prompts(self, body: ChatBody | TextBody, tools: Tools | None) -> list[list[int]]:
         if isinstance(body, ChatBody):
@@ -235,6 +235,7 @@ class Intake:
             gap_target_s=gap_s if body.tpot_target_ms is None else max(0.001, body.tpot_target_ms / 1e3),
             sampling=sampling_of(body, seed, rules, self.recommended),
             cache_salt=blake2b(body.cache_salt.encode(), digest_size=32).digest() if body.cache_salt else b"",
+            expected=max(0, body.uncached_tokens or 0),
             # At least a quarter of the context: a client that tolerated no neighbour would have the engine to itself.
             longest_neighbour=None
             if body.longest_neighbour is None

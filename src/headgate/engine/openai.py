@@ -65,6 +65,7 @@ class Body(msgspec.Struct, kw_only=True):
     ttft_target_ms: float | None = None
     tpot_target_ms: float | None = None
     longest_neighbour: int | None = None
+    uncached_tokens: int | None = None
     generation_limit_ms: float | None = None
     runaway: Runaway = "off"
     continued: list[str] = []

@@ -21,7 +21,8 @@ from headgate.engine.intake import Intake
 from headgate.engine.openai import AnswerFormat, ChatBody, StreamOptions, TextBody, TokenizeBody
 from headgate.engine.prepare import LIMITS, Prepared, client_of, prepare
 from headgate.engine.recommended import OPENAI
-from headgate.engine.status import Emulation, EngineFigures, page
+from headgate.engine.runner.recent_steps import RecentSteps
+from headgate.engine.status import PAGE_HEADERS, Emulation, EngineFigures, page, page_file
 from headgate.engine.warmup import warm_up
 from headgate.metrics.exposition import CONTENT_TYPE
 from headgate.model.clock import Clock, wall
@@ -29,6 +30,7 @@ from headgate.model.errors import EngineFailed, Gone, InvalidRequest, NotReady, 
 from headgate.model.outcome import Outcome
 from headgate.model.sequence import Sequence
 from headgate.wire.body import json
+from headgate.wire.errors import refusal_body
 from headgate.wire.exchange import Exchange
 from headgate.wire.router import Router
 
@@ -43,6 +45,8 @@ MOST_COUNTED_BYTES = 1024 * 1024
 """Maximum bytes of a body at /tokenize: some ten times the longest context."""
 MOST_COUNTING = 16
 """Maximum /tokenize requests waiting. They have a thread of their own, and delay no completion."""
+STEPS_S = 60.0
+"""Seconds of steps that GET /steps tells."""
 WARMUP_LIMIT_S = 3.0
 """Maximum seconds for warm-up prompts; system prompts and adapters come on top."""
 
@@ -62,6 +66,7 @@ class EngineServer:
         self.config = config
         self.emulation = emulation
         self.figures = EngineFigures(emulation)
+        self.steps = RecentSteps(clock)
         self.phase = "loading"
         self.router = Router(
             {
@@ -74,10 +79,13 @@ class EngineServer:
                 ("GET", "/health"): self._ready,
                 ("GET", "/health/deep"): lambda exchange: self._deep.answer(exchange),
                 ("GET", "/metrics"): self._metrics,
+                ("GET", "/steps"): self._tell_steps,
                 ("GET", "/"): self._page,
+                ("GET", "/page/*"): self._page_file,
             }
         )
         self._clock = clock
+        self._created = int(wall())
         self._engine: Engine | None = None
         self._intake: Intake | None = None
         self._listeners: dict[int, Callable[[SequenceOutput], None]] = {}
@@ -320,7 +328,7 @@ class EngineServer:
         card: dict[str, Any] = {
             "id": self.config.served_name,
             "object": "model",
-            "created": 0,
+            "created": self._created,
             "owned_by": "headgate" if self.emulation is None else "headgate-emulated",
             "max_model_len": context,
         }
@@ -345,9 +353,19 @@ class EngineServer:
     def _metrics(self, exchange: Exchange) -> None:
         exchange.respond(200, self.figures.text(self._engine), CONTENT_TYPE)
 
+    def _tell_steps(self, exchange: Exchange) -> None:
+        exchange.respond(200, self.steps.told(STEPS_S))
+
     def _page(self, exchange: Exchange) -> None:
         recommended = OPENAI if self._intake is None else self._intake.recommended
         body = page(
             self.config.served_name, self.phase, self._engine, self.figures.cold_start, self.emulation, recommended
         )
-        exchange.respond(200, body, "text/html; charset=utf-8")
+        exchange.respond(200, body, "text/html; charset=utf-8", PAGE_HEADERS)
+
+    def _page_file(self, exchange: Exchange) -> None:
+        found = page_file(exchange.path.removeprefix("/page/"))
+        if found is None:
+            exchange.respond(404, refusal_body(404, f"no such path: {exchange.path[:256]}"))
+        else:
+            exchange.respond(200, *found, PAGE_HEADERS)

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from html import escape
+from importlib.resources import files
 from typing import Final
 
 from headgate import __version__
@@ -154,41 +156,84 @@ def page(
     emulation: Emulation | None,
     recommended: Recommended,
 ) -> bytes:
-    rows = [("model", model_name), ("state", phase)]
+    """The page for people: one line that says whether all is well, the figures, and the rest in rows."""
+    level, verdict = _verdict(phase, engine)
+    vitals: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
+    if emulation is not None:
+        rows.append(("Emulated", str(emulation)))
     if recommended.shown:
         settings = ", ".join(f"{name} {value:g}" for name, value in recommended.shown.items())
-        rows.append(("sampling by default", f"{settings} ({recommended.source})"))
-    if emulation is not None:
-        rows.append(("emulated", str(emulation)))
+        rows.append(("Sampling by default", f"{settings} ({recommended.source})"))
     if engine is not None:
         batcher, counts = engine.batcher, engine.batcher.counts
         ledger = batcher.ledger
-        share = 100 * ledger.owned_blocks / ledger.blocks
-        rows += [
-            ("running", f"{len(batcher.running)} of {engine.runner.slots} slots"),
-            ("waiting", str(len(batcher.waiting))),
-            ("KV in use", f"{share:.0f} % ({ledger.cached_blocks} blocks more hold cached prefixes)"),
-            ("tokens generated", f"{counts.generated:,}"),
-            ("prompt tokens", f"{counts.prefilled:,} computed, {counts.cached:,} from cache"),
-            ("preempted", f"{counts.swaps} swapped, {counts.recomputes} recomputed"),
+        vitals = [
+            ("Running", f"{len(batcher.running)} of {engine.runner.slots}"),
+            ("Waiting", str(len(batcher.waiting))),
+            ("KV in use", f"{100 * ledger.owned_blocks / ledger.blocks:.0f} %"),
+            ("Tokens so far", f"{counts.generated:,}"),
+            ("Preempted", str(counts.swaps + counts.recomputes)),
         ]
-    rows += [(f"cold start: {name}", f"{seconds:.2f} s") for name, seconds in cold_start.items()]
-    cells = "".join(f"<tr><th scope=row>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-    return PAGE.format(cells=cells, version=__version__, title=escape(model_name)).encode()
+        rows += [
+            ("KV cache", f"{ledger.cached_blocks} of {ledger.blocks} blocks hold cached prefixes"),
+            ("Prompt tokens", f"{counts.prefilled:,} computed, {counts.cached:,} from cache"),
+            ("Preempted", f"{counts.swaps} swapped, {counts.recomputes} recomputed"),
+        ]
+    rows += [(f"Cold start: {name}", f"{seconds:.2f} s") for name, seconds in cold_start.items()]
+    return (
+        _file("page.html")
+        .decode()
+        .format(
+            level=level,
+            verdict=escape(verdict),
+            version=__version__,
+            model=escape(model_name) + (" · emulated" if emulation is not None else ""),
+            vitals="".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in vitals),
+            rows="".join(
+                f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in rows
+            ),
+        )
+        .encode()
+    )
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Headgate: {title}</title>
-<meta name="viewport" content="width=device-width"><meta http-equiv="refresh" content="2">
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 40rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; padding: .35rem .5rem; border-bottom: 1px solid #8884; font-weight: normal; }}
-td {{ font-variant-numeric: tabular-nums; font-weight: 600; }}
-</style></head><body>
-<h1>Headgate engine</h1>
-<table>{cells}</table>
-<p>Figures: <a href="/metrics">/metrics</a>. API: <code>POST /v1/chat/completions</code>. Version {version}.</p>
-</body></html>
-"""
+def _verdict(phase: str, engine: Engine | None) -> tuple[str, str]:
+    """The level and the words, as on the gateway's page."""
+    if engine is not None and engine.failed is not None:
+        return "critical", f"Down: {engine.failed.message}"
+    if phase != "ready" or engine is None:
+        return "warning", f"Not ready: {phase}"
+    running, waiting = len(engine.batcher.running), len(engine.batcher.waiting)
+    if not running and not waiting:
+        return "idle", f"Idle and ready · 0 of {engine.runner.slots} slots"
+    return "ok", f"Serving · {running} of {engine.runner.slots} slots · {waiting} waiting"
+
+
+PAGE_TYPES: Final = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""Files that the page refers to, below page/."""
+PAGE_HEADERS: Final = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cache-control", "no-cache"),
+)
+
+
+@cache
+def _file(name: str) -> bytes:
+    return files("headgate.engine").joinpath(name).read_bytes()
+
+
+def page_file(name: str) -> tuple[bytes, str] | None:
+    """A file of the page and its content type. None: there is no such file."""
+    kind = PAGE_TYPES.get(name)
+    return None if kind is None else (_file(name), kind)

@@ -16,7 +16,7 @@ The slowest requests themselves decide between the branches: `why.py` says where
 those seconds by cause. An empty list means that nothing is wrong.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from headgate.config.gateway import ObserveConfig
@@ -25,10 +25,15 @@ from headgate.explain.remedies import ANSWERS, GROUPS, KV_HEADROOM, READERS, REF
 from headgate.model.lane import Lane
 from headgate.model.outcome import ASIDE, Outcome
 from headgate.policy.promises.availability import bounds
+from headgate.policy.promises.promise import Promise, promises
 from headgate.policy.replicas.utilisation import words
 
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "note")
 
+FIRST = ("ttft",)
+TOKENS = ("gap", "tpot", "answer")
+"""Figures of promises about the first token and about the tokens after it; all other figures are of the whole
+answer."""
 LEAST_REQUESTS = 20
 """Minimum requests of a lane before its tail is judged."""
 WARN_AT = 0.8
@@ -59,14 +64,8 @@ class LaneView:
     """Requests that asked for an answer: without clients' own errors and tenants over their own limits."""
     turned_away: int = 0
     """Requests among them that were refused for now, to be retried later."""
-    ttft_p95_s: float | None = None
-    ttft_p99_s: float | None = None
-    gap_p99_s: float | None = None
-    """p99 of all gaps between two tokens."""
-    answer_p95_s: float | None = None
-    """p95 time per token of unstreamed answers whose first token's time is unknown."""
-    e2e_p99_s: float | None = None
-    """p99 of answers short enough for the e2e promise to cover them."""
+    measured_s: Mapping[str, float | None] = field(default_factory=dict)
+    """By promise of the lane, such as `ttft_p95`: the percentile as it is."""
     e2e_p999_s: float | None = None
     queue_p99_s: float | None = None
     first_lost: Mapping[Kind, float] = field(default_factory=dict)
@@ -242,25 +241,23 @@ def _lane(view: LaneView, whole: View) -> Iterator[Finding]:
 def _latency(view: LaneView, whole: View) -> Iterator[Finding]:
     lane = view.lane
     told: set[str] = set()
-    first = _worst(("ttft_p95", view.ttft_p95_s, lane.ttft_target_s), ("ttft_p99", view.ttft_p99_s, lane.ttft_p99_s))
+    made = promises(lane)
+    first = _worst(_measured(view, [promise for promise in made if promise.figure in FIRST]))
     if first is not None:
         group = _first_group(view)
         told.add(group)
         cause, knob = _answer(group, view, whole)
         yield _finding(view, first, view.first_lost, cause, knob)
-    tokens = _worst(
-        ("gap_p99", view.gap_p99_s, lane.gap_target_s), ("answer_p95", view.answer_p95_s, lane.gap_target_s)
-    )
+    tokens = _worst(_measured(view, [promise for promise in made if promise.figure in TOKENS]))
     if tokens is not None:
         group = _token_group(view)
         told.add(group)
         cause, knob = _answer(group, view, whole)
         yield _finding(view, tokens, view.token_lost, cause, knob, long_beside=view.long_beside)
-    promised_s = lane.e2e_p99_s
-    total = _worst(
-        ("e2e_p99", view.e2e_p99_s, promised_s),
-        ("e2e_p99.9", view.e2e_p999_s, None if promised_s is None else 2 * promised_s),
-    )
+    whole_s = _measured(view, [promise for promise in made if promise.figure not in (*FIRST, *TOKENS)])
+    if lane.e2e_p99_s is not None and view.e2e_p999_s is not None:
+        whole_s.append(("e2e_p99.9", view.e2e_p999_s, 2 * lane.e2e_p99_s))
+    total = _worst(whole_s)
     if total is not None:
         lost = {kind: view.first_lost.get(kind, 0.0) + view.token_lost.get(kind, 0.0) for kind in GROUPS}
         group = "ballooning" if _balloons(view) and _largest(lost) in ("batch", "unknown") else _largest(lost)
@@ -273,10 +270,14 @@ Off = tuple[str, float, float]
 """A figure's name, its value, and the promised value."""
 
 
-def _worst(*figures: tuple[str, float | None, float | None]) -> Off | None:
+def _measured(view: LaneView, made: Iterable[Promise]) -> list[Off]:
+    """The promises whose percentile is known."""
+    return [(one.name, s, one.within_s) for one in made if (s := view.measured_s.get(one.name)) is not None]
+
+
+def _worst(figures: Iterable[Off]) -> Off | None:
     """The figure furthest beyond its promise; None: none is near its promise."""
-    off = [(name, value, promised) for name, value, promised in figures if value is not None and promised is not None]
-    near = [item for item in off if item[1] > WARN_AT * item[2]]
+    near = [item for item in figures if item[1] > WARN_AT * item[2]]
     return max(near, key=lambda item: item[1] / item[2], default=None)
 
 

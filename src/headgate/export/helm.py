@@ -14,7 +14,7 @@ from headgate import __version__
 from headgate.config.gateway import GatewayConfig
 from headgate.export import keda
 from headgate.export.kubernetes import Manifest, ManifestValues, cluster_text, dump, engine_args, manifests
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 _IMAGE = '⟦printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote⟧'
 _ENGINE_IMAGE = '⟦include "headgate.engineImage" . | quote⟧'
@@ -57,7 +57,7 @@ def write_chart(
 ) -> list[Path]:
     """Writes the chart and returns its files. Raises StartupError for a folder that holds anything but such a chart."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "Chart.yaml").is_file():
-        raise StartupError(f"{folder} is not empty and no chart: give --out another folder")
+        raise UsageError(f"{folder} is not empty and no chart: give --out another folder")
     written = []
     for name, data in chart(config, parts, text, prometheus).items():
         path = folder / name

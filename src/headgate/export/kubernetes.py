@@ -17,7 +17,7 @@ from headgate.config.contradictions import did_you_mean
 from headgate.config.gateway import GatewayConfig
 from headgate.export.cluster_file import in_cluster
 from headgate.model.dialect import DIALECTS
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 Manifest = dict[str, Any]
 
@@ -119,13 +119,13 @@ def checked(parts: ManifestValues) -> ManifestValues:
     """Returns the same values. Raises StartupError for a name that Kubernetes refuses, or an unknown engine."""
     if parts.engine_kind not in DIALECTS:
         hint = did_you_mean(parts.engine_kind, sorted(DIALECTS))
-        raise StartupError(f"--engine: no engine is called {parts.engine_kind!r}; {hint}")
+        raise UsageError(f"--engine: no engine is called {parts.engine_kind!r}; {hint}")
     if parts.engine_kind != "headgate" and parts.engine_image is None:
-        raise StartupError(f"--engine {parts.engine_kind}: say which image it is in, with --engine-image")
+        raise UsageError(f"--engine {parts.engine_kind}: say which image it is in, with --engine-image")
     for flag, name in (("--name", parts.engine_name), ("--namespace", parts.namespace)):
         if name is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
             given = name.removesuffix("-engine")
-            raise StartupError(f"{flag}: expected lowercase letters, digits and '-', at most 56, got {given!r}")
+            raise UsageError(f"{flag}: expected lowercase letters, digits and '-', at most 56, got {given!r}")
     return parts
 
 
@@ -348,7 +348,7 @@ def _labels(parts: ManifestValues, component: str) -> dict[str, str]:
 
 def _port(config: GatewayConfig) -> int:
     if config.listen.uds is not None:
-        raise StartupError("listen.uds: in a cluster the gateway needs a port; give listen.port instead")
+        raise UsageError("listen.uds: in a cluster the gateway needs a port; give listen.port instead")
     if config.listen.port == 0:
-        raise StartupError("listen.port is 0: give the gateway a port of its own, such as 8000")
+        raise UsageError("listen.port is 0: give the gateway a port of its own, such as 8000")
     return config.listen.port

@@ -8,7 +8,7 @@ the upstream, and gives up after a minute. The file sets all of this, even where
 import re
 
 from headgate.export.proxy import Facing
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 IN_MEMORY = 1 << 20
 """Bytes of a request body that wait in memory until the body is complete; a larger body is written to a file."""
@@ -88,5 +88,5 @@ def _location(facing: Facing) -> str:
 def server_name(text: str) -> str:
     """Returns a name that is safe after server_name. Raises StartupError for any other."""
     if not re.fullmatch(r"[A-Za-z0-9_.*-]{1,253}", text):
-        raise StartupError(f"--name: expected a host name such as llm.example.com, got {text!r}")
+        raise UsageError(f"--name: expected a host name such as llm.example.com, got {text!r}")
     return text

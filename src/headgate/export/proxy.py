@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from headgate.config.gateway import GatewayConfig
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 CLIENTS_WAIT_S = 600.0
 """Seconds that the official clients wait for a whole answer that is not streamed. In all that time nothing may be
@@ -83,18 +83,16 @@ def address(text: str) -> Address:
     except ValueError:
         host = port = None
     if not host or not port or parts.path or parts.username or any(c in text for c in " \t\r\n;{}\"'"):
-        raise StartupError(f"--gateway: expected host:port, such as 10.0.0.7:8000; got {text!r}")
+        raise UsageError(f"--gateway: expected host:port, such as 10.0.0.7:8000; got {text!r}")
     return Address(host, port)
 
 
 def _own(config: GatewayConfig) -> Address:
     listen = config.listen
     if listen.uds is not None:
-        raise StartupError("listen.uds: this is for a gateway with a port; say where with --gateway HOST:PORT")
+        raise UsageError("listen.uds: this is for a gateway with a port; say where with --gateway HOST:PORT")
     if listen.port == 0:
-        raise StartupError(
-            "listen.port is 0, so the port is known only once it runs; say where with --gateway HOST:PORT"
-        )
+        raise UsageError("listen.port is 0, so the port is known only once it runs; say where with --gateway HOST:PORT")
     return Address(_EVERYWHERE.get(listen.host, listen.host), listen.port)
 
 

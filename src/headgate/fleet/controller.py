@@ -223,9 +223,9 @@ class Controller:
 
     def _write_down(self, note: PoolNote) -> None:
         self.book.note(note.kind, note.text, note.reasons, note.replica)
-        if note.kind != "replica":
-            level = logging.WARNING if note.kind == "trouble" else logging.INFO
-            log.log(level, "%s (%s)", note.text, "; ".join(note.reasons))
+        level = logging.WARNING if note.kind == "trouble" else logging.INFO
+        because = f" ({' '.join(note.reasons)})" if note.reasons else ""
+        log.log(level, "%s%s", note.text, because, extra={"kind": note.kind, "replica": note.replica})
 
     async def _start(self) -> None:
         problem = None

@@ -13,8 +13,20 @@ from headgate.gateway.intake.accept import Accepted
 from headgate.gateway.trace_context import Hop
 from headgate.model.errors import ServeError
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, Attempt, ConsideredReplica, EngineTimings, Gap, Hedged, Record, kept
+from headgate.model.record import (
+    Ahead,
+    Attempt,
+    ConsideredReplica,
+    EngineTimings,
+    Gap,
+    Hedged,
+    QuoteTold,
+    Record,
+    kept,
+    own_promise,
+)
 from headgate.model.replica import Replica
+from headgate.policy.promises.quotes import judged
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
 
@@ -43,6 +55,7 @@ class RequestTimeline:
         "hedge",
         "hop",
         "queue_s",
+        "quote",
         "reason",
         "replica",
         "retry_s",
@@ -66,6 +79,8 @@ class RequestTimeline:
         self.failed: tuple[Attempt, ...] = ()
         self.failures = 0
         self.hedge: Hedged | None = None
+        self.quote: QuoteTold | None = None
+        """When the first token was expected; None: it was not told yet."""
         self.hop: Hop | None = None
         """The place of the request in a trace; None: traces are not collected."""
 
@@ -122,7 +137,7 @@ class Summary:
         status: int,
         error: ServeError | None,
         usage: tuple[int, int] | None,
-        cached_tokens: int,
+        cached_tokens: int | None,
         timings: EngineTimings | None,
         events: int,
         sent_at: float | None,
@@ -141,7 +156,7 @@ class Summary:
         self.usage: Final = usage
         """Prompt and output tokens as the replica counted them; None: it reported none."""
         self.cached_tokens: Final = cached_tokens
-        """Prompt tokens found in the replica's cache."""
+        """Prompt tokens found in the replica's cache; None: it does not say."""
         self.timings: Final = timings
         """The replica's own account of where its time went; None: it gave none."""
         self.events: Final = events
@@ -263,8 +278,7 @@ class Account:
         request, chosen, allowance = accepted.request, accepted.chosen, accepted.allowance
         arrived = request.arrived
         prompt, output = usage or (request.prompt_tokens, 0)
-        queue_s, first_s, stream_s, end_s = timeline.queue_s, 0.0, 0.0, 0.0
-        ttft_s = tpot_s = None
+        queue_s, first_s, stream_s, end_s, ttft_s, tpot_s = timeline.queue_s, 0.0, 0.0, 0.0, None, None
         gaps: tuple[Gap, ...] = ()
         if summary is None:
             queue_s += now - timeline.since
@@ -282,7 +296,7 @@ class Account:
         tags = NO_TAGS if replica is None else replica.tags
         return Record(
             id=request.id, at=arrived, wall=arrived + self._wall_offset, lane=request.lane, tenant=request.tenant,
-            tier=request.tier, stream=request.stream, choices=request.choices,
+            relegated_from=accepted.relegated_from, tier=request.tier, stream=request.stream, choices=request.choices,
             operation=OPERATIONS.get(accepted.path, "chat"),
             model=request.model if chosen is None else chosen.name,
             version=tags.get("version", "") if chosen is None or not chosen.version else chosen.version,
@@ -300,13 +314,19 @@ class Account:
             attempts=timeline.attempts, failed=timeline.failed, failures=timeline.failures,
             hedge=timeline.hedge, cold=timeline.cold, ahead=timeline.ahead, reason=timeline.reason, seen=timeline.seen,
             prompt_tokens=prompt, output_tokens=output,
-            cached_tokens=0 if summary is None else summary.cached_tokens,
+            cached_tokens=0 if summary is None else min(prompt, summary.cached_tokens or 0),
             accept_s=now - arrived - queue_s - timeline.retry_s - first_s - stream_s - end_s,
             queue_s=queue_s, retry_s=timeline.retry_s, first_s=first_s, stream_s=stream_s, end_s=end_s,
             ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=now - arrived,
             max_gap_s=gaps[0].took_s if gaps else 0.0, gaps=gaps,
             stalled_s=0.0 if summary is None else summary.stalled_s,
             engine=None if summary is None else summary.timings,
+            promise=None
+            if accepted.own_ttft_s is None and request.tpot_s is None
+            else own_promise(
+                (accepted.own_ttft_s, request.tpot_s), request.stream, ttft_s, tpot_s, now - arrived, outcome
+            ),
+            quote=judged(None if allowance is None else timeline.quote, ttft_s, now - arrived, outcome),
             trace="" if timeline.hop is None else timeline.hop.traceparent,
             parent="" if timeline.hop is None else timeline.hop.parent_id,
         )  # fmt: skip
@@ -325,7 +345,7 @@ def believed(usage: tuple[int, int], accepted: Accepted) -> tuple[int, int]:
     has at least one byte, apart from what a template adds. The prompt of a /v1/responses request is not capped: the
     engine may add stored turns to it. Nor is one with tools."""
     prompt, output = usage
-    allowance, size = accepted.allowance, accepted.prompt_bytes
+    allowance, size = accepted.allowance, accepted.prompt.text_bytes
     if allowance is not None and allowance.tokens is not None:
         output = min(output, allowance.tokens * accepted.request.choices)
     if size and accepted.path != RESPONSES and "tools" not in accepted.body:

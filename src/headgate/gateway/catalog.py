@@ -8,7 +8,7 @@ the first replica. An adapter is a name like any other: a request for it goes to
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -17,6 +17,7 @@ from headgate.gateway.intake.models import Models
 from headgate.model.errors import UnknownModel
 from headgate.model.event import ReplicaJoined
 from headgate.model.replica import Replica, ReplicaId
+from headgate.replica.detect import GATEWAY, Card
 from headgate.replica.dialects import dialect_of
 from headgate.wire.exchange import Exchange
 
@@ -27,10 +28,34 @@ MOST_NAMES = 256
 """Maximum names kept per replica: adapters are models too, and a replica may have thousands."""
 
 
+LATEST: Final = 1 << 40
+"""Seconds since 1970 above which a date is nonsense."""
+LONGEST_OWNER: Final = 128
+
+
+class ModelFacts(NamedTuple):
+    """What a replica says of a model that it lists."""
+
+    created: int = 0
+    """Seconds since 1970; 0: not stated."""
+    owner: str = ""
+    context: int | None = None
+    """The longest sequence in tokens; None: not stated."""
+
+    @classmethod
+    def of(cls, card: Card) -> "ModelFacts":
+        created = card.created if type(card.created) is int and 0 < card.created < LATEST else 0
+        owner = card.owned_by[:LONGEST_OWNER] if isinstance(card.owned_by, str) else ""
+        return cls(created, owner, card.context)
+
+
+UNKNOWN: Final = ModelFacts()
+
+
 class Listing:
     """The model names of one replica."""
 
-    __slots__ = ("adapters", "given", "said")
+    __slots__ = ("adapters", "facts", "given", "said")
 
     def __init__(self, replica: Replica) -> None:
         self.given = replica.names
@@ -39,6 +64,8 @@ class Listing:
         """Names that the replica lists."""
         self.adapters: frozenset[str] = frozenset()
         """Listed names that are adapters."""
+        self.facts: dict[str, ModelFacts] = {}
+        """What the replica says of each listed name."""
 
 
 class ListedReplica(Protocol):
@@ -51,7 +78,7 @@ class ListedReplica(Protocol):
 
 
 class Catalog:
-    def __init__(self, places: Mapping[ReplicaId, ListedReplica], tell: Callable[[ReplicaJoined], None]) -> None:
+    def __init__(self, places: Mapping[ReplicaId, ListedReplica], tell: Callable[[ReplicaJoined], object]) -> None:
         """`places`: the replicas that requests can be sent to. `tell` is told of each replica whose names or kind were
         found out, and describes it anew there."""
         self._places = places
@@ -109,11 +136,20 @@ class Catalog:
         """Lists other public names from now on; None: each name stands for itself."""
         self.models = models
 
-    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str] = frozenset()) -> None:
-        """Takes the models that a replica lists, and which of them are adapters."""
+    def said(
+        self,
+        replica_id: ReplicaId,
+        models: list[str],
+        adapters: frozenset[str] = frozenset(),
+        facts: Mapping[str, ModelFacts] = {},
+    ) -> None:
+        """Takes the models that a replica lists, which of them are adapters, and what it says of each."""
         replica, listing = self._places[replica_id].replica, self._places[replica_id].listing
         listing.said = tuple(models[:MOST_NAMES])
         listing.adapters = adapters & frozenset(listing.said)
+        listing.facts = {
+            name: _earliest(facts[name], listing.facts.get(name)) for name in listing.said if name in facts
+        }
         if listing.given:
             loaded = (listing.given | listing.adapters) - {replica.model}
             self._change(self._places[replica_id], replace(replica, models=loaded))
@@ -147,14 +183,65 @@ class Catalog:
         return list(dict.fromkeys([*self.models.names, *(name for name in found if name not in hidden)]))
 
     def serve_list(self, exchange: Exchange) -> None:
-        exchange.respond(200, msgspec.json.encode({"object": "list", "data": [_card(name) for name in self.names]}))
+        facts = self._facts()
+        cards = [_card(name, facts.get(name, UNKNOWN)) for name in self.names]
+        exchange.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
 
     def serve_one(self, exchange: Exchange) -> None:
         name = unquote(exchange.path.removeprefix("/v1/models/"))
         if name not in self.names:
             raise UnknownModel(self._unknown(name))
-        exchange.respond(200, msgspec.json.encode(_card(name)))
+        exchange.respond(200, msgspec.json.encode(_card(name, self._facts().get(name, UNKNOWN))))
+
+    def _facts(self) -> dict[str, ModelFacts]:
+        """What is known of each name: the first owner and the earliest date that a replica states, and the shortest
+        context, which any replica of the name takes. A public name has what its models have in common."""
+        found: dict[str, ModelFacts] = {}
+        for place in self._places.values():
+            replica = place.replica
+            for listed, one in place.listing.facts.items():
+                names = {listed, replica.model or listed} if listed == replica.served_as else {listed}
+                if len(place.listing.facts) == 1 and replica.served_as is None and replica.model is not None:
+                    names.add(replica.model)
+                for name in names:
+                    found[name] = _joined(found.get(name), one)
+        if self.models is not None:
+            told = {
+                public: _common([found.get(name, UNKNOWN) for name in self.models.reach(public)])
+                for public in self.models.names
+            }
+            found.update(told)
+        return found
 
 
-def _card(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "headgate"}
+def _common(facts: list[ModelFacts]) -> ModelFacts:
+    """What models have in common that one public name stands for."""
+    lengths = [one.context for one in facts]
+    context = None if None in lengths else min((length for length in lengths if length is not None), default=None)
+    return ModelFacts(max((one.created for one in facts), default=0), GATEWAY, context)
+
+
+def _earliest(new: ModelFacts, old: ModelFacts | None) -> ModelFacts:
+    """Some engines state the time at which they were asked: the first such time is kept."""
+    return new if old is None or not old.created or new.created < old.created else new._replace(created=old.created)
+
+
+def _joined(known: ModelFacts | None, more: ModelFacts) -> ModelFacts:
+    if known is None:
+        return more
+    lengths = [length for length in (known.context, more.context) if length is not None]
+    dates = [created for created in (known.created, more.created) if created]
+    return ModelFacts(min(dates, default=0), known.owner or more.owner, min(lengths, default=None))
+
+
+def _card(name: str, facts: ModelFacts) -> dict[str, object]:
+    card: dict[str, object] = {
+        "id": name,
+        "object": "model",
+        "created": facts.created,
+        "owned_by": facts.owner or GATEWAY,
+        "served_by": GATEWAY,
+    }
+    if facts.context is not None:
+        card["max_model_len"] = facts.context
+    return card

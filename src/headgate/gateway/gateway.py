@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from headgate.gateway.account import Account, Summary, believed
 from headgate.gateway.answer.failure import failure
-from headgate.gateway.answer.output import TIMINGS
+from headgate.gateway.answer.relay import TIMINGS
 from headgate.gateway.answer.relayed import COMPLETED
 from headgate.gateway.intake.accept import Accepted, Acceptor
 from headgate.gateway.intake.held import HeldBodies
-from headgate.gateway.long_bodies import LongBodies, our_error, tell_rates
+from headgate.gateway.long_bodies import LongBodies, our_error, rate_headers, rates_of_sender, safely, tell_rates
 from headgate.gateway.placing import Placing, Ticket
 from headgate.gateway.shadow import Shadows
 from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import Clock
 from headgate.model.errors import Gone, Refused, ReplicaAnswered, ReplicaFailed, ServeError
-from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Hedge, Tick
+from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Hedge, Quote, Tick
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.model.replica import ReplicaId
@@ -117,7 +117,9 @@ class Gateway:
         """Refuses a request that never enters the queue, because it is invalid or refused early. It still leaves a
         record."""
         self.held.drop(exchange)
-        self.account.turn_away(exchange, error, tenant, self._clock())
+        now = self._clock()
+        self.account.turn_away(exchange, error, tenant, now)
+        error.headers = error.headers or rates_of_sender(self.acceptor, self.dispatcher, exchange.headers, now)
         exchange.fail(error)
 
     def enter(self, exchange: Exchange, accepted: Accepted) -> None:
@@ -129,6 +131,9 @@ class Gateway:
             exchange.request_id = self._another_id(request.id)
             accepted.request = request = request.but(id=exchange.request_id)
         ticket = Ticket(self, exchange, accepted, now)
+        tenant = accepted.tenant
+        if tenant.requests_per_min is not None or tenant.tokens_per_min is not None:
+            exchange.late_headers = lambda: rate_headers(self.dispatcher, request.tenant, self._clock())
         if not self.tickets:
             self.idle.clear()
         self.tickets[request.id] = ticket
@@ -143,7 +148,7 @@ class Gateway:
             self.broke(ticket, flaw)
         chosen = accepted.chosen
         if chosen is not None and chosen.shadow is not None and request.choices == 1:
-            self.shadows.copy(chosen.drawn_from, chosen.shadow[1], accepted.path, accepted.body, len(exchange.body))
+            self.shadows.copy(chosen, accepted.path, accepted.body, len(exchange.body))
         if accepted.goes_on is not None:
             exchange.body = b""  # the replica gets a re-encoded body, and the request may wait long
 
@@ -173,7 +178,7 @@ class Gateway:
             number += 1
         return other
 
-    def hear(self, event: Event, now: float | None = None) -> None:
+    def hear(self, event: Event, now: float | None = None) -> list[Command]:
         if now is None:
             now = self._clock()
         flawed: Exception | None = None
@@ -197,6 +202,7 @@ class Gateway:
             raise flawed
         if self.dispatcher.wake_at < self._timer_at:
             self._set_timer(now)
+        return commands
 
     def _log(self, event: Event, now: float, commands: list[Command]) -> None:
         """Records the event. The first event that cannot be written ends the log: one with a hole cannot be
@@ -210,12 +216,16 @@ class Gateway:
 
     def _carry_out(self, command: Command, now: float) -> None:
         ticket = self.tickets.get(command.request_id)
-        if ticket is None:
+        if ticket is None or isinstance(command, Quote):
             return
         timeline = ticket.timeline
+        if isinstance(command, Hedge):
+            self.placing.hedge(ticket, command, now)
+            return
+        timeline.ahead, timeline.quote = command.ahead, command.quote
         if isinstance(command, Dispatch):
-            timeline.ahead = command.ahead
             timeline.attempts, timeline.reason, timeline.seen = command.attempt, command.reason, command.seen
+            ticket.accepted.sent_as(command, self.dispatcher.lanes)
             if ticket.relay is not None:
                 self.placing.go_on(ticket, ticket.relay, command.replica_id)
                 return
@@ -224,16 +234,13 @@ class Gateway:
             timeline.cold = command.cold
             self.placing.send(ticket, command.replica_id, now)
             return
-        if isinstance(command, Hedge):
-            self.placing.hedge(ticket, command, now)
-            return
-        timeline.ahead = command.ahead
         if ticket.relay is not None:
             ticket.relay.fail(ReplicaFailed(command.message))  # no replica continues the stream
             return
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
             tell_rates(error, self.dispatcher, ticket.accepted.tenant.name, now)
+            ticket.exchange.late_headers = None
         if TIMINGS in ticket.exchange.headers:
             error.headers = (*error.headers, ("x-headgate-lane", ticket.accepted.request.lane))
         self._close(ticket, command.outcome, None, None, error, now, STATUS[command.outcome])
@@ -283,7 +290,8 @@ class Gateway:
             self._close(ticket, outcome, summary, usage, summary.error, now, summary.status)
             if summary.first_at is not None and not request.stream:
                 first_s = max(0.0, summary.first_at - ticket.timeline.since)
-        self.hear(Ended(request.id, outcome, usage, first_s), now)
+        cached = None if told is None or summary is None else summary.cached_tokens
+        self.hear(Ended(request.id, outcome, usage, first_s, cached), now)
         if summary is not None and (outcome is CANCELLED or summary.stop) and replica is not None:
             self.placing.abort(ticket, replica.id)
         if told is not None and outcome is COMPLETED:
@@ -297,14 +305,14 @@ class Gateway:
         error = our_error(request.id, flaw)
         relay, here = ticket.relay, self.tickets.get(request.id) is ticket
         if relay is not None:
-            _safely(relay.abandon)
+            safely(relay.abandon)
         exchange.on_gone = exchange.on_writable = None
         if here:
             status = 200 if exchange.started else STATUS[error.outcome]
-            _safely(lambda: self._close(ticket, error.outcome, None, None, error, self._clock(), status))
-        _safely(lambda: self.hear(Ended(request.id, CANCELLED, None)))
-        if not _safely(lambda: exchange.fail(error)):
-            _safely(exchange.abort)
+            safely(lambda: self._close(ticket, error.outcome, None, None, error, self._clock(), status))
+        safely(lambda: self.hear(Ended(request.id, CANCELLED, None)))
+        if not safely(lambda: exchange.fail(error)):
+            safely(exchange.abort)
 
     def _computed(self, ticket: Ticket) -> int:
         """Estimated output tokens that the replica computed for an unstreamed answer whose client has left or timed
@@ -386,13 +394,3 @@ class Gateway:
                 log.exception("time could not be told to pass; it is told again in %g s", AFTER_FLAW_S)
         elif self.dispatcher.wake_at < inf:
             self._set_timer(self._clock())
-
-
-def _safely(do: Callable[[], None]) -> bool:
-    """Whether `do` succeeded; an exception is logged."""
-    try:
-        do()
-    except Exception:
-        log.exception("it could not be let go of")
-        return False
-    return True

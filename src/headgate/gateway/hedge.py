@@ -16,9 +16,9 @@ from headgate.gateway.account import RequestTimeline
 from headgate.gateway.answer.bounded import Bounded, Several, bounded
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.gather import Gather
-from headgate.gateway.answer.output import generation_s, speaks
-from headgate.gateway.answer.relay import Relay
+from headgate.gateway.answer.relay import Relay, generation_s
 from headgate.gateway.answer.response_reader import ResponseReader
+from headgate.gateway.answer.transcript import speaks
 from headgate.gateway.intake.accept import Accepted
 from headgate.model.clock import Clock
 from headgate.model.errors import Gone, InvalidRequest, ReplicaAnswered, ReplicaFailed, ServeError
@@ -87,7 +87,7 @@ class Rival:
         first = ticket.timeline.replica
         assert first is not None
         accepted, allowance = ticket.accepted, ticket.accepted.allowance
-        own = dialect_of(replica).promises
+        own = dialect_of(replica).keeps_bounds
         self._ticket = ticket
         self._relay = relay
         self._replica = replica

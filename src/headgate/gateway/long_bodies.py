@@ -14,7 +14,8 @@ from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ServeError
 from headgate.model.outcome import Outcome
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.limits import over_message
+from headgate.policy.tenants.limits import over_message
+from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,16 @@ class LongBodies:
         wait."""
         self._thread.do(work, tenant, size, refuse)
 
-    def take(self, exchange: Exchange, opening: Callable[[], None] | None = None) -> None:
+    def take(
+        self,
+        exchange: Exchange,
+        opening: Callable[[], None] | None = None,
+        enter: Enter | None = None,
+        turn_away: TurnAway | None = None,
+    ) -> None:
         """Takes a request. `opening` runs in the parsing thread first and extracts the body; it may raise
-        InvalidRequest."""
+        InvalidRequest. `enter` and `turn_away`: who gets it then, or its error; None: as every completion."""
+        enter, turn_away = enter or self._enter, turn_away or self._turn_away
         size = len(exchange.body)
         tenant = ""
         try:
@@ -61,16 +69,18 @@ class LongBodies:
             self._refuse_spent(tenant)
             self._held.take(exchange, tenant, size, self._acceptor.several)
         except ServeError as error:
-            self._turn_away(exchange, error, tenant)
+            turn_away(exchange, error, tenant)
             return
         self.aside(
-            lambda: self._accept(exchange, tenant, opening),
+            lambda: self._accept(exchange, tenant, opening, enter, turn_away),
             tenant,
             size,
-            lambda: self._turn_away(exchange, too_many_waiting(), tenant),
+            lambda: turn_away(exchange, too_many_waiting(), tenant),
         )
 
-    def _accept(self, exchange: Exchange, tenant: str, opening: Callable[[], None] | None) -> None:
+    def _accept(
+        self, exchange: Exchange, tenant: str, opening: Callable[[], None] | None, enter: Enter, turn_away: TurnAway
+    ) -> None:
         """Accepts a body, in the parsing thread."""
         try:
             if exchange.done:
@@ -80,11 +90,11 @@ class LongBodies:
                 opening()
             accepted = self._acceptor.accept(exchange)
         except ServeError as error:
-            self._loop.call_soon_threadsafe(self._turn_away, exchange, error, "")
+            self._loop.call_soon_threadsafe(turn_away, exchange, error, "")
         except Exception as flaw:
-            self._loop.call_soon_threadsafe(self._turn_away, exchange, our_error(exchange.request_id, flaw), "")
+            self._loop.call_soon_threadsafe(turn_away, exchange, our_error(exchange.request_id, flaw), "")
         else:
-            self._loop.call_soon_threadsafe(self._enter, exchange, accepted)
+            self._loop.call_soon_threadsafe(enter, exchange, accepted)
 
     def _refuse_spent(self, tenant: str) -> None:
         """Raises Refused if the tenant's limits would not admit even one token. Takes nothing from the limits."""
@@ -102,18 +112,42 @@ def tell_rates(error: ServeError, dispatcher: Dispatcher, tenant: str, now: floa
     view = dispatcher.rates(tenant, now)
     if view is None:  # it has only a concurrency limit, or its limits were removed meanwhile
         return
+    error.headers = rate_headers(dispatcher, tenant, now)
+    if view.tokens is not None and (view.requests is None or view.requests.remaining > 0):
+        error.kind = "tokens"
+
+
+def rate_headers(dispatcher: Dispatcher, tenant: str, now: float) -> Headers:
+    """What is left of the tenant's limits, in OpenAI's headers; empty: it has no limits per minute."""
+    view = dispatcher.rates(tenant, now)
     headers: list[tuple[str, str]] = []
-    for name, rate in (("requests", view.requests), ("tokens", view.tokens)):
+    for name, rate in () if view is None else (("requests", view.requests), ("tokens", view.tokens)):
         if rate is not None:
             headers.append((f"x-ratelimit-limit-{name}", str(rate.limit)))
             headers.append((f"x-ratelimit-remaining-{name}", str(rate.remaining)))
             headers.append((f"x-ratelimit-reset-{name}", f"{rate.reset_s:.3f}s"))
-    error.headers = tuple(headers)
-    if view.tokens is not None and (view.requests is None or view.requests.remaining > 0):
-        error.kind = "tokens"
+    return tuple(headers)
+
+
+def rates_of_sender(acceptor: Acceptor, dispatcher: Dispatcher, given: dict[str, str], now: float) -> Headers:
+    """The same for the tenant whose key is in a request's headers."""
+    try:
+        return rate_headers(dispatcher, acceptor.known(given).name, now)
+    except ServeError:  # the request is refused for its key
+        return ()
 
 
 def our_error(request_id: str, flaw: Exception) -> ServeError:
     """The error that a client gets for an exception in the gateway, which is logged."""
     log.error("request %s: it broke", request_id, exc_info=flaw)
     return EngineFailed(f"internal error: {type(flaw).__name__}")
+
+
+def safely(do: Callable[[], object]) -> bool:
+    """Whether `do` succeeded; an exception is logged."""
+    try:
+        do()
+    except Exception:
+        log.exception("it could not be let go of")
+        return False
+    return True

@@ -15,10 +15,9 @@ import msgspec
 from headgate.gateway.account import RequestTimeline, Summary
 from headgate.gateway.answer.backlog import RelayLimits
 from headgate.gateway.answer.bounded import bounded, still_bounded
+from headgate.gateway.answer.continuation import closing, rest_of
 from headgate.gateway.answer.failure import failure
-from headgate.gateway.answer.output import answer_headers, bounds_told, closing, generation_s
-from headgate.gateway.answer.relay import NONE_ENDED, Relay
-from headgate.gateway.answer.transcript import rest_of
+from headgate.gateway.answer.relay import NONE_ENDED, Relay, answer_headers, generation_s
 from headgate.gateway.catalog import Listing
 from headgate.gateway.hedge import Rival
 from headgate.gateway.intake.abilities import RESPONSES
@@ -31,6 +30,7 @@ from headgate.model.event import Event, FirstToken, Hedge
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.answers.output import Allowance
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.replica.dialects import Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Connections, Listener, Once, request_head
@@ -50,11 +50,11 @@ _encode = msgspec.json.Encoder().encode
 class Endpoint:
     """A replica that requests can be sent to, with its connections and its dialect."""
 
-    __slots__ = ("answered_at", "default_model", "dialect", "heads", "listing", "pool", "replica", "shape")
+    __slots__ = ("answered_at", "connections", "default_model", "dialect", "heads", "listing", "replica", "shape")
 
-    def __init__(self, replica: Replica, pool: Connections) -> None:
+    def __init__(self, replica: Replica, connections: Connections) -> None:
         self.replica = replica
-        self.pool = pool
+        self.connections = connections
         self.heads: dict[str, bytes] = {}
         """Request heads by path."""
         self.dialect: Dialect = dialect_of(replica)
@@ -141,9 +141,9 @@ class Placing:
     def places(self) -> Mapping[ReplicaId, Endpoint]:
         return self._places
 
-    def join(self, replica: Replica, pool: Connections) -> None:
+    def join(self, replica: Replica, connections: Connections) -> None:
         known = self._places.get(replica.id)
-        self._places[replica.id] = place = Endpoint(replica, pool)
+        self._places[replica.id] = place = Endpoint(replica, connections)
         if known is not None:
             place.default_model, place.answered_at = known.default_model, known.answered_at
             place.listing = known.listing
@@ -176,7 +176,7 @@ class Placing:
         accepted = ticket.accepted
         request, allowance = accepted.request, accepted.allowance
         lane = self._dispatcher.lanes[request.lane]
-        own = place.dialect.promises
+        own = place.dialect.keeps_bounds
         ticket.relay = relay = Relay(
             ticket.exchange,
             ticket,
@@ -185,7 +185,7 @@ class Placing:
             request.stream,
             accepted.wants_usage,
             inf if allowance is None else generation_s(lane, own, request.stream),
-            answer_headers(allowance, request.lane, ticket.exchange.headers, timeline.queue_s),
+            answer_headers(allowance, request.lane, accepted.relegated_from, ticket.exchange.headers, timeline.queue_s),
             WANTED.get(accepted.path, "choices"),
         )
         if request.stream and request.choices == 1 and accepted.can_go_on:
@@ -224,7 +224,7 @@ class Placing:
         ticket.timeline.replica = place.replica
         body = self._body(ticket, accepted.asking(rest), place, self._dispatcher.lanes[accepted.request.lane])
         allowance = accepted.allowance
-        reader = relay if allowance is None or place.dialect.promises else still_bounded(accepted, allowance, relay)
+        reader = relay if allowance is None or place.dialect.keeps_bounds else still_bounded(accepted, allowance, relay)
         relay.go_on(_ask(ticket, place, self._head(ticket, place), _encode(body), reader))
 
     def abort(self, ticket: Ticket, replica_id: ReplicaId) -> None:
@@ -234,8 +234,8 @@ class Placing:
         if place is not None and place.dialect.abort is not None:
             listener = Once(self._loop.create_future())
             listener.answer.add_done_callback(lambda answer: answer.exception())
-            head = request_head(place.dialect.abort, place.pool.host)
-            place.pool.send(head, _encode({"rid": _call(ticket)}), listener)
+            head = request_head(place.dialect.abort, place.connections.host)
+            place.connections.send(head, _encode({"rid": _call(ticket)}), listener)
 
     def _head(self, ticket: Ticket, place: Endpoint) -> bytes:
         accepted, dialect, given = ticket.accepted, place.dialect, ticket.exchange.headers
@@ -243,7 +243,7 @@ class Placing:
         # Made once per path; only the id and the headers passed on differ between requests.
         head = place.heads.get(accepted.path)
         if head is None:
-            head = place.heads[accepted.path] = request_head(accepted.path, place.pool.host) + dialect.head
+            head = place.heads[accepted.path] = request_head(accepted.path, place.connections.host) + dialect.head
         head += b"x-request-id: %b\r\n" % request.id.encode()
         if hop is not None:
             head += hop.lines
@@ -267,13 +267,21 @@ class Placing:
                 ticket.exchange.renames = Naming(request.model)
         elif place.default_model and request.model == "default":
             body = {**body, "model": place.default_model}
-        if accepted.allowance is not None and place.dialect.promises:
-            body.update(bounds_told(accepted.allowance, lane))
+        if accepted.allowance is not None and place.dialect.keeps_bounds:
+            body.update(_bounds_told(accepted.allowance, lane))
         return body
 
 
+def _bounds_told(allowance: Allowance, lane: Lane) -> dict[str, Any]:
+    """Body fields with the bounds that our own engine keeps itself."""
+    told: dict[str, Any] = {"runaway": allowance.runaway}
+    if lane.generation_s is not None:
+        told["generation_limit_ms"] = lane.generation_s * 1e3
+    return told
+
+
 def _ask(ticket: Ticket, place: Endpoint, head: bytes, body: bytes, listener: Listener) -> Call:
-    call = place.pool.send(head, body, listener)
+    call = place.connections.send(head, body, listener)
     if ticket.timeline.failures:
         call.once = True
     return call

@@ -260,6 +260,7 @@ class Conversation:
         exchange.headers = self.headers
         exchange.body = data
         exchange.request_id = server.new_id()
+        exchange.on_settled = server.access
         self._current = exchange
         self.busy = True
         return exchange

@@ -117,6 +117,9 @@ class Profile:
     host_tokens: int = 0
     """Host memory for swapped and cached KV, in tokens."""
     block_tokens: int = 16
+    paged: bool = False
+    """Sequences that begin alike share the blocks of KV memory, as in GPU engines. False: each has its own, as in
+    llama.cpp."""
     bytes_per_token: int = 131_072
     load_bytes_per_s: float | None = None
     """Speed of loads from host memory, for which the step waits; None: loads take no time."""
@@ -205,6 +208,7 @@ class Profile:
             kv_tokens=self.kv_tokens,
             host_tokens=self.host_tokens,
             block_tokens=self.block_tokens,
+            paged=self.paged,
             batch=config,
             step_s=self._prior(dilation),
             move_s=(
@@ -260,6 +264,7 @@ def gpu(
         context=131_072,
         kv_tokens=kv_tokens,
         host_tokens=524_288,
+        paged=True,
         bytes_per_token=131_072,
         load_bytes_per_s=25e9,
         save_bytes_per_s=25e9,

@@ -5,7 +5,7 @@ outage unless that is intended: a fleet scaled to zero waits for its next reques
 for alerts, metrics, the page and the doctor alike.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ class ProbePhase(Protocol):
     def phase(self) -> str: ...
     @property
     def why(self) -> str: ...
+    @property
+    def unwell(self) -> str: ...
 
 
 class FleetNews(Protocol):
@@ -68,6 +70,8 @@ class Conditions:
         self._dispatcher = dispatcher
         self._watches = {} if watches is None else watches
         self._fleet = fleet
+        self.last: FleetReading | None = None
+        """The last reading. None: there was none yet."""
         self._any_was_up = False
         self._began = inf
         """Time of the first reading; infinite: there was none yet."""
@@ -84,8 +88,12 @@ class Conditions:
 
     def standings(self, now: float) -> dict[ReplicaId, ReplicaStanding]:
         """The standing of every known replica."""
-        replicas, fleet = self._dispatcher.view(now).replicas, self._fleet()
-        return {replica_id: self._standing(replica, fleet, now) for replica_id, replica in replicas.items()}
+        return {one.seen.id: one for one in self.standings_of(self._dispatcher.view(now).replicas.values(), now)}
+
+    def standings_of(self, replicas: Iterable[ReplicaView], now: float) -> list[ReplicaStanding]:
+        """The standings of these replicas, for readers that do not need all of them."""
+        fleet = self._fleet()
+        return [self._standing(replica, fleet, now) for replica in replicas]
 
     def read(self, now: float) -> FleetReading:
         found = self.of(now)
@@ -94,16 +102,18 @@ class Conditions:
         for condition in found.values():
             counts[condition] += 1
         down = tuple(replica_id for replica_id, condition in found.items() if condition == "down")
-        return FleetReading(
+        coming = tuple(replica_id for replica_id, condition in found.items() if condition == "starting")
+        self.last = FleetReading(
             up=counts["up"],
             down=down,
-            why=next(filter(None, map(self.why, down[:8])), ""),
+            why=next(filter(None, map(self.why, (down or coming)[:8])), ""),
             starting=counts["starting"],
             parked=counts["parked"],
             outage=self._outage(counts, now),
             asleep=self._wanted_none,
             unserved=self._unserved(down) if counts["up"] else (),
         )
+        return self.last
 
     def outage(self, now: float) -> str:
         """The message for an outage; empty: there is no outage."""
@@ -113,8 +123,8 @@ class Conditions:
     def why(self, replica_id: ReplicaId) -> str:
         """The known reason why a replica is not in use; empty: none is known."""
         watch, standing = self._watches.get(replica_id), self._dispatcher.standing(replica_id)
-        if watch is not None and watch.why:
-            return watch.why
+        if watch is not None and (watch.why or watch.unwell):
+            return watch.why or watch.unwell
         # The standing of a replica that health has not ejected yet says why it is in use.
         return (
             standing.why
@@ -133,7 +143,7 @@ class Conditions:
             condition=condition,
             state=_state(condition, "ready" if watch is None else watch.phase, health),
             lifecycle=lifecycle,
-            why=(watch.why if watch is not None else "") or ("" if health is None else health.why),
+            why=_told(watch, condition) or ("" if health is None else health.why),
             since=None if health is None else health.since,
         )
 
@@ -172,6 +182,11 @@ class Conditions:
         """Lanes and models whose replicas are all down. Few replicas are down, so each of their names is looked up."""
         lanes, models = self._dispatcher.unserved(down)
         return (*(f"lane {name}" for name in lanes), *(f"model {name}" for name in models))
+
+
+def _told(watch: ProbePhase | None, condition: Condition) -> str:
+    """What its prober says is wrong. One failed check of a replica in use says nothing yet."""
+    return "" if watch is None else watch.why or ("" if condition == "up" else watch.unwell)
 
 
 def _lifecycle(fleet: FleetNews | None, replica_id: ReplicaId) -> str | None:

@@ -12,6 +12,7 @@ from headgate.config.gateway import ObserveConfig
 from headgate.measure.edges import edges
 from headgate.measure.ended import EndedEarly
 from headgate.measure.little import Little
+from headgate.measure.promised import PromisedEach
 from headgate.measure.series import COMPLETED, NEVER_QUEUED, Labels, LaneFigures, Series, Tokens
 from headgate.measure.tenants import Tenants
 from headgate.measure.timeline import TimelineSlice
@@ -91,6 +92,7 @@ class Figures:
         self.cold_starts = 0
         """Starts of replicas that made at least one request cold."""
         self.ended = EndedEarly()
+        self.promised = PromisedEach()
         self._promised = lanes
         """The dispatcher's own lanes: a new config changes their content."""
         self._edges = edges(lanes.values())
@@ -129,6 +131,11 @@ class Figures:
                 self._met_cold(record)
             if record.cap or record.stop:
                 self.ended.take(record)
+            if record.promise is not None:
+                self.promised.take(record, series.labels[0])
+            if record.quote is not None:
+                told_in = record.quote.lane
+                self.promised.take_quote(record.quote, told_in if told_in in self._promised else OTHER)
         for series in touched:
             series.settle()
 
@@ -315,11 +322,11 @@ class Figures:
             refused += counts.refused / span_s
         return Rates(requests, prompt, output, failed, refused)
 
-    def timeline(self, lane: str, now: float) -> list[TimelineSlice]:
-        """The last ten minutes in slices of ten seconds, oldest first; the last is not over yet."""
+    def timeline(self, lane: str, now: float, name: str = "10m") -> list[TimelineSlice]:
+        """The slices of a range of timeline.RANGES, oldest first; the last is not over yet."""
         self._roll(now)
         figures = self.lanes.get(lane)
-        return figures.timeline.slices(figures.window) if figures is not None else []
+        return figures.timeline.slices(figures.window, name) if figures is not None else []
 
     def little(self, lane: str) -> Little | None:
         """Little's law for a lane; None: the lane is unknown, or too little has been measured."""

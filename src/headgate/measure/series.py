@@ -55,7 +55,7 @@ class LaneFigures:
 
     __slots__ = (
         "cold_requests", "cold_ttft", "decode", "errors", "first_counts", "late_after_s", "late_token_s", "law",
-        "long_answers", "longest", "name", "prefill", "refusals", "retries", "timeline", "window",
+        "long_answers", "longest", "name", "prefill", "refusals", "relegated", "retries", "timeline", "window",
     )  # fmt: skip
 
     def __init__(self, name: str, now: float, phase_s: float, edges: list[Edges]) -> None:
@@ -80,6 +80,8 @@ class LaneFigures:
         self.errors: dict[str, int] = {}
         """Requests that did not get a whole answer, by error type."""
         self.cold_requests = 0
+        self.relegated: dict[str, int] = {}
+        """Requests that came here from a lane above, by that lane."""
         self.retries = 0
 
     def roll(self, now: float) -> None:
@@ -182,6 +184,8 @@ class Series:
             whole.cold += 1
             own.cold += 1
             lane.cold_requests += 1
+        if record.relegated_from:
+            lane.relegated[record.relegated_from] = lane.relegated.get(record.relegated_from, 0) + 1
         if record.attempts > 1:
             whole.retried += 1
             own.retried += 1

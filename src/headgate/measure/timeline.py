@@ -1,4 +1,9 @@
-"""Keeps the last ten minutes of a lane in slices of ten seconds, each made once when it is over."""
+"""Keeps a lane's last ten minutes, hour and day in slices, each made once when it is over.
+
+10m     60 slices of ten seconds
+1h      60 slices of a minute
+24h     96 slices of a quarter of an hour
+"""
 
 from bisect import bisect_left
 from collections import deque
@@ -8,6 +13,7 @@ from headgate.measure.windows import (
     E2E,
     GAP,
     KEPT,
+    MINUTE,
     PART_S,
     QUEUE,
     TPOT,
@@ -21,9 +27,12 @@ from headgate.measure.windows import (
 )
 from headgate.model.quantile import GRID, Sketch
 
-SLICES = 60
 SLICE_PARTS = 2
 SLICE_S = SLICE_PARTS * PART_S
+QUARTER = 15 * MINUTE
+"""Parts in a quarter of an hour."""
+RANGES: dict[str, tuple[int, int]] = {"10m": (60, SLICE_PARTS), "1h": (60, MINUTE), "24h": (96, QUARTER)}
+"""Ranges by name: number of slices, and parts in each."""
 BANDS = tuple(float(f"{0.001 * 10 ** (step / 4):.3g}") for step in range(23))
 """Upper ends of the heat map's bands, in seconds: four to a decade from 1 ms to 316 s. One more band takes longer
 times."""
@@ -57,21 +66,34 @@ class Timeline:
     __slots__ = ("_slices",)
 
     def __init__(self) -> None:
-        self._slices: deque[TimelineSlice] = deque(maxlen=SLICES - 1)
+        self._slices: dict[str, deque[TimelineSlice]] = {
+            name: deque(maxlen=most - 1) for name, (most, _) in RANGES.items()
+        }
 
     def closed(self, window: Window) -> None:
-        if window.number % SLICE_PARTS == 0:
-            pasts = [window.parts[-back] for back in range(1, min(SLICE_PARTS, len(window.parts)) + 1)]
-            self._slices.append(_slice(window.ends - PART_S - SLICE_S, pasts, OpenWindow()))
+        for name, (_, parts) in RANGES.items():
+            if window.number % parts == 0:
+                began = window.ends - PART_S - parts * PART_S
+                self._slices[name].append(_slice(began, _latest(window, parts), OpenWindow()))
 
     def forget(self) -> None:
-        self._slices.clear()
+        for slices in self._slices.values():
+            slices.clear()
 
-    def slices(self, window: Window) -> list[TimelineSlice]:
-        """All slices, oldest first; the last is not over yet."""
-        begun = window.number % SLICE_PARTS
-        pasts = [window.parts[-back] for back in range(1, min(begun, len(window.parts)) + 1)]
-        return [*self._slices, _slice(window.ends - (begun + 1) * PART_S, pasts, window.current)]
+    def slices(self, window: Window, name: str = "10m") -> list[TimelineSlice]:
+        """All slices of a range, oldest first; the last is not over yet."""
+        begun = window.number % RANGES[name][1]
+        return [
+            *self._slices[name],
+            _slice(window.ends - (begun + 1) * PART_S, _latest(window, begun), window.current),
+        ]
+
+
+def _latest(window: Window, parts: int) -> list[Past]:
+    """What the last `parts` closed parts held: whole minutes, and the parts of the minute that is not over."""
+    minutes, rest = divmod(parts, MINUTE)
+    pasts = [window.parts[-back] for back in range(1, min(rest, len(window.parts)) + 1)]
+    return pasts + [window.minutes[-back] for back in range(1, min(minutes, len(window.minutes)) + 1)]
 
 
 def _slice(at: float, pasts: list[Past], current: OpenWindow) -> TimelineSlice:

@@ -34,6 +34,15 @@ class Ranges:
     tools: int = 128
 
 
+XARGS: Final = {
+    "priority": "headgate_priority",
+    "ttft_ms": "headgate_ttft_ms",
+    "gap_ms": "headgate_gap_ms",
+    "uncached_tokens": "headgate_uncached_tokens",
+}
+"""Names of what a request wishes of an engine that takes free fields, which our scheduler inside vLLM reads
+(`vllm/wishes.py`). Other schedulers ignore them."""
+
 OPENAI_RANGES: Final = Ranges()
 MANY_STOPS: Final = Ranges(temperature=inf, stops=1024, text_logprobs=20, tools=1024)
 """For engines that bound none of these themselves. The lane's own bounds apply too."""
@@ -78,9 +87,12 @@ class Dialect:
     """Whether the engine has /v1/embeddings, or that is unknown. The engine refuses if its model cannot embed."""
     ranges: Ranges = OPENAI_RANGES
     """The highest values that the engine accepts, where they go beyond OpenAI's."""
-    promises: bool = False
+    keeps_bounds: bool = False
     """Whether the engine takes lane, priority and targets of a request as fields, and the bounds of its answer (time,
     repetition), which it then keeps itself."""
+    wishes: str | None = None
+    """Field of a body for free values, in which priority, deadline, gap target and expected tokens are told to our
+    scheduler inside the engine (XARGS); the engine's own scheduler ignores them. None: there is none."""
     takes_default: bool = False
     """Whether the engine takes `default` for its model."""
     any_model: bool = False
@@ -91,6 +103,8 @@ class Dialect:
     bounds."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name → the engine's names for the gauge, the newest first. A label in braces has to match."""
+    steps: str | None = None
+    """Path that tells the engine's latest steps; None: it has none."""
     responses: bool | None = True
     """Whether the engine has /v1/responses; None: unknown. Engines that are not known to have it get a chat instead,
     where that means the same."""
@@ -101,11 +115,12 @@ DIALECTS: Final[dict[str, Dialect]] = {
     for one in (
         Dialect(
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
-            deep="/health/deep", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
-            chat_continued="pieces", warms_itself=True, embeddings=False, responses=False, promises=True,
+            deep="/health/deep", steps="/steps", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
+            chat_continued="pieces", warms_itself=True, embeddings=False, responses=False, keeps_bounds=True,
             takes_default=True, ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
             guarded=("continued", "generation_limit_ms", "runaway"),
             gauges={
+                "emulated": ("headgate_engine_emulated",),
                 "waiting": ("headgate_engine_sequences_waiting",),
                 "batch_size": ("headgate_engine_sequences_running",),
                 "batch_limit": ("headgate_engine_slots",),
@@ -123,7 +138,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             # VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
             kind="vllm", name="vLLM", owned_by="vllm", prefix="vllm:", session=b"x-session-id",
             priority=lambda ours: ours, chat_continued="flags", load_adapter="/v1/load_lora_adapter",
-            ranges=MANY_STOPS,
+            ranges=MANY_STOPS, wishes="vllm_xargs",
             guarded=(
                 "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
                 "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "chat_template",

@@ -19,6 +19,7 @@
     └── EngineFailed            a fault of the engine or the gateway
 
     StartupError                a process cannot start, and says why in one line
+    └── UsageError              because its command line or its config has to be changed
 
 Each ServeError owns one Outcome; `wire/errors.py` maps outcomes to HTTP, once.
 """
@@ -141,3 +142,7 @@ class EngineFailed(ServeError):
 
 class StartupError(Exception):
     """The process cannot start; the message says on one line what is wrong and what to do."""
+
+
+class UsageError(StartupError):
+    """The command line, a file that it names, or the config has to be changed. The exit status is 2, not 1."""

@@ -7,7 +7,7 @@ dispatcher hears of arrivals, first tokens and ends.
 import msgspec
 
 from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead, ConsideredReplica
+from headgate.model.record import Ahead, ConsideredReplica, QuoteTold
 from headgate.model.replica import Replica, ReplicaId
 from headgate.model.request import Request
 
@@ -18,6 +18,12 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     request: Request
 
 
+class QuoteAsked(msgspec.Struct, frozen=True, gc=False):
+    """A client asks what this request would meet now; it is not served. It counts as a request of its tenant."""
+
+    request: Request
+
+
 class FirstToken(msgspec.Struct, frozen=True, gc=False):
     request_id: str
 
@@ -25,12 +31,13 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False):
 class Ended(msgspec.Struct, frozen=True, gc=False):
     """The passage is over. `usage`: (prompt, output) tokens as the replica counted them; None: it did not. `first_s`:
     for an unstreamed answer, seconds from sending the request to its first token; None: the replica does not say, or a
-    FirstToken event came."""
+    FirstToken event came. `cached`: prompt tokens that the replica found in its cache; None: it does not say."""
 
     request_id: str
     outcome: Outcome
     usage: tuple[int, int] | None = None
     first_s: float | None = None
+    cached: int | None = None
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, gc=False):
@@ -111,6 +118,7 @@ class Tick(msgspec.Struct, frozen=True, gc=False):
 
 Event = (
     Arrived
+    | QuoteAsked
     | FirstToken
     | Ended
     | AttemptFailed
@@ -141,6 +149,12 @@ class Dispatch(msgspec.Struct, frozen=True, gc=False):
     """The queue ahead of the request when it began to wait; None: it did not wait."""
     model: str = ""
     """The fallback model whose replica this is; empty: the request's own model."""
+    uncached: int = 0
+    """Prompt tokens that the replica is expected to compute."""
+    lane: str = ""
+    """The lower lane to which the request was relegated; empty: it has its own lane."""
+    quote: QuoteTold | None = None
+    """When its first token was expected. None: it was not told."""
 
 
 class Refuse(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +165,8 @@ class Refuse(msgspec.Struct, frozen=True, gc=False):
     message: str
     retry_after_s: float | None = None
     ahead: Ahead | None = None
+    quote: QuoteTold | None = None
+    """When its first token was expected, where that was told before. None: it was not."""
 
 
 class Hedge(msgspec.Struct, frozen=True, gc=False):
@@ -163,4 +179,26 @@ class Hedge(msgspec.Struct, frozen=True, gc=False):
     seen: tuple[ConsideredReplica, ...] = ()
 
 
-Command = Dispatch | Refuse | Hedge
+class Quote(msgspec.Struct, frozen=True, gc=False):
+    """What a request that was asked about would meet now."""
+
+    request_id: str
+    admitted: bool
+    """Whether it would be sent, or let wait."""
+    lane: str = ""
+    """The lane that it would be in, after any relegation."""
+    told: QuoteTold | None = None
+    """When its first token would come. None: it would be refused, or would wait for a replica to become usable."""
+    replica_id: ReplicaId | None = None
+    """The replica that it would be sent to at once. None: it would wait, or be refused."""
+    outcome: Outcome | None = None
+    """Why it would be refused. None: it would not be."""
+    message: str = ""
+    """The same in words, or what it would wait for."""
+    retry_after_s: float | None = None
+    """Seconds after which the request would be worthwhile. None: now, or never."""
+    counted: bool = True
+    """Whether the tenant's limits admitted the question itself: it counts as one request, and as no tokens."""
+
+
+Command = Dispatch | Refuse | Hedge | Quote

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 WhenSlow = Literal["cancel", "spool"]
+WhenLate = Literal["refuse", "relegate"]
+WAIT_SHARE: Final = 0.8
+"""Share of a promised time to first token that may be spent waiting; the rest is left for prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ class Lane:
     hold_above: float = 1.0
     """Share of the fleet's room in use above which this lane waits, unless it has less than its weight's share: low
     lanes are held back first, and none starves."""
+    when_late: WhenLate = "refuse"
+    """What happens to a request that would wait past its bound, or has: "refuse" it, or "relegate" it to the next lane
+    by priority, where it waits as one of that lane, and what that lane says holds if it can't be in time there either.
+    A client may wish otherwise for its own request."""
     slow_client: WhenSlow = "cancel"
     """What happens when a client does not read: "cancel" ends its generation, "spool" continues it into bounded
     memory."""
@@ -66,6 +73,14 @@ class Lane:
     e2e_p99_tokens: int = 1000
     """Output tokens up to which e2e_p99_s is promised; longer answers are promised their pace only."""
 
+    def wait_bound_of(self, ttft_s: float | None) -> float:
+        """Maximum wait in the gateway of a request that promises its own time to first token; None: it promises none.
+        A promise no laxer than the lane's never waits longer than the lane allows, a laxer one never shorter."""
+        if ttft_s is None:
+            return self.wait_bound_s
+        own_s = WAIT_SHARE * ttft_s
+        return min(self.wait_bound_s, own_s) if ttft_s <= self.ttft_target_s else max(self.wait_bound_s, own_s)
+
 
 PROMISES: Final = (
     ("ttft_p50_s", "ttft", 50),
@@ -78,9 +93,8 @@ PROMISES: Final = (
     ("e2e_p99_s", "e2e", 99),
 )
 """Fields of a lane that promise a percentile, in the order in which people read them: field, figure, percentile. What
-the file may set, judges, alerts, /metrics, histogram edges, Prometheus rules, Grafana and the simulator follow this.
-Not the row `answer` in the simulator, which has no such figure, nor `headgate doctor`, which names its figures itself
-(explain/diagnose.py)."""
+the file may set, judges, alerts, `headgate doctor`, /metrics, histogram edges, Prometheus rules, Grafana and the
+simulator follow this. Not the row `answer` in the simulator, which has no such figure."""
 
 LANES: dict[str, Lane] = {
     lane.name: lane
@@ -91,10 +105,12 @@ LANES: dict[str, Lane] = {
         ),
         Lane(
             name="slow", priority=1, ttft_target_s=2.0, gap_target_s=0.2, wait_bound_s=2.0, weight=4, reserve=0.125,
+            when_late="relegate",
             ttft_p99_s=5.0, tpot_p50_s=0.08, e2e_p99_s=30.0,
         ),
         Lane(
             name="long", priority=2, ttft_target_s=10.0, gap_target_s=0.4, wait_bound_s=8.0, weight=1, hold_above=0.9,
+            when_late="relegate",
             ttft_p99_s=20.0, tpot_p50_s=0.08,
         ),
         Lane(

@@ -7,7 +7,7 @@ their number.
 
 import msgspec
 
-from headgate.model.outcome import Outcome
+from headgate.model.outcome import MISSED, Outcome
 from headgate.model.tier import DEFAULT_TIER
 
 
@@ -34,6 +34,8 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     message: str
 
 
+LEFT = frozenset((Outcome.CANCELLED, Outcome.SLOW_CLIENT))
+"""Outcomes of requests whose client did not wait for the end."""
 FIRST_KEPT, LAST_KEPT = 4, 4
 """Failed attempts kept in a Record: the first and the last. Without a bound, a request that is refused for minutes
 would keep all of them."""
@@ -75,10 +77,64 @@ class ConsideredReplica(msgspec.Struct, frozen=True, gc=False):
     load: float
     """The value that orders the load index: seconds of work, requests, or turns."""
     match: float
-    """Share of the request's prefix that this replica has seen, 0 to 1. It counts only if the replica is near the least
-    load."""
+    """Share of the prompt that this replica is expected to have in its cache, 0 to 1."""
     home: bool
     """The replica is the session's home, or the next one near the least load."""
+
+
+class QuoteTold(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """When the first token of a request was expected. It is told once: when the request is sent, if that is done at
+    once; otherwise when it begins to wait. While no replica is usable, or its tenant has as many requests at work as it
+    may, nothing is told before the request is sent. Seconds are from its arrival."""
+
+    lane: str
+    """The lane in which it was told: the request may be relegated later."""
+    expected_s: float
+    """Half of such requests have their first token sooner."""
+    p99_s: float | None = None
+    """99 of 100 such requests have their first token by then. None: too few were seen to tell, or more than one in a
+    hundred leaves its lane without one: relegated, refused or failed."""
+    kept: bool | None = None
+    """Whether the first token came by `p99_s`; not, if the request was refused or failed before it. None: none was
+    told, or it can't be told: an unstreamed answer whose first token's time is unknown, a client that left before, a
+    tenant over its own limit."""
+
+
+class OwnPromise(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a request promised for itself, as far as the config allowed, and what came of it."""
+
+    ttft_s: float | None = None
+    """Time to first token; None: not promised."""
+    tpot_s: float | None = None
+    """Mean time per token after the first; None: not promised."""
+    ttft_kept: bool | None = None
+    """None: not promised, or it can't be told. A refused or failed request has not kept it."""
+    tpot_kept: bool | None = None
+    """None: not promised, or there were fewer than two tokens, or the first one's time is unknown."""
+
+
+def own_promise(
+    promised: tuple[float | None, float | None],
+    stream: bool,
+    ttft_s: float | None,
+    tpot_s: float | None,
+    e2e_s: float,
+    outcome: Outcome,
+) -> OwnPromise:
+    """Judges what a request that has ended promised: TTFT and TPOT. Where the time of its first token is unknown: a
+    whole answer within the promised time has kept it; that a client left before the time was over says nothing."""
+    first_s, each_s = promised
+    first_kept: bool | None = None
+    if first_s is not None:
+        if ttft_s is not None:
+            first_kept = ttft_s <= first_s
+        elif outcome in MISSED:
+            first_kept = False
+        elif outcome.kind == "ok":
+            first_kept = True if e2e_s <= first_s and not stream else None
+        elif outcome in LEFT:
+            first_kept = False if e2e_s > first_s else None
+    return OwnPromise(first_s, each_s, first_kept, None if each_s is None or tpot_s is None else tpot_s <= each_s)
 
 
 CLOCKS_S = 0.05
@@ -121,6 +177,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     wall: float = 0.0
     """The same moment in seconds since 1970."""
     lane: str
+    relegated_from: str = ""
+    """The lane in which the request could not be in time, and that it left for `lane`; empty: it stayed in its own."""
     tenant: str
     tier: str = DEFAULT_TIER
     task: str = ""
@@ -206,6 +264,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     reason: str = ""
     """Why this replica, or why none."""
     seen: tuple[ConsideredReplica, ...] = ()
+
+    promise: OwnPromise | None = None
+    """What the request promised for itself; None: nothing, it had its lane's promises."""
+    quote: QuoteTold | None = None
+    """When its first token was expected; None: it was refused before that was told, or it is for embeddings."""
 
     trace: str = ""
     """The W3C traceparent that the replica got: the trace, the gateway's span in it, and whether it was sampled from

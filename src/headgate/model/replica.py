@@ -1,11 +1,14 @@
 """Defines a Replica, one place that can serve, and its Load."""
 
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import exp, inf
 from pathlib import Path
+from typing import Final
 
 from headgate.model.pace import PrefillPace
 
+RECENT_S: Final = 30.0
+"""Seconds in which what a replica was given fades to 1/e: about as long as it keeps what nothing uses any more."""
 ReplicaId = str
 
 
@@ -14,6 +17,7 @@ class Replica:
     """One replica's facts, from config or discovery."""
 
     id: ReplicaId
+    """Name of the replica in records, figures and commands. By default host:port of its address."""
     url: str
     """http://host:port, https://…, or unix:/path/to.sock"""
     model: str | None = None
@@ -32,6 +36,7 @@ class Replica:
     token_limit: int | None = None
     """Maximum outstanding tokens; None: only requests are limited."""
     weight: float = 1.0
+    """Relative share of the requests, for the routing algorithm `weighted` only."""
     lanes: frozenset[str] = frozenset()
     """Lanes that the replica serves; empty: all."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -80,7 +85,8 @@ class Load:
     unreached: bool = False
     """The ceiling is there because the replica could not be reached: it is not usable until the next try."""
     prefill_token_s: float = 0.0005
-    """Measured seconds per prompt token; before the first measurement a guess, the same for all replicas."""
+    """Measured seconds per prompt token that is computed, from `pace`; before the first few measurements a guess, the
+    same for all replicas."""
     tpot_s: float = 0.025
     """Measured seconds between two output tokens of a request; before the first measurement a guess."""
     answer_token_s: float | None = None
@@ -90,14 +96,22 @@ class Load:
     """The replica has not been seen to generate anything since it came into use."""
     sent_tokens: int = 0
     """Total prompt tokens ever sent to the replica."""
+    recent_tokens: float = 0.0
+    """Tokens that the replica was given to compute of late, answers included: what was given RECENT_S before
+    `recent_at` counts for 1/e."""
+    recent_at: float = 0.0
     pace: PrefillPace = field(default_factory=PrefillPace)
-    """Fit of the time per prompt token, for figures and not for routing."""
+    """Fit of the time per prompt token."""
     joined_at: float = -inf
     """When the replica joined with these slots; -inf: unknown."""
 
     @property
     def id(self) -> ReplicaId:
         return self.replica.id
+
+    def recent(self, now: float) -> float:
+        """Tokens given of late, as of now."""
+        return self.recent_tokens * exp(min(0.0, self.recent_at - now) / RECENT_S)
 
     @property
     def tokens(self) -> int:

@@ -20,7 +20,8 @@ class Finish(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
-    """One request inside an engine. Only the Batcher writes the fields below the line; those above it are facts."""
+    """One request inside an engine. Only the Batcher writes the fields below the line; those above it are facts,
+    but for priority and deadline: a prompt whose expected prefix is not cached gets those of what it computes."""
 
     id: int
     tokens: list[int]
@@ -39,6 +40,8 @@ class Sequence:
     """Tokens at the end of the prompt that another replica had already produced before it broke off."""
     longest_neighbour: int | None = None
     """Longest sequence, in tokens, that this one accepts in its batch; None: the engine's own cap."""
+    expected: int = 0
+    """Prompt tokens that the gateway expected to be computed when it chose the lane; 0: it did not say."""
 
     # -- written by the Batcher -------------------------------------------------------------------
     slot: int | None = None

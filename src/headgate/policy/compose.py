@@ -13,13 +13,14 @@ from headgate.policy.batching.batch import Batcher
 from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.estimate import StepTime
 from headgate.policy.batching.move_time import MoveTime
+from headgate.policy.batching.paged import PagedLedger
 from headgate.policy.dispatch.dispatcher import Dispatcher, DispatchSettings
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.dispatch.intake import Classifier, RequestIntake
-from headgate.policy.dispatch.limits import TenantLimits
+from headgate.policy.dispatch.intake import CachedTokens, Classifier, RequestIntake
 from headgate.policy.dispatch.retry import RetryBudget
-from headgate.policy.dispatch.standing_room import NamedTenants
 from headgate.policy.replicas.health import Health
+from headgate.policy.tenants.limits import TenantLimits
+from headgate.policy.tenants.standing_room import NamedTenants
 
 BLOCK_TOKENS = 16
 """Tokens per block of KV memory."""
@@ -59,15 +60,17 @@ def batcher_for(
     kv_tokens: int | None = None,
     host_tokens: int | None = None,
     block_tokens: int = BLOCK_TOKENS,
+    paged: bool = False,
     batch: BatchConfig | None = None,
     step_s: tuple[float, float, float, float] | None = None,
     move_s: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> Batcher:
     """Builds the batcher of every engine: real, emulated and simulated. `kv_tokens` None: all that the slots hold.
-    `host_tokens` None: half of what the slots hold. `step_s`: the first values of StepTime's coefficients; None: the
-    defaults. `move_s`: seconds assumed for saving, loading and copying the KV of a token, before any is moved."""
+    `host_tokens` None: half of what the slots hold. `paged`: sequences that begin alike share memory. `step_s`: the
+    first values of StepTime's coefficients; None: the defaults. `move_s`: seconds assumed for saving, loading and
+    copying the KV of a token, before any is moved."""
     physical = slots * slot_tokens
-    ledger = Ledger(
+    ledger = (PagedLedger if paged else Ledger)(
         slots=slots,
         slot_tokens=slot_tokens,
         blocks=(physical if kv_tokens is None else kv_tokens) // block_tokens,
@@ -84,10 +87,10 @@ def host_tokens_of(slots: int, slot_tokens: int, host_tokens: int | None) -> int
     return slots * slot_tokens // 2 if host_tokens is None else host_tokens
 
 
-def intake_for(config: GatewayConfig, lanes: dict[str, Lane]) -> RequestIntake:
+def intake_for(config: GatewayConfig, lanes: dict[str, Lane], cached: CachedTokens | None = None) -> RequestIntake:
     """Builds the intake of a gateway or a simulation. `lanes`: the dispatcher's dictionary, which a new config changes
-    in place."""
-    return RequestIntake(lanes, classifier(config), output_of(config))
+    in place. `cached`: the dispatcher's knowledge of caches; None: every prompt is computed whole."""
+    return RequestIntake(lanes, classifier(config), output_of(config), cached, config.promises)
 
 
 def classifier(config: GatewayConfig) -> Classifier:
@@ -122,13 +125,18 @@ def expected(config: GatewayConfig) -> NamedTenants:
     return NamedTenants(
         {tenant.name: tenant.weight for tenant in config.tenants if tenant.allowed},
         {tenant.name: tenant.concurrency for tenant in tenants if tenant.concurrency is not None},
+        {tenant.name: tenant.lanes for tenant in tenants if tenant.lanes},
     )
 
 
 def tenant_limits(config: GatewayConfig) -> dict[str, TenantLimits]:
     """Returns the rate limits of the tenants that have any."""
     return {
-        tenant.name: TenantLimits(requests_per_min=tenant.requests_per_min, tokens_per_min=tenant.tokens_per_min)
+        tenant.name: TenantLimits(
+            requests_per_min=tenant.requests_per_min,
+            tokens_per_min=tenant.tokens_per_min,
+            uncached=tenant.count_tokens == "uncached",
+        )
         for tenant in (*config.tenants, config.anonymous)
         if tenant.requests_per_min is not None or tenant.tokens_per_min is not None
     }

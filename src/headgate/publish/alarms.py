@@ -2,9 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -17,7 +17,7 @@ from headgate.model.outcome import ASIDE
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.dispatch.view import ReplicaView
 from headgate.policy.promises.alert import AlertChange, Severity
-from headgate.policy.promises.promise import LEAST
+from headgate.policy.promises.promise import LEAST, MINUTE_S
 from headgate.policy.promises.slo import (
     Asked,
     Availability,
@@ -30,6 +30,7 @@ from headgate.policy.promises.slo import (
     Tail,
     asks,
 )
+from headgate.policy.promises.verdict import ServiceVerdict, lane_verdict, verdict
 from headgate.publish.webhook import Webhook
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,14 @@ class CountSource(Protocol):
     def requests(self) -> int: ...
     @property
     def cold(self) -> int: ...
+    @property
+    def asked(self) -> int: ...
+    @property
+    def missed(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def over_limit(self) -> int: ...
     def beyond(self, figure: str, having: int, /) -> float: ...
 
 
@@ -96,6 +105,7 @@ class Alarms:
         self._observe = observe
         self._wall = wall
         self._webhook = webhook
+        self._listeners: list[Callable[[AlertChange], None]] = []
         self._now = 0.0
         self._turn = 0
         self._count_at = -inf
@@ -113,6 +123,10 @@ class Alarms:
         for change in changes:
             self._tell(change)
         return changes
+
+    def report_to(self, listener: Callable[[AlertChange], None]) -> None:
+        """Tells `listener` too of each changed alert from now on."""
+        self._listeners.append(listener)
 
     async def close(self) -> None:
         if self._webhook is not None:
@@ -219,8 +233,11 @@ class Alarms:
             "since": at - (change.at - change.since),
             "at": at,
             "message": change.message,
+            "verdict": self.verdict(self._now).text,
         }
         self.recent.append(news)
+        for listener in self._listeners:
+            listener(change)
         if self._webhook is not None:
             # Chat services show `text` of a message posted to them.
             text = f"{severity.upper()}: {change.alert}{where}: {change.message}"
@@ -233,9 +250,10 @@ class Alarms:
             for change in self.slo.see_fleet(self._conditions.read(now), now):
                 self._tell(change)
         state, webhook = self.slo.state(self._now), self._webhook
-        lanes = self._lanes(state)
-        calm = "idle" if all(lane["state"] == "idle" for lane in lanes.values()) else "ok"
+        lanes = self._lanes(state, self._now if now is None else now)
+        calm = "idle" if _all_idle(lanes) else "ok"
         return {
+            "verdict": self._judged(state, lanes, self._now if now is None else now)._asdict(),
             "worst": calm if state.worst is Severity.OK else state.worst.value,
             "outage": state.fleet.outage,
             "fleet": {
@@ -270,19 +288,30 @@ class Alarms:
             },
         }
 
-    def _lanes(self, state: SloState) -> dict[str, dict[str, Any]]:
-        """Each lane's worst alert and its availability."""
+    def verdict(self, now: float) -> ServiceVerdict:
+        """Returns the one line that says whether all is well, and if not, what is wrong."""
+        state = self.slo.state(self._now)
+        return self._judged(state, self._lanes(state, now), now)
+
+    def _judged(self, state: SloState, lanes: dict[str, dict[str, Any]], now: float) -> ServiceVerdict:
+        minute = self._figures.counts(MINUTE_S, now)
+        return verdict(state.fleet, state.raised, minute, idle=_all_idle(lanes))
+
+    def _lanes(self, state: SloState, now: float) -> dict[str, dict[str, Any]]:
+        """Each lane's badge and its availability."""
         told = {}
         for name, windows in state.availability.items():
             own = [known for known in state.raised if known.lane == name]
+            judged = lane_verdict(own, self._figures.counts(MINUTE_S, now, lane=name), self._calm(name, windows[300]))
             told[name] = {
-                "state": own[0].severity.value if own else self._calm(name, windows[300]),
+                "state": judged.level,
+                "badge": judged.text,
                 "availability": {WINDOWS[window_s]: availability(found) for window_s, found in windows.items()},
             }
         return told
 
-    def _calm(self, lane: str, found: Availability) -> str:
-        """The state of a lane without an alert: ok, idle or unknown."""
+    def _calm(self, lane: str, found: Availability) -> Literal["ok", "idle", "unknown"]:
+        """The state of a lane without an alert."""
         if not found.asked:
             here = lane in self._dispatcher.lanes
             return "ok" if here and self._dispatcher.waiting(lane) + self._dispatcher.running(lane) else "idle"
@@ -312,6 +341,7 @@ class Alarms:
             "lane": known.lane,
             "severity": known.severity.value,
             "value": finite(known.value),
+            "missed": known.value == inf,
             "bound": known.bound,
             "since_s": self._since_s(known),
             "message": known.message,
@@ -319,6 +349,10 @@ class Alarms:
 
     def _since_s(self, known: Known) -> float | None:
         return None if known.since is None else self._now - known.since
+
+
+def _all_idle(lanes: dict[str, dict[str, Any]]) -> bool:
+    return all(lane["state"] == "idle" for lane in lanes.values())
 
 
 def finite(value: float | None) -> float | None:

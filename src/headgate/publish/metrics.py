@@ -26,7 +26,7 @@ from headgate.publish.fleet_metrics import (
     write_reported,
     write_shared,
 )
-from headgate.publish.promise_metrics import write_answers, write_promises, write_tenants
+from headgate.publish.promise_metrics import write_answers, write_each, write_promises, write_tenants
 from headgate.publish.request_metrics import write_counts, write_lanes, write_requests
 
 LOOP_LAG: Final = Family("headgate_loop_lag_seconds", "gauge", "Event loop's lateness in the last minute", "percentile")
@@ -79,6 +79,7 @@ class Metrics:
         if self._observe.instruments:
             write_requests(page, self._figures)
             write_lanes(page, self._figures, now)
+            write_each(page, self._figures.promised)
             if self._slo is not None:
                 write_promises(page, self._slo, now)
         else:

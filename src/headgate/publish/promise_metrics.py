@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Final
 
 from headgate.gateway.account import Account
+from headgate.measure.promised import PromisedEach
 from headgate.measure.tenant_availability import RESULTS, TenantAvailability, result_of
 from headgate.metrics.exposition import Exposition, Family
 from headgate.model.labels import OTHER
@@ -41,6 +42,23 @@ TENANT_REQUESTS: Final = Family(
 TENANT_AVAILABILITY: Final = Family(
     "headgate_tenant_availability", "gauge", "Answered of those of a tenant that asked in 5 min", "lane", "tenant"
 )
+OWN: Final = Family(
+    "headgate_own_promises_total", "counter",
+    "What requests promised for themselves; a refused or failed one has missed it, unknown: no token's time was seen",
+    "lane", "figure", "result",
+)  # fmt: skip
+QUOTES: Final = Family(
+    "headgate_quotes_total", "counter",
+    "Requests by whether they kept the p99 time to first token that they were told; untold: none could be; unknown: no "
+    "token's time was seen, or its client left before", "lane", "result",
+)  # fmt: skip
+
+
+def write_each(page: Exposition, promised: PromisedEach) -> None:
+    for key, number in promised.own.items():
+        page.sample(OWN, key, number)
+    for told, number in promised.quotes.items():
+        page.sample(QUOTES, told, number)
 
 
 def write_promises(page: Exposition, slo: Slo, now: float) -> None:

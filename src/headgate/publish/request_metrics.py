@@ -48,6 +48,9 @@ HIT_RATE: Final = Family(
 REQUESTS: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", *ALL, "outcome")
 REQUESTS_ONLY: Final = Family("headgate_requests_total", "counter", "Requests by how they ended", "lane", "outcome")
 REFUSALS: Final = Family("headgate_refusals_total", "counter", "Requests told to come back later", "lane", "reason")
+RELEGATED: Final = Family(
+    "headgate_relegated_total", "counter", "Requests that waited in a lower lane than theirs", "lane", "to"
+)
 ERRORS: Final = Family("headgate_errors_total", "counter", "Requests that did not complete, by type", "lane", "type")
 TOKENS: Final = Family("headgate_tokens_total", "counter", "Tokens", "direction", "lane", "model")
 TOKENS_ONLY: Final = Family("headgate_tokens_total", "counter", "Tokens", "direction")
@@ -132,6 +135,8 @@ def write_lanes(page: Exposition, figures: Figures, now: float) -> None:
         page.sample(COLD_REQUESTS, (name,), lane.cold_requests)
         for reason, number in lane.refusals.items():
             page.sample(REFUSALS, (name, reason), number)
+        for above, number in lane.relegated.items():
+            page.sample(RELEGATED, (above, name), number)
         for type_, number in lane.errors.items():
             page.sample(ERRORS, (name, type_), number)
         page.sample(RATE, (name,), figures.rates(60, now, lane=name).requests)

@@ -42,6 +42,8 @@ from headgate.model.event import (
     HedgeWon,
     Leased,
     Probed,
+    Quote,
+    QuoteAsked,
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
@@ -55,6 +57,7 @@ FORMAT: Final = "headgate-events-1"
 RECONFIGURED: Final = "reconfigured"
 EVENTS: Final[dict[str, type]] = {
     "arrived": Arrived,
+    "quote_asked": QuoteAsked,
     "first_token": FirstToken,
     "ended": Ended,
     "attempt_failed": AttemptFailed,
@@ -67,7 +70,7 @@ EVENTS: Final[dict[str, type]] = {
     "shared": Shared,
     "tick": Tick,
 }
-COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse, "hedge": Hedge}
+COMMANDS: Final[dict[str, type]] = {"dispatch": Dispatch, "refuse": Refuse, "hedge": Hedge, "quote": Quote}
 NAMES: Final[dict[type, str]] = {made: name for name, made in (EVENTS | COMMANDS).items()}
 WRITE_EVERY_S: Final = 0.2
 MOST_PENDING: Final = 200_000

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headgate.config.gateway import GatewayConfig
-from headgate.model.errors import StartupError
-from headgate.model.event import Arrived, Command, Event, ReplicaJoined
+from headgate.model.errors import UsageError
+from headgate.model.event import Arrived, Command, Event, QuoteAsked, ReplicaJoined
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica
 from headgate.model.request import Request
@@ -23,10 +23,11 @@ from headgate.policy.compose import dispatcher_for, reconfigure
 from headgate.replay.event_log import COMMANDS, EVENTS, FORMAT, RECONFIGURED, EventLogHeader, Settings
 
 ARRIVED = "arrived"
+ASKED = "quote_asked"
 JOINED = "replica_joined"
 
 
-class BadLog(StartupError):
+class BadLog(UsageError):
     """The file is no event log, or the named line can't be read."""
 
 
@@ -95,7 +96,7 @@ _settings = msgspec.json.Decoder(Settings)
 _arrived = msgspec.json.Decoder(_Arrived)
 _joined = msgspec.json.Decoder(_Joined)
 _event: dict[str, msgspec.json.Decoder[Event]] = {
-    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name not in (ARRIVED, JOINED)
+    name: msgspec.json.Decoder(made) for name, made in EVENTS.items() if name not in (ARRIVED, ASKED, JOINED)
 }
 _command: dict[str, msgspec.json.Decoder[Command]] = {
     name: msgspec.json.Decoder(made) for name, made in COMMANDS.items()
@@ -115,7 +116,13 @@ class Log:
         except OSError as error:
             raise BadLog(f"can't read {path}: {error.strerror or error}") from error
         try:
-            self.header = _header.decode(self._file.readline())
+            first = self._file.readline()
+            if not first:
+                self._file.close()
+                raise BadLog(
+                    f"{path} is empty: there is nothing to replay; `headgate serve --event-log FILE` writes one"
+                )
+            self.header = _header.decode(first)
             self.config = config_of(self.header.config)
         except (msgspec.DecodeError, TypeError) as error:
             self._file.close()
@@ -154,6 +161,8 @@ class Log:
                 return read.now, config_of(_settings.decode(read.fields)), commands
             if read.name == ARRIVED:
                 return read.now, Arrived(request_of(_arrived.decode(read.fields).request)), commands
+            if read.name == ASKED:
+                return read.now, QuoteAsked(request_of(_arrived.decode(read.fields).request)), commands
             if read.name == JOINED:
                 return read.now, ReplicaJoined(replica_of(_joined.decode(read.fields).replica)), commands
             return read.now, _event[read.name].decode(read.fields), commands

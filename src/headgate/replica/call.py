@@ -83,7 +83,7 @@ class Carrier(Protocol):
 
 
 class Call:
-    """One request to one replica. Only its pool and connection write it, except for `late_at`."""
+    """One request to one replica. Only its connection and `Connections` write it, except for `late_at`."""
 
     __slots__ = (
         "body",
@@ -115,14 +115,14 @@ class Call:
         self.sends = 0
         """Number of times the request was written: twice, if the first connection was just being closed."""
         self.sent_at: float | None = None
-        """When the request was last written, on the pool's clock; None: not yet."""
+        """When the request was last written, on the clock of `Connections`; None: not yet."""
         self.first_byte_at: float | None = None
         self.received = 0
         """Bytes of its answer, head included."""
         self.most_bytes = 0
-        """Maximum size of a body that is not a stream; 0: the pool's limit."""
+        """Maximum size of a body that is not a stream; 0: the limit of `Connections`."""
         self.late_at = math.inf
-        """When to call `on_late`, on the pool's clock; the listener sets it."""
+        """When to call `on_late`, on the clock of `Connections`; the listener sets it."""
 
     def cancel(self) -> None:
         """Closes the connection, which is how engines notice, and calls the listener no more."""
@@ -142,7 +142,7 @@ class Call:
         if self.connection is not None:
             self.connection.resume()
 
-    # -- called by the pool and the connection -------------------------------------------------------
+    # -- called by Connections and the connection ----------------------------------------------------
 
     def end(self) -> Listener | None:
         """Ends the call. Returns the listener to tell; None: the call was over before."""

@@ -14,7 +14,7 @@ from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed
 from headgate.replica.call import Call, Listener, PoolLimits, give_up
 from headgate.replica.sse import EventSplitter
-from headgate.wire.outbox import Outbox
+from headgate.wire.connection import Outbox
 
 __all__ = ["Call", "Connection", "Listener", "PoolLimits"]
 
@@ -33,7 +33,7 @@ _JOINED: Final = 16 * 1024
 
 
 class Home(Protocol):
-    """The pool that a connection belongs to, as the connection uses it."""
+    """The `Connections` that a connection belongs to, as the connection uses it."""
 
     url: str
     clock: Clock
@@ -46,7 +46,7 @@ class Home(Protocol):
     def lost(self, connection: "Connection") -> None: ...
 
     def keep(self, connection: "Connection") -> bool:
-        """Whether the pool keeps it for the next call."""
+        """Whether it is kept for the next call."""
 
     def try_again(self, call: Call) -> bool:
         """Whether the call is sent once more, on a fresh connection."""
@@ -86,9 +86,9 @@ class Connection(asyncio.Protocol):
         """Whether an earlier call was answered on it."""
         self._paused = False
         self.idle_since: float | None = None
-        """Since when it is idle, on the pool's clock; None: it is not in the pool."""
+        """Since when it is idle, on the clock of `Connections`; None: it is not kept there."""
 
-    # -- called by the pool and the call ---------------------------------------------------------------
+    # -- called by Connections and the call ------------------------------------------------------------
 
     def begin(self, call: Call) -> None:
         self._call = call

@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.model.replica import Replica
 
 LONGEST_KEY: Final = 4096
@@ -51,12 +51,12 @@ def key_in(path: Path, replica_id: str) -> str:
         with path.open("rb") as file:
             key = file.read(LONGEST_KEY + 1).strip()
     except OSError as error:
-        raise StartupError(
+        raise UsageError(
             f"replica {replica_id}: can't read its api_key_file {path}: {error.strerror or error}"
         ) from None
     if not 0 < len(key) <= LONGEST_KEY or any(not 0x21 <= byte <= 0x7E for byte in key):
         what = f"expected one key of printable ASCII, without spaces, at most {LONGEST_KEY} bytes"
-        raise StartupError(f"replica {replica_id}: api_key_file {path}: {what}")
+        raise UsageError(f"replica {replica_id}: api_key_file {path}: {what}")
     return key.decode("ascii")
 
 
@@ -67,4 +67,4 @@ def _trusting(replica: Replica) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=replica.ca)
     except (OSError, ssl.SSLError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it holds no certificate in PEM"
-        raise StartupError(f"replica {replica.id}: can't use its ca {replica.ca}: {why}") from None
+        raise UsageError(f"replica {replica.id}: can't use its ca {replica.ca}: {why}") from None

@@ -23,6 +23,9 @@ LONGEST_NAME: Final = 512
 MOST_CONTEXT: Final = 1_000_000_000
 """Maximum context in tokens; a larger number is nonsense."""
 
+GATEWAY: Final = "headgate"
+"""What a gateway calls itself in its list of models, whose owners are those that its replicas name."""
+
 Get = Callable[[str], Awaitable[tuple[int, bytes]]]
 
 
@@ -34,6 +37,9 @@ class Card(msgspec.Struct):
     parent: Any = None
     """The model that an adapter is for; None: not an adapter."""
     max_model_len: Any = None
+    created: Any = None
+    served_by: Any = None
+    """`headgate` where a gateway like this one lists the models of its replicas."""
 
     @property
     def context(self) -> int | None:
@@ -66,8 +72,8 @@ async def detect(cards: list[Card], get: Get) -> str:
 
 def kind_by_cards(cards: list[Card]) -> str | None:
     for card in cards:
-        if card.owned_by == "headgate" and card.max_model_len is None:
-            return "openai"  # a gateway like this one, with promises of its own
+        if card.served_by == GATEWAY or (card.owned_by == "headgate" and card.max_model_len is None):
+            return "openai"  # a gateway like this one, or its last version, with promises of its own
         owner = str(card.owned_by).removesuffix("-emulated")
         for dialect in DIALECTS.values():
             if dialect.owned_by is not None and owner == dialect.owned_by:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from headgate.model.dialect import Dialect, dialect_of_kind
+from headgate.model.dialect import XARGS, Dialect, dialect_of_kind
 from headgate.model.lane import LANES, Lane
 from headgate.model.replica import Replica
 from headgate.model.request import Request
@@ -38,6 +38,8 @@ class Asked(Protocol):
     @property
     def body(self) -> dict[str, Any]: ...
     @property
+    def uncached_tokens(self) -> int: ...
+    @property
     def tenant(self) -> Trust: ...
 
 
@@ -48,7 +50,7 @@ Shape = Callable[[Asked, Lane, Tier, str], dict[str, Any]]
 def shape_for(replica: Replica) -> Shape | None:
     """None: the body goes as it is. Decided once per replica, not per request."""
     dialect = dialect_of(replica)
-    if dialect.promises:
+    if dialect.keeps_bounds:
         return with_promises
     told = dialect.priority if replica.priority else None
     if told is None and not dialect.strict and dialect.priority is None and dialect.abort is None:
@@ -62,19 +64,41 @@ def shape_for(replica: Replica) -> Shape | None:
             body = {**body, "priority": told(asked.request.priority)}
         if dialect.abort is not None:
             body = {**body, "rid": call}
+        if dialect.wishes is not None and ("messages" in body or "prompt" in body):
+            body = _with_wishes(dialect.wishes, body, asked, lane)
         return body
 
     return shape
 
 
+def _with_wishes(field: str, body: dict[str, Any], asked: Asked, lane: Lane) -> dict[str, Any]:
+    """Adds what our scheduler inside an engine heeds. What a trusted key put into the field itself stays, but for these
+    names."""
+    request, given = asked.request, body.get(field)
+    ttft_s = lane.ttft_target_s if request.ttft_s is None else request.ttft_s
+    gap_s = lane.gap_target_s if request.tpot_s is None else request.tpot_s
+    told = {
+        XARGS["priority"]: request.priority,
+        XARGS["ttft_ms"]: ttft_s * 1e3,
+        XARGS["gap_ms"]: gap_s * 1e3,
+        XARGS["uncached_tokens"]: asked.uncached_tokens,
+    }
+    if given is not None and not isinstance(given, dict):
+        return body  # the engine refuses it
+    return {**body, field: {**(given or {}), **told}}
+
+
 def with_promises(asked: Asked, lane: Lane, tier: Tier, call: str) -> dict[str, Any]:
-    """Adds the lane's promises, which Headgate's engine takes with the request."""
+    """Adds the promises, the request's own or its lane's, which Headgate's engine takes with the request."""
     request = asked.request
+    ttft_s = lane.ttft_target_s if request.ttft_s is None else request.ttft_s
+    gap_s = lane.gap_target_s if request.tpot_s is None else request.tpot_s
     extra: dict[str, Any] = {
         "lane": request.lane if request.lane in LANES else "slow",
         "priority": request.priority,
-        "ttft_target_ms": lane.ttft_target_s * 1e3,
-        "tpot_target_ms": lane.gap_target_s * 1e3,
+        "ttft_target_ms": ttft_s * 1e3,
+        "tpot_target_ms": gap_s * 1e3,
+        "uncached_tokens": asked.uncached_tokens,
     }
     if tier.longest_neighbour is not None:
         extra["longest_neighbour"] = tier.longest_neighbour

@@ -26,7 +26,7 @@ ENTRIES: Final = 7
 BOUNDED: Final = 8
 """A field of OpenAI's own, which the lane bounds."""
 
-OWN: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour")
+OWN: Final = ("lane", "priority", "ttft_target_ms", "tpot_target_ms", "longest_neighbour", "uncached_tokens")
 """Fields that trusted clients may send and Headgate's engine understands."""
 LENGTHS: Final = ("n_predict", "max_new_tokens", "num_predict", "max_length", "max_gen_len", "max_tokens_to_sample")
 LEASTS: Final = ("min_tokens", "min_new_tokens", "min_length")

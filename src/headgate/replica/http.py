@@ -1,13 +1,15 @@
 """Sends requests to a model server: the client side of HTTP/1.1.
 
 Callbacks: with an idle connection at hand a request needs no task, and is that connection's when `send` returns. A body
-up to 16 KiB is written when the loop has handled all that has come in (wire/outbox.py), a longer one at once. A new
+up to 16 KiB is written when the loop has handled all that has come in (wire/connection.py), a longer one at once. A new
 connection is opened by a task.
 """
 
 import asyncio
+import os
 import ssl
 from collections import deque
+from errno import errorcode
 from urllib.parse import urlsplit
 
 from headgate.model.clock import Clock
@@ -16,11 +18,12 @@ from headgate.model.labels import plain
 from headgate.replica.call import Call, Listener, PoolLimits
 from headgate.replica.connection import Connection
 from headgate.replica.credentials import Credentials
-from headgate.wire.outbox import Outbox
+from headgate.wire.connection import Outbox
 
 __all__ = ["OWN_BYTES", "Call", "Connections", "Listener", "Once", "PoolLimits", "request_head"]
 
 
+UNREACHED = "the replica could not be reached: "
 OWN_BYTES = 4 * 1024 * 1024
 """Maximum size of an answer to one of the gateway's own questions; a larger one is a failure of the replica."""
 
@@ -79,7 +82,7 @@ class Connections:
         self._retired = False
 
     @property
-    def connections(self) -> int:
+    def count(self) -> int:
         return len(self._connections)
 
     @property
@@ -205,10 +208,10 @@ class Connections:
             call.fail(ReplicaUnreached("the replica is no longer asked"))  # no effect if the call cancelled it
         except Exception as error:
             self._give_up(connection)
-            why = str(error) or f"no connection within {plain(self.limits.connect_timeout_s, 6)} s"
+            why = _in_words(error) or f"no connection within {plain(self.limits.connect_timeout_s, 6)} s"
             # Whether a request that was written before was read, or even broke the replica, is unknown.
             failed = ReplicaFailed if call.sends else ReplicaUnreached
-            call.fail(failed(f"the replica could not be reached: {why}"))
+            call.fail(failed(f"{UNREACHED}{why}"))
         else:
             call.connecting = None
             connection.begin(call)
@@ -260,6 +263,12 @@ class Once:
     def on_broken(self, flaw: Exception) -> None:
         if not self.answer.done():
             self.answer.set_exception(ReplicaFailed(f"its answer could not be read: {flaw!r}"))
+
+
+def _in_words(error: Exception) -> str:
+    """The system's own words, such as "connection refused": without numbers and addresses, which no client needs."""
+    known = isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno in errorcode
+    return os.strerror(error.errno).lower() if known and isinstance(error, OSError) and error.errno else str(error)
 
 
 def _parse(url: str) -> tuple[str, str | tuple[str, int]]:

@@ -127,9 +127,9 @@ def _flaw(parts: AnswerParts, body: bytes, wanted: str) -> str:
 def _usage(found: AnswerUsage, timings: msgspec.Raw, metrics: msgspec.Raw) -> Usage | None:
     """None: the counts are nonsense."""
     details = found.prompt_tokens_details or found.input_tokens_details
-    cached = 0 if details is None else details.cached_tokens or 0
+    cached = None if details is None else details.cached_tokens
     prompt, output = found.prompt_tokens or found.input_tokens, found.completion_tokens or found.output_tokens or 0
-    if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= cached <= MOST_TOKENS):
+    if not (0 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS and 0 <= (cached or 0) <= MOST_TOKENS):
         return None
     told = None if timings is NOTHING else _timings(timings)
     if told is None and metrics is not NOTHING:

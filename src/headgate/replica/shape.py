@@ -11,8 +11,8 @@ NOTHING = msgspec.Raw()
 class Usage(msgspec.Struct, frozen=True, gc=False):
     prompt: int
     output: int
-    cached: int
-    """Tokens of the prompt that were in the engine's cache."""
+    cached: int | None
+    """Tokens of the prompt that were in the engine's cache; None: the engine does not say."""
     timings: EngineTimings | None = None
 
 

@@ -10,10 +10,11 @@ import jinja2
 from markupsafe import Markup
 
 from headgate import __version__
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.report import charts, svg
 from headgate.report.charts import ChartSeries
 from headgate.report.compare import FigureDifference, compare
+from headgate.report.first import answered
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept, summarise
 from headgate.report.words import count, interval_ms, level_name, ms, ms_or_missed, percent, rate
@@ -36,11 +37,14 @@ def write(
     seed: int = 0,
     names: Sequence[str] | None = None,
     more: Sequence[tuple[str, str]] = (),
+    first: Sequence[str] | None = None,
+    command: str = "",
 ) -> None:
+    page = render(results, seed=seed, names=names, more=more, first=first, command=command)
     try:
-        path.write_text(render(results, seed=seed, names=names, more=more), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise StartupError(f"{path} can't be written: {error.strerror or error}") from None
+        raise UsageError(f"{path} can't be written: {error.strerror or error}") from None
 
 
 def render(
@@ -49,16 +53,24 @@ def render(
     seed: int = 0,
     names: Sequence[str] | None = None,
     more: Sequence[tuple[str, str]] = (),
+    first: Sequence[str] | None = None,
+    command: str = "",
 ) -> str:
     """Renders one result, or several side by side with a verdict on each difference from the first. `more`: further
-    sections, each a heading and the caller's own HTML."""
+    sections, each a heading and the caller's own HTML. `first`: the answer in a sentence or two; None: what came of
+    each result. `command`: what made the page, without secrets; empty: unknown."""
     names = list(names or (one.title for one in results))
     summaries = [summarise(one, seed) for one in results]
     single = len(results) == 1
     common = {
         key: value for key, value in results[0].facts.items() if all(one.facts.get(key) == value for one in results)
     }
+    if first is None:
+        said = [answered(one, found) for one, found in zip(results, summaries, strict=True)]
+        first = said if single else [f"{name}: {one}" for name, one in zip(names, said, strict=True)]
     context = {
+        "first": first,
+        "command": command,
         "title": results[0].title if single else " · ".join(names),
         "css": Markup(_resource("page.css")),
         "version": __version__,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headgate import __version__
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.report.results import KINDS, LEVELS, Floats, Results, Rows, Target
 from headgate.report.statistics import Estimate
 from headgate.report.summary import LaneSummary, Spread
@@ -93,7 +93,7 @@ def write(
     try:
         path.write_bytes(data + b"\n")
     except OSError as error:
-        raise StartupError(f"{path} can't be written: {error.strerror or error}") from None
+        raise UsageError(f"{path} can't be written: {error.strerror or error}") from None
 
 
 def read(path: Path) -> Results:
@@ -101,21 +101,21 @@ def read(path: Path) -> Results:
     try:
         data = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise StartupError(f"{path} can't be read: {error.strerror or error}") from None
+        raise UsageError(f"{path} can't be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StartupError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is no JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("ttfts"), list) or "errors" not in data:
-        raise StartupError(
+        raise UsageError(
             f"{path} has no figures of single requests; write it with headgate bench --json FILE, "
             "or vllm bench serve --save-result --save-detailed"
         )
     ours = data.get("headgate")
     if isinstance(ours, dict) and ours.get("schema") != SCHEMA:
-        raise StartupError(f"{path} is of schema {ours.get('schema')}, and this Headgate reads {SCHEMA}")
+        raise UsageError(f"{path} is of schema {ours.get('schema')}, and this Headgate reads {SCHEMA}")
     try:
         return _ours(data, ours) if isinstance(ours, dict) else _foreign(data, path.stem)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise StartupError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
 
 
 def _ours(data: dict[str, Any], ours: dict[str, Any]) -> Results:

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headgate.report.first import answered
 from headgate.report.results import FIGURES, LEVELS, Results
 from headgate.report.summary import LaneSummary, kept
 from headgate.report.words import count, interval_ms, interval_short, level_name, ms, ms_or_missed, percent, rate
@@ -16,9 +17,9 @@ WIDE = 124
 
 
 def render(results: Results, summaries: dict[str, LaneSummary], width: int = 80) -> RenderableType:
-    """The whole report, all lanes together last; on a wide console intervals stand beside their percentiles."""
+    """The whole report, all lanes together last, then what it is about; on a wide console intervals stand beside their
+    percentiles."""
     parts: list[RenderableType] = [Text.from_markup(f"[bold]{escape(results.title)}[/]")]
-    parts += [Text(f"  {name}: {value}", style="dim") for name, value in results.facts.items()]
     shown = [summaries[lane] for lane in results.lanes]
     if len(shown) != 1:
         shown.append(summaries[""])
@@ -26,10 +27,15 @@ def render(results: Results, summaries: dict[str, LaneSummary], width: int = 80)
         parts += ["", _heading(summary), _lane(results, summary, width >= WIDE)]
         parts += _reasons(summary)
     parts += [Text(f"! {note}", style="yellow") for note in results.notes]
+    if results.facts:
+        parts += ["", *(Text(f"  {name}: {value}", style="dim") for name, value in results.facts.items())]
     return Group(*parts)
 
 
 def show(results: Results, summaries: dict[str, LaneSummary], console: Console) -> None:
+    """Prints what came of it in one sentence, then the whole report."""
+    console.print(Text(answered(results, summaries), "bold"))
+    console.print()
     console.print(render(results, summaries, console.width))
 
 

@@ -18,16 +18,19 @@ from headgate.model.event import (
     FirstToken,
     Hedge,
     HedgeWon,
+    Quote,
+    QuoteAsked,
     Tick,
 )
 from headgate.model.outcome import Outcome
+from headgate.model.record import QuoteTold
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.sim.fleet import Delays
 from headgate.sim.intake import SimIntake
 from headgate.sim.world import World
-from headgate.workload.arrival import Arrival
+from headgate.workload.arrival import Arrival, follow_up
 
 SPREAD: Final = 0.6180339887
 """The golden section: multiples of it, without their whole part, are spread evenly over 0 to 1, and without chance."""
@@ -47,6 +50,7 @@ class SimTicket:
         "number",
         "output",
         "queue_s",
+        "quote",
         "replica",
         "request",
         "retry_s",
@@ -56,6 +60,7 @@ class SimTicket:
         "step",
         "still",
         "told_s",
+        "uncached",
     )
 
     def __init__(self, number: int, arrival: Arrival, request: Request, output: int, now: float) -> None:
@@ -74,6 +79,10 @@ class SimTicket:
         """When the request began to wait, or was sent."""
         self.queue_s = 0.0
         self.retry_s = 0.0
+        self.uncached = 0
+        """Prompt tokens that the replica is expected to compute."""
+        self.quote: QuoteTold | None = None
+        """When the first token was expected. None: it was not told."""
         self.cached = 0
         """Prompt tokens found in the replica's prefix cache."""
         self.first_at: float | None = None
@@ -144,7 +153,9 @@ class SimGateway:
         self._arrivals: Iterator[Arrival] = iter(())
         self._number = 0
         self._over = False
-        """No more arrivals will come."""
+        """No more arrivals will come, but for later turns of sessions."""
+        self._later = 0
+        """Turns of sessions that will come."""
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -168,9 +179,18 @@ class SimGateway:
         self.tickets[request.id] = SimTicket(self._number, arrival, request, output, now)
         self.present.change(1, now)
         self.hear(Arrived(request))
-        self._await_next()
+        if arrival.turn <= 1:
+            self._await_next()
+        else:
+            self._later -= 1
+            self._stop_if_over()
 
-    def hear(self, event: Event) -> None:
+    def quote(self, arrival: Arrival) -> Quote:
+        """What a request like this would meet now; it is not served."""
+        request, _ = self._intake.request(arrival, self._number + 1, self.world.now)
+        return next(command for command in self.hear(QuoteAsked(request)) if isinstance(command, Quote))
+
+    def hear(self, event: Event) -> list[Command]:
         dispatcher, now = self.dispatcher, self.world.now
         commands = dispatcher.on(event, now)
         if self._log is not None:
@@ -181,8 +201,11 @@ class SimGateway:
             self._set_timer()
         if self._over:
             self._stop_if_over()
+        return commands
 
     def _carry_out(self, command: Command, now: float) -> None:
+        if isinstance(command, Quote):
+            return
         ticket = self.tickets[command.request_id]
         if isinstance(command, Dispatch):
             ticket.attempts = command.attempt
@@ -192,11 +215,16 @@ class SimGateway:
             ticket.replica = replica = self.replicas[command.replica_id]
             self.at_work.change(1, now)
             ticket.said, ticket.still, ticket.told_s = 0, ticket.request.choices, None
+            ticket.uncached = command.uncached
+            ticket.quote = command.quote
+            if command.lane:
+                ticket.request = ticket.request.but(lane=command.lane, ttft_s=None)
             replica.submit(ticket)
         elif isinstance(command, Hedge):
             self._hedge(ticket, self.replicas[command.replica_id], now)
         else:
             ticket.queue_s += now - ticket.since
+            ticket.quote = command.quote
             self._leave(ticket, command.outcome, now)
 
     def _hedge(self, ticket: SimTicket, replica: SimulatedReplica, now: float) -> None:
@@ -224,6 +252,10 @@ class SimGateway:
         del self.tickets[ticket.request.id]
         self.present.change(-1, self.world.now)
         self._close(ticket, outcome, now)
+        if ticket.arrival.later and outcome is Outcome.COMPLETED:  # an agent that gets no answer gives up
+            self._later += 1
+            arrival = follow_up(ticket.arrival, now)
+            self.world.at(arrival.at_s + self._delays.accept_s, self._arrive, arrival)
 
     # -- told by replicas ----------------------------------------------------------------------------------
 
@@ -261,7 +293,8 @@ class SimGateway:
             usage = (request.prompt_tokens, ticket.said)
         self.at_work.change(-1, self.world.now)
         self._leave(ticket, outcome, now)
-        self.hear(Ended(request.id, outcome, usage, ticket.told_s))
+        cached = ticket.cached if outcome is Outcome.COMPLETED else None
+        self.hear(Ended(request.id, outcome, usage, ticket.told_s, cached))
 
     def attempt_failed(
         self, ticket: SimTicket, outcome: Outcome, message: str, refused: bool = False, unsent: bool = False
@@ -300,7 +333,7 @@ class SimGateway:
             self._set_timer()
 
     def _stop_if_over(self) -> None:
-        if not self.tickets:
+        if not self.tickets and not self._later:
             self.world.stop()
 
 

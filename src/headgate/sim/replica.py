@@ -229,10 +229,11 @@ class SteppedReplica:
             arrived=now,
             lane=request.lane if request.lane in LANES else "slow",
             priority=request.priority,
-            first_token_by=now + lane.ttft_target_s,
-            gap_target_s=lane.gap_target_s,
+            first_token_by=now + (lane.ttft_target_s if request.ttft_s is None else request.ttft_s),
+            gap_target_s=lane.gap_target_s if request.tpot_s is None else request.tpot_s,
             sampling=_SAMPLING,
             chain=chain_of(arrival, ticket.number, self._profile.block_tokens, ticket.output),
+            expected=ticket.uncached,
             longest_neighbour=None if neighbour is None else max(neighbour, self.batcher.ledger.longest // 4),
         )
 

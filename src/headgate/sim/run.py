@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Noise
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.model.outcome import Outcome
 from headgate.policy.compose import dispatcher_for
 from headgate.policy.dispatch.dispatcher import Dispatcher
@@ -160,7 +160,8 @@ def run(
         if onlooker is not None:
             onlooker.closed(ticket, outcome, now)
 
-    gateway = SimGateway(world, dispatcher, SimIntake(config), fleet.delays, close, log)
+    intake = SimIntake(config, dispatcher.lanes, dispatcher.cached_tokens)
+    gateway = SimGateway(world, dispatcher, intake, fleet.delays, close, log)
     if onlooker is not None:
         onlooker.begin(world, dispatcher)
     stand_ins = []
@@ -171,7 +172,7 @@ def run(
         _join(config, world, gateway, seat, stand_in)
     for failure in fleet.failures:
         if not 0 <= failure.replica < fleet.replicas:
-            raise StartupError(f"replica {failure.replica} can't fail: there are 0 to {fleet.replicas - 1}")
+            raise UsageError(f"replica {failure.replica} can't fail: there are 0 to {fleet.replicas - 1}")
         _schedule(world, failure, stand_ins, fleet)
     used = UseWatch(world, gateway)
     gateway.play(_told(arrivals, progress))

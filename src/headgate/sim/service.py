@@ -2,48 +2,49 @@
 `gateway`, with which `headgate plan` and `headgate simulate --scale` work unless told otherwise.
 
 Every sequence that decodes advances one token with each step; prompts go through one after the other, the urgent first,
-a chunk in each step; the profile gives the duration of such a step. Equal steps are one event. A batching engine
-behaves so while its memory suffices: no blocks, no swapping, no waiting for a prefix that another sequence computes.
-Several choices of a request are decoded beside each other and end together; their prompt is computed once. This model
-is for questions about the gateway, with hundreds of thousands of requests; sim/replica.py is for questions about the
-engine.
+a chunk in each step; the profile gives the duration of such a step. Equal steps are one event. sim/memory.py counts
+the memory, what prompts share once where the machine's memory is paged; a prompt whose beginning another one computes
+before it finds it. A batching engine behaves so while its memory suffices: nothing is swapped out here. Several choices
+of a request are decoded beside each other and end together; their prompt is computed once. This model is for questions
+about the gateway, with hundreds of thousands of requests; sim/replica.py is for questions about the engine.
 
 Its contract, which tests/sim/test_service_contract.py keeps on recorded and drawn loads: p50, p90, p95 and p99 of TTFT,
-TPOT and end-to-end time are within TOLERANCE of those of the Batcher. Gaps between tokens are not: while long prompts
-push cached ones out to host memory, a step may wait for that, and here p95 of the longest gap is as little as a third.
+TPOT and end-to-end time are within TOLERANCE of those of the Batcher, without the requests that are relegated or
+refused; their shares are within 0.02, and so is the share of prompts that is found in caches. Gaps between tokens are
+not: while long prompts push cached ones out to host memory, a step may wait for that, and here p95 of the longest gap
+is as little as a third.
 """
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import sqrt
 
-from headgate.machine.profile import Noise, Residuals
+from headgate.machine.profile import Noise
 from headgate.model.outcome import Outcome
 from headgate.model.replica import ReplicaId
-from headgate.sim.chains import KnownBlocks
+from headgate.policy.batching.urgency import lane_as_computed
 from headgate.sim.fleet import Delays, SimGroup
 from headgate.sim.gateway import SimGateway, SimTicket
 from headgate.sim.longest import Longest
+from headgate.sim.memory import ReplicaMemory
+from headgate.sim.pace import ServicePace
 from headgate.sim.world import World
-from headgate.workload.arrival import BLOCK_TOKENS
 
 TOLERANCE = 0.15
 """Share by which percentiles may differ from those that the Batcher gives for the same requests."""
-CAREFUL = 1.1
-"""A chunk is chosen so that its step would be in time even if it took this many times as long."""
-DRAWS = 16
-"""Maximum random draws for the steps of one run."""
 
 
 class _Prompt:
-    """A prompt being prefilled."""
+    """A prompt to prefill."""
 
-    __slots__ = ("done", "left", "ticket")
+    __slots__ = ("begun", "done", "left", "ticket")
 
-    def __init__(self, ticket: SimTicket, done: int, left: int) -> None:
+    def __init__(self, ticket: SimTicket) -> None:
         self.ticket = ticket
-        self.done = done
+        self.begun = not ticket.arrival.prefix
+        """Whether its beginning was looked up in the cache."""
+        self.done = 0
         """Tokens whose KV is computed."""
-        self.left = left
+        self.left = max(1, ticket.arrival.prompt_tokens)
 
 
 class ServiceReplica:
@@ -67,22 +68,14 @@ class ServiceReplica:
         self._gateway = gateway
         self._delays = delays
         self._profile = profile
-        self._chance = chance
         self._overhead_s = member.step_overhead_s
-        self._config = config
-        cost = profile.cost
-        self._cost = (
-            cost.fixed,
-            cost.knee,
-            cost.per_token_beyond,
-            cost.per_prefill,
-            cost.per_decode,
-            cost.per_context,
-            cost.per_pair,
-        )
+        gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values())
+        self._pace = ServicePace(profile, config, min(gap_s, config.gap_target_s or gap_s), chance)
         self._memory = (1.0 - config.headroom) * profile.kv_tokens
+        speed = profile.load_bytes_per_s
+        self._load_s = 0.0 if speed is None else profile.bytes_per_token / speed
+        """Seconds that a token takes from host memory to the device."""
         self._longest_sequence = min(profile.context, profile.kv_tokens)
-        self._gap_s = min(lane.gap_target_s for lane in gateway.dispatcher.lanes.values()) / CAREFUL
         self._due = 0
         """The number of the event that ends the run; any other event is out of date."""
         self._forget()
@@ -90,12 +83,12 @@ class ServiceReplica:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt beginnings in the cache."""
-        return self._known.tokens
+        return self._kept.cached
 
     @property
     def gauges(self) -> dict[str, float]:
         """The gauges that an engine reports: see replica/gauges.py."""
-        return {"kv_ratio": min(1.0, self._taken / self._profile.kv_tokens)}
+        return {"kv_ratio": min(1.0, self._kept.taken / self._profile.kv_tokens)}
 
     def _forget(self) -> None:
         self._open: dict[int, SimTicket] = {}
@@ -113,9 +106,7 @@ class ServiceReplica:
         """Slots of the admitted requests."""
         self._decodes = 0
         """Sequences that advance one token with each step."""
-        self._taken = 0
-        """Memory that the admitted requests will need in the end, in tokens."""
-        self._known = KnownBlocks(self._profile.kv_tokens // BLOCK_TOKENS)
+        self._kept = ReplicaMemory(self._profile)
         self._longest = Longest()
         self._steps = 0
         # The run in progress.
@@ -196,14 +187,16 @@ class ServiceReplica:
             inside = len(self._waiting)
             self._waiting = [one for one in self._waiting if one[3] is not ticket]
             choices = ticket.request.choices
-            if len(self._waiting) == inside:
-                self._taken -= choices * (ticket.arrival.prompt_tokens + ticket.output)
-                self._used -= choices
+            said = 0
             self._prompts = [one for one in self._prompts if one[3].ticket is not ticket]
             saying = [one for one in self._saying if one[2] is not ticket]
             if len(saying) < len(self._saying):
-                self._context -= choices * (ticket.arrival.prompt_tokens + self._steps - ticket.step)
+                said = self._steps - ticket.step
+                self._context -= choices * (ticket.arrival.prompt_tokens + said)
                 self._decodes -= choices
+            if len(self._waiting) == inside:
+                self._kept.release(ticket.arrival, ticket.number, ticket.output, choices, said)
+                self._used -= choices
             self._saying = saying
         heapify(self._waiting)
         heapify(self._prompts)
@@ -218,19 +211,32 @@ class ServiceReplica:
 
     def _fits(self, ticket: SimTicket) -> bool:
         choices, slots = ticket.request.choices, self._profile.slots
-        needs = choices * (ticket.arrival.prompt_tokens + ticket.output)
-        fits = self._used + min(choices, slots) <= slots and self._taken + needs <= self._memory
-        return fits or self._used <= 0
+        if self._used + min(choices, slots) > slots:
+            return self._used <= 0
+        needs = self._kept.needs(ticket.arrival, ticket.output, choices)
+        return self._kept.taken + needs <= self._memory or self._used <= 0
 
     def _admit(self, ticket: SimTicket) -> None:
-        request, arrival = ticket.request, ticket.arrival
-        tokens = arrival.prompt_tokens if arrival.prompt_tokens > 0 else 1
-        done = min(self._known.cached(arrival.prefix), tokens - 1) if arrival.prefix else 0
-        ticket.cached = done
-        self._taken += request.choices * (arrival.prompt_tokens + ticket.output)
+        request = ticket.request
+        self._kept.hold(ticket.arrival, ticket.output, request.choices)
         self._used += request.choices
-        prompt = _Prompt(ticket, done, tokens - done)
-        heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, prompt))
+        heappush(self._prompts, (request.priority, request.first_token_by, ticket.number, _Prompt(ticket)))
+
+    def _begin(self) -> float:
+        """Looks the first prompt's beginning up in the cache, now that its turn has come: a prompt before it may just
+        have computed it. Returns the seconds that loading takes from the host. A prompt with much more to compute than
+        expected goes back to those as long as it is."""
+        prompt = self._prompts[0][3]
+        prompt.begun, ticket = True, prompt.ticket
+        ticket.cached, loaded = self._kept.find(ticket.arrival)
+        prompt.done = ticket.cached
+        prompt.left -= ticket.cached
+        request = ticket.request
+        lane = lane_as_computed(prompt.left, ticket.uncached) if ticket.uncached else None
+        if lane is not None and lane.priority > request.priority:
+            by = max(request.first_token_by, ticket.since + lane.ttft_target_s)
+            heapreplace(self._prompts, (lane.priority, by, ticket.number, prompt))
+        return loaded * self._load_s
 
     # -- steps ---------------------------------------------------------------------------------------------
 
@@ -247,66 +253,46 @@ class ServiceReplica:
         if not decodes and not prompts:
             self._count = 0
             return
-        fixed, knee, per_beyond, per_prefill, per_decode, per_context, per_pair = self._cost
+        pace = self._pace
         prefill = pairs = 0
         self._chunked = None
         count = saying[0][0] - self._steps if decodes else 1
-        more_s = per_context * decodes
+        more_s = pace.per_context * decodes
+        moves_s = 0.0
         if prompts:
+            while not prompts[0][3].begun:
+                moves_s += self._begin()
             first = prompts[0][3]
-            room = self._room(decodes, first.done)
+            room = pace.room(decodes, self._context, first.done)
             if first.left > room:
                 self._chunked, self._chunk, prefill = first, room, room
                 pairs = room * (2 * first.done + room)
                 alike = (first.left - 1) // room
-                count = alike if not decodes or alike < count else count
-                more_s += 2.0 * room * room * per_pair
+                count = 1 if moves_s else alike if not decodes or alike < count else count
+                more_s += 2.0 * room * room * pace.per_pair
             else:
                 count = 1
-                prefill, pairs = self._pack(room)
-        first_s = (
-            fixed
-            + per_prefill * prefill
-            + per_decode * decodes
-            + per_context * (self._context + decodes)
-            + per_pair * pairs
-        )
-        if prefill + decodes > knee:
-            first_s += per_beyond * (prefill + decodes - knee)
-        ratio = self._ratio(self._profile.residuals(prefill, first_s), count)
-        self._first_s = first_s = first_s * ratio + self._overhead_s
+                prefill, pairs, packed_s = self._pack(room)
+                moves_s += packed_s
+        first_s, ratio = pace.step(prefill, decodes, self._context + decodes, pairs, count)
+        self._first_s = first_s = first_s * ratio + self._overhead_s + moves_s
         self._more_s = more_s = more_s * ratio
         self._count = count
         self._began = now = self._world.now
         self._due += 1
         self._world.at(now + count * first_s + more_s * (count * (count - 1) // 2), self._end, self._due)
 
-    def _room(self, decodes: int, done: int) -> int:
-        """Returns the prompt tokens that a step may hold so that every stream's next token is in time. `done`: the
-        prompt's tokens computed before."""
-        fixed, _, per_beyond, per_prefill, per_decode, per_context, per_pair = self._cost
-        config = self._config
-        most = min(config.chunk_limit, config.step_tokens - decodes)
-        within_s = (self._gap_s if decodes else config.step_limit_s) - fixed
-        within_s -= per_decode * decodes + per_context * self._context
-        each_s = per_prefill + per_beyond + 2.0 * per_pair * done
-        if (each_s + per_pair * most) * most > within_s:
-            low, high = 0, most
-            while low < high:
-                middle = (low + high + 1) // 2
-                if (each_s + per_pair * middle) * middle <= within_s:
-                    low = middle
-                else:
-                    high = middle - 1
-            most = low
-        return most if most > config.chunk_floor else config.chunk_floor
-
-    def _pack(self, room: int) -> tuple[int, int]:
-        """Takes prompts to their end as far as there is room, and a part of the next."""
+    def _pack(self, room: int) -> tuple[int, int, float]:
+        """Takes prompts to their end as far as there is room, and a part of the next. Returns their tokens and pairs,
+        and the seconds that loading takes."""
         prefill = pairs = 0
+        moves_s = 0.0
         prompts = self._prompts
         while prompts and room:
             prompt = prompts[0][3]
+            if not prompt.begun:
+                moves_s += self._begin()
+                continue
             part = prompt.left if prompt.left < room else room
             pairs += part * (2 * prompt.done + part)
             prompt.done += part
@@ -316,14 +302,9 @@ class ServiceReplica:
             if not prompt.left:
                 heappop(prompts)
                 self._through.append(prompt.ticket)
-        return prefill, pairs
-
-    def _ratio(self, residuals: Residuals, count: int) -> float:
-        chance = self._chance
-        if chance is None or not residuals.runs:
-            return residuals.median
-        draws = min(count, DRAWS)
-        return sum(chance.ratio(residuals) for _ in range(draws)) / draws
+                if prompt.ticket.arrival.prefix:  # now, so that the next prompt need not compute it again
+                    self._kept.computed(prompt.ticket.arrival, prompt.ticket.arrival.prompt_tokens)
+        return prefill, pairs, moves_s
 
     def _took_s(self, steps: int) -> float:
         return steps * self._first_s + self._more_s * (steps * (steps - 1) // 2)
@@ -367,8 +348,6 @@ class ServiceReplica:
         firsts, self._through = self._through, []
         for ticket in firsts:
             ticket.step = steps
-            if ticket.arrival.prefix:
-                self._known.remember(ticket.arrival.prefix)
             if ticket.output > 1:
                 heappush(saying, (steps + ticket.output - 1, ticket.number, ticket))
                 self._context += ticket.request.choices * ticket.arrival.prompt_tokens
@@ -388,7 +367,9 @@ class ServiceReplica:
         for ticket in over:
             del self._open[ticket.number]
             choices = ticket.request.choices
-            self._taken -= choices * (ticket.arrival.prompt_tokens + ticket.output)
+            if ticket.arrival.turn:  # its session goes on with the answer
+                self._kept.computed(ticket.arrival, ticket.arrival.prompt_tokens + ticket.output)
+            self._kept.release(ticket.arrival, ticket.number, ticket.output, choices, ticket.output)
             self._used -= choices
             ticket.said = choices * ticket.output
             ticket.gap_s = max(ticket.gap_s, self._longest.since(ticket.step))

@@ -9,7 +9,7 @@ from math import ceil, inf
 import numpy as np
 
 from headgate.config.gateway import GatewayConfig
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.policy.promises.promise import promises
 from headgate.report.arrivals import arrivals, missed
 from headgate.report.results import Floats, Results, Target
@@ -63,12 +63,12 @@ def parse(texts: Iterable[str], config: GatewayConfig) -> tuple[Target, ...]:
     for text in texts:
         parts = re.fullmatch(r"([\w*-]+):([a-z_0-9]+):p(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)s?", text.strip())
         if parts is None:
-            raise StartupError(f"{text!r}: {HOW}")
+            raise UsageError(f"{text!r}: {HOW}")
         lane, figure, level, within_s = parts[1], parts[2], float(parts[3]) / 100, float(parts[4])
         if lane != "*" and lane not in known:
-            raise StartupError(f"{text!r}: no lane {lane!r}; there are {', '.join(known)}, and * for all")
+            raise UsageError(f"{text!r}: no lane {lane!r}; there are {', '.join(known)}, and * for all")
         if figure not in FIGURES or not 0 < level < 1 or within_s <= 0:
-            raise StartupError(f"{text!r}: {HOW}")
+            raise UsageError(f"{text!r}: {HOW}")
         found.append(Target(figure, within_s, None if lane == "*" else lane, level))
     return tuple(found)
 

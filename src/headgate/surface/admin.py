@@ -2,10 +2,12 @@
 
     GET /admin/requests/ID                              the record and its waterfall; also for a running request
     GET /admin/slow?lane=&last=300&limit=20&by=e2e      the slowest of the last seconds, with one-line reasons
+    GET /admin/blame?lane=&last=300&by=ttft             which tenant cost which how much of its p99
     GET /admin/slo                                      promises and alerts
     GET /admin/doctor                                   what is wrong, and the figures that say so
     GET /admin/records?last=300&limit=1000              records as JSON lines, the newest last
     GET /admin/state                                    all that the page shows
+    GET /admin/history?range=1h                         each lane's last 10m, 1h or 24h, in slices
 
 Searching all kept records takes milliseconds, and streams must not wait for that: a search is done in pieces, with the
 event loop's other work between.
@@ -21,9 +23,11 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from headgate.explain.costs import around_p99, charged, costs
 from headgate.explain.neighbours import Neighbour, keep, neighbours
 from headgate.explain.why import Explanation, explain, headline, main_part
 from headgate.measure.evidence import Evidence
+from headgate.measure.timeline import RANGES
 from headgate.measure.underway import neighbours_at
 from headgate.model.errors import EngineFailed, InvalidRequest, QueueFull, ServeError
 from headgate.model.labels import plain
@@ -42,6 +46,8 @@ PIECE = 2048
 JOBS = 8
 """Maximum searches at once; more are refused, to be retried."""
 MOST_SLOW = 200
+MOST_TENANTS = 24
+"""Maximum tenants whose p99 is explained: those with most requests."""
 MOST_RECORDS = 50_000
 LONGEST_S = 7 * 86_400.0
 
@@ -72,16 +78,16 @@ class Admin:
         self.access = access
         self._sources = sources
         self._gateway = gateway = sources.gateway
-        self._evidence = Evidence(
+        self.evidence = Evidence(
             lambda: gateway.dispatcher.lanes,
             lambda replicas, now: neighbours_at(gateway.tickets, replicas, now),
             lambda: sources.pulse.pauses,
         )
-        self._snapshot = Snapshot(sources, self._evidence)
+        self._snapshot = Snapshot(sources, self.evidence)
         self._jobs: set[asyncio.Task[None]] = set()
 
     def take(self, records: Sequence[Record], now: float) -> None:
-        self._evidence.take(records, now)
+        self.evidence.take(records, now)
 
     def snapshot(self, now: float) -> dict[str, Any]:
         """The snapshot for surface/live.py, which lists its content."""
@@ -94,10 +100,12 @@ class Admin:
         handlers: dict[str, Handler] = {
             "/admin/requests/*": self._request,
             "/admin/slow": self._slow,
+            "/admin/blame": self._blame,
             "/admin/slo": self._slo,
             "/admin/doctor": self._doctor,
             "/admin/records": self._records,
             "/admin/state": self._state,
+            "/admin/history": self._history,
         }
         return {("GET", path): self.access.guard(self._up_to_date(handler)) for path, handler in handlers.items()}
 
@@ -120,9 +128,17 @@ class Admin:
     def _state(self, exchange: Exchange) -> None:
         exchange.respond(200, _encode(self.snapshot(self._sources.clock())))
 
+    def _history(self, exchange: Exchange) -> None:
+        span = QueryString(exchange.query, ("range",)).one_of("range", tuple(RANGES), "10m") or "10m"
+        exchange.respond(200, _encode(self._snapshot.history(self._sources.clock(), span)))
+
     def _doctor(self, exchange: Exchange) -> None:
-        view, found = self._snapshot.diagnosis(self._sources.clock())
-        told = {"ended_early": self._sources.figures.ended.told()}
+        now = self._sources.clock()
+        view, found = self._snapshot.diagnosis(now)
+        told = {
+            "verdict": self._sources.alarms.state(now)["verdict"],
+            "ended_early": self._sources.figures.ended.told(),
+        }
         exchange.respond(200, _encode({**told, "findings": found, "figures": view, "window_s": WINDOW_S}))
 
     # -- what has to be looked for --------------------------------------------------------------------------
@@ -152,6 +168,13 @@ class Admin:
         return _encode({"record": whole, "explanation": told, "running": running})
 
     async def _explain(self, record: Record, records: list[Record]) -> Explanation:
+        return self._why(record, await self._near(record, records))
+
+    def _why(self, record: Record, near: Sequence[Neighbour]) -> Explanation:
+        usual = self.evidence.usual(record, self._sources.clock())
+        return explain(record, near, self._sources.pulse.pauses, usual)
+
+    async def _near(self, record: Record, records: list[Record]) -> list[Neighbour]:
         """`records` are in the order of their end, so that those which ended before `record` arrived are skipped."""
         near: list[Neighbour] = []
         first = bisect_left(records, record.at, key=lambda other: other.at + other.e2e_s)
@@ -163,8 +186,7 @@ class Admin:
             until = record.at + record.e2e_s
             here = neighbours_at(self._gateway.tickets, {record.replica}, now).get(record.replica, [])
             near = keep(near + [n for n in here if n.id != record.id and n.there_in(record.at, until)])
-        usual = self._evidence.usual(record, now)
-        return explain(record, near, self._sources.pulse.pauses, usual)
+        return near
 
     def _slow(self, exchange: Exchange) -> None:
         query = QueryString(exchange.query, ("lane", "last", "limit", "by"))
@@ -189,6 +211,40 @@ class Admin:
             explanation = await self._explain(record, records)
             found.append(_row(record, explanation, now))
         return _encode({"slow": found, "by": by, "lane": lane, "last_s": last_s, "of": len(records) - first})
+
+    def _blame(self, exchange: Exchange) -> None:
+        query = QueryString(exchange.query, ("lane", "last", "by"))
+        lane = query.one_of("lane", self._gateway.dispatcher.lanes, None)
+        last_s = query.number("last", 300.0, 1.0, LONGEST_S)
+        by = query.one_of("by", ("ttft", "e2e"), "ttft") or "ttft"
+        self._start(exchange, lambda: self._blamed(lane, last_s, by))
+
+    async def _blamed(self, lane: str | None, last_s: float, by: str) -> bytes:
+        records, now, measure = list(self._gateway.account.records), self._sources.clock(), BY[by]
+        begin = bisect_left(records, now - last_s, key=lambda record: record.at + record.e2e_s)
+        of_tenant: dict[str, list[Record]] = {}
+        at_replica: dict[str | None, list[Record]] = {}
+        for number, record in enumerate(records[begin:]):
+            at_replica.setdefault(record.replica, []).append(record)
+            if lane in (None, record.lane) and record.answered and measure(record) > 0:
+                of_tenant.setdefault(record.tenant, []).append(record)
+            if number % PIECE == 0:
+                await asyncio.sleep(0)
+        tails, found = [], []
+        for tenant in nlargest(MOST_TENANTS, of_tenant, key=lambda name: len(of_tenant[name])):
+            own = of_tenant[tenant]
+            p99_s, around = around_p99(own, measure)
+            explained = [(one.id, await self._charged(one, at_replica[one.replica], by)) for one in around]
+            tail, cost = costs(tenant, len(own), p99_s, explained)
+            tails.append(tail)
+            found += cost
+        found.sort(key=lambda cost: -cost.seconds)
+        told = {"by": by, "lane": lane, "last_s": last_s, "of": len(records) - begin, "costs": found, "tenants": tails}
+        return _encode(told)
+
+    async def _charged(self, record: Record, beside: list[Record], by: str) -> dict[str, float]:
+        near = await self._near(record, beside)
+        return charged(record, self._why(record, near), near, first=by == "ttft")
 
     def _records(self, exchange: Exchange) -> None:
         query = QueryString(exchange.query, ("last", "limit"))

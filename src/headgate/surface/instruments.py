@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from headgate.config.gateway import GatewayConfig, ObserveConfig
@@ -22,6 +23,8 @@ from headgate.metrics.exposition import CONTENT_TYPE, OPEN_CONTENT_TYPE, wants_o
 from headgate.model.clock import Clock, wall
 from headgate.model.record import Record
 from headgate.publish.alarms import Alarms
+from headgate.publish.incidents.folder import IncidentFolder
+from headgate.publish.incidents.recorder import FlightRecorder, FlightSources
 from headgate.publish.journal import Journal
 from headgate.publish.metrics import Metrics
 from headgate.publish.otlp import OtlpSender
@@ -30,6 +33,7 @@ from headgate.publish.traces import Traces
 from headgate.publish.webhook import Webhook
 from headgate.surface.access import AdminAccess
 from headgate.surface.admin import Admin
+from headgate.surface.incidents import IncidentAdmin
 from headgate.surface.live import Live
 from headgate.surface.page import Page
 from headgate.surface.snapshot import Sources
@@ -65,8 +69,10 @@ class Instruments:
         rng: random.Random,
         clock: Clock,
         journal: Journal | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """`journal`: gets all records; None: there is none. Raises StartupError where the OTLP endpoint can't be
+        """`journal`: gets all records; None: there is none. `scratch`: folder that lasts as long as the gateway; None:
+        no incident is recorded unless the config names a folder. Raises StartupError where the OTLP endpoint can't be
         used."""
         observe, account = config.observe, gateway.account
         self._gateway = gateway
@@ -102,6 +108,7 @@ class Instruments:
         self.live = Live(self.admin.snapshot, self.admin.history, clock)
         self._journal = journal
         self._sender: OtlpSender | None = None
+        self._incidents = self._incident_admin(observe, scratch, access) if self._on else None
         if self._on:
             self._consumers += [self.figures.take, self.admin.take, tenants.take]
         if journal is not None:
@@ -126,6 +133,26 @@ class Instruments:
             refresh=self.catch_up,
         )
 
+    def _incident_admin(
+        self, observe: ObserveConfig, scratch: Path | None, access: AdminAccess
+    ) -> IncidentAdmin | None:
+        incidents = observe.incidents
+        folder = scratch / "incidents" if incidents.folder is None and scratch is not None else incidents.folder
+        if folder is None:
+            return None
+        sources = FlightSources(
+            gateway=self._gateway,
+            conditions=self.conditions,
+            evidence=self.admin.evidence,
+            pulse=self.pulse,
+            watches=self._roster.watches,
+            clock=self._clock,
+            wall=wall,
+        )
+        recorder = FlightRecorder(sources, incidents, IncidentFolder(folder, incidents.files, incidents.bytes))
+        self.alarms.report_to(recorder.heed)
+        return IncidentAdmin(recorder, access, self.catch_up, lasts=incidents.folder is not None)
+
     def _export(self, endpoint: str, observe: ObserveConfig, rng: random.Random) -> None:
         """Sends traces and, where asked for, metrics to an OpenTelemetry backend."""
         self._sender = OtlpSender(endpoint, observe.otlp_headers, self._clock)
@@ -148,6 +175,7 @@ class Instruments:
             **Page().routes(),
             **self.admin.routes(),
             **self.usage.routes(),
+            **({} if self._incidents is None else self._incidents.routes()),
             ("GET", "/admin/live"): guard(self.live.watch),
             ("GET", "/metrics"): self._serve_metrics,
         }
@@ -204,6 +232,9 @@ class Instruments:
         self.live.close()
         self.admin.close()
         self.catch_up()
+        if self._incidents is not None:
+            self._incidents.close()
+            await self._incidents.recorder.close(SEND_GRACE_S)
         await self.alarms.close()
         if self._exporter is not None:
             await self._exporter.send()  # the figures since the last time
@@ -229,10 +260,16 @@ class Instruments:
         dispatcher = self._gateway.dispatcher
         for lane in dispatcher.lanes:
             self.figures.sample(lane, dispatcher.waiting(lane) + dispatcher.running(lane), now)
+        recorder = None if self._incidents is None else self._incidents.recorder
+        if recorder is not None:
+            recorder.sample_lanes(now)
         self._turns += 1
         if self._turns % ALARMS_EVERY == 0:
             self._pay(now)
             self.alarms.look(now)
+            if recorder is not None:
+                recorder.sample_fleet(now)
+                recorder.look(now)
 
     def _pay(self, now: float) -> None:
         """Notes how many replicas are held. Gateways that share replicas each pay for their part."""

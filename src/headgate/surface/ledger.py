@@ -38,7 +38,7 @@ class Holdings:
     def held(self) -> dict[str, int]:
         """Counts by name, in the order in which a request takes them."""
         gateway = self._gateway
-        connections = [place.pool for place in gateway.placing.places.values()]
+        each = [place.connections for place in gateway.placing.places.values()]
         return {
             "client_connections": 0 if self.server is None else self.server.answering,
             "received_bytes": 0 if self.server is None else self.server.receiving,
@@ -46,5 +46,5 @@ class Holdings:
             "tickets": len(gateway.tickets),
             "records_open": gateway.account.open_now,
             **gateway.dispatcher.holdings(),
-            "replica_connections": sum(pool.busy for pool in connections),
+            "replica_connections": sum(connections.busy for connections in each),
         }

@@ -5,10 +5,12 @@ Each event is one JSON object with one key:
     {"history": History}    first, and again every few seconds with the last minute's slices
     {"snapshot": Snapshot}  at once, then every second
 
-    Snapshot  now (wall seconds), version, uptime_s, keyed (no client is served without a key)
+    Snapshot  verdict    level (ok | idle | warning | critical) and text: one line that says whether all is well
+              now (wall seconds), version, uptime_s, keyed (no client is served without a key)
               outage     why nothing can be answered; empty: something can
               lanes      name, waiting, running, requests_per_s, refused_per_s, failed_per_s, cache_hit_rate or null
-                         state (idle | unknown | ok | warning | critical)
+                         state (idle | unknown | ok | warning | critical) and badge: the worst of latency, failures
+                         and refusals, in a few words
                          asked, availability (null: no request asked) over 60 s
                          figures   ttft, tpot, gap, e2e, queue, ttft_cold, ttft_warm: each p50, p90, p95, p99, p999 in
                                    seconds or null, over 60 s, of the served
@@ -18,7 +20,7 @@ Each event is one JSON object with one key:
               replicas   id, kind or null, condition (up | starting | parked | down),
                          state (starting | warming | failed: its warm-up; then up | ramping |
                          probation | ejected | down; or parked), usable (share of its room), requests, limit, tokens,
-                         kv_ratio or null, batch_size or null, version, model, gpu_type, since_s, why,
+                         kv_ratio or null, batch_size or null, emulated, version, model, gpu_type, since_s, why,
                          lifecycle (see policy/scaling/lifecycle.py, in lower case) or null for a replica that the
                          gateway does not start and stop
               fleet      null, or wanted (serving, parked), reasons, notes: the last decisions, each wall, kind, text,
@@ -27,12 +29,17 @@ Each event is one JSON object with one key:
               shared     null, or connected, gateways, part: what gateways share
               alerts     name, lane, severity, value, bound, message, since_s
               findings   severity, lane (may be empty), figure, cause, knob, evidence
-              slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s
-              totals     requests, requests_per_s, tokens_per_s, utilisation and utilisation_by resource,
-                         loop_lag_p99_s, cost_per_1000_tokens or null, refusals_per_s, asked, availability,
+              troubles   alerts and findings as one list: severity (critical | warning | note), lane, subject, text,
+                         cause, knob, since_s or null, alerts (their names), evidence
+              slowest    id, lane, tenant, ttft_s or null, e2e_s, outcome, headline, ago_s, strain (its time as a
+                         multiple of its lane's promise; the largest first)
+              totals     requests, requests_per_s, failed_per_s, refused_per_s, tokens_per_s, utilisation and
+                         utilisation_by resource, loop_lag_p99_s, cost_per_million_tokens or null, currency, asked,
+                         availability,
                          ended_early (since the start, by cap, repetition or time: answers, saved_tokens)
     History   lanes      name → Slices, oldest first
               bands      upper ends of the heat map's bands, in seconds; one more band takes longer times
+              range      10m; /admin/history has 1h and 24h as well. step_s and slices: length of a slice, and how many
     Slice     at (wall seconds at which it began), requests, failed, refused,
               ttft, tpot, e2e, queue, gap: each [p50, p95, p99] in seconds or null
               heat, heat_e2e: numbers of first tokens, and of whole answers, by band, fastest first

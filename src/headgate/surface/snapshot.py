@@ -10,13 +10,14 @@ import msgspec
 from headgate import __version__
 from headgate.config.gateway import ObserveConfig
 from headgate.explain.diagnose import Finding, View, findings
+from headgate.explain.troubles import troubles
 from headgate.gateway.gateway import Gateway
 from headgate.measure.conditions import Conditions, ReplicaStanding
 from headgate.measure.evidence import Evidence, Told
 from headgate.measure.figures import Figures
 from headgate.measure.pulse import Pulse
-from headgate.measure.timeline import BANDS
-from headgate.measure.windows import WindowCounts
+from headgate.measure.timeline import BANDS, RANGES
+from headgate.measure.windows import PART_S, WindowCounts
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.replica import ReplicaId
 from headgate.policy.dispatch.view import LaneCounts
@@ -30,7 +31,7 @@ from headgate.upkeep.replica_set import FleetView
 
 WINDOW_S = 60
 SHOWN = ("ttft", "tpot", "gap", "e2e", "queue", "ttft_cold", "ttft_warm")
-SLOWEST = 12
+SLOWEST = 8
 SLOWEST_S = 300.0
 FINDINGS_EVERY_S = 2.0
 """Seconds for which a diagnosis is reused for all readers, unless the fleet's reading has changed."""
@@ -76,8 +77,10 @@ class Snapshot:
     def now(self, now: float) -> dict[str, Any]:
         sources = self._sources
         state, fleet = sources.alarms.state(now), sources.fleet()
+        found = self.diagnosis(now)[1]
         standings, seen = self._conditions.standings(now), sources.gateway.dispatcher.view(now)
         return {
+            "verdict": state["verdict"],
             "now": sources.wall(),
             "version": __version__,
             "uptime_s": now - sources.figures.started,
@@ -89,19 +92,21 @@ class Snapshot:
             "rollouts": sources.rollouts(),
             "shared": None if seen.shared is None else msgspec.to_builtins(seen.shared),
             "alerts": state["alerts"],
-            "findings": [asdict(finding) for finding in self.diagnosis(now)[1]],
+            "findings": [asdict(finding) for finding in found],
+            "troubles": troubles(state["alerts"], found),
             "slowest": [_slow(told, now) for told in self._evidence.slowest(now, SLOWEST_S, SLOWEST)],
             "totals": self._totals(now),
         }
 
-    def history(self, now: float) -> dict[str, Any]:
-        """The last ten minutes of every lane."""
+    def history(self, now: float, span: str = "10m") -> dict[str, Any]:
+        """The last ten minutes, hour or day of every lane; `span` is one of timeline.RANGES."""
         offset = self._sources.wall() - now
         lanes = {
-            name: [asdict(part) | {"at": part.at + offset} for part in self._sources.figures.timeline(name, now)]
+            name: [asdict(part) | {"at": part.at + offset} for part in self._sources.figures.timeline(name, now, span)]
             for name in self._sources.gateway.dispatcher.lanes
         }
-        return {"lanes": lanes, "bands": BANDS}
+        slices, parts = RANGES[span]
+        return {"lanes": lanes, "bands": BANDS, "range": span, "step_s": parts * PART_S, "slices": slices}
 
     def diagnosis(self, now: float) -> tuple[View, list[Finding]]:
         """The figures and the findings made from them."""
@@ -117,7 +122,7 @@ class Snapshot:
     def _lane(self, counts: LaneCounts, state: dict[str, Any], now: float) -> dict[str, Any]:
         figures, lane, name = self._sources.figures, counts.lane, counts.lane.name
         rates = figures.rates(WINDOW_S, now, lane=name)
-        law = figures.little(name)
+        law, judged = figures.little(name), state.get("lanes", {}).get(name, {})
         states = {(p["lane"], p["figure"], p["percentile"]): p["state"] for p in state["promises"]}
         return {
             "name": name,
@@ -128,7 +133,8 @@ class Snapshot:
             "failed_per_s": rates.failed,
             "cache_hit_rate": hit_rate(figures.counts(WINDOW_S, now, lane=name)),
             **_answered(figures.counts(WINDOW_S, now, lane=name)),
-            "state": state.get("lanes", {}).get(name, {}).get("state", "ok"),
+            "state": judged.get("state", "ok"),
+            "badge": judged.get("badge", ""),
             "figures": {figure: self._percentiles(figure, name, now) for figure in SHOWN},
             "arrivals": self._arrivals(name, now),
             "promises": [
@@ -175,8 +181,9 @@ class Snapshot:
             "tokens": seen.tokens,
             "kv_ratio": said.get("kv_ratio"),
             "batch_size": said.get("batch_size"),
+            "emulated": bool(said.get("emulated")),
             "version": replica.tags.get("version", ""),
-            "model": replica.model or ", ".join(sorted(replica.models)),
+            "model": replica.model or ", ".join(sorted(replica.models) or ([] if watch is None else watch.models)),
             "gpu_type": replica.tags.get("gpu_type", ""),
             "since_s": None if standing.since is None else self._sources.clock() - standing.since,
             "why": standing.why,
@@ -186,15 +193,18 @@ class Snapshot:
         sources = self._sources
         rates = sources.figures.rates(WINDOW_S, now)
         use = sources.gateway.dispatcher.view(now).use
+        cost = cost_per_1000_tokens(sources.observe, sources.figures)
         return {
             "requests": sources.gateway.account.opened,
             "requests_per_s": rates.requests,
+            "failed_per_s": rates.failed,
+            "refused_per_s": rates.refused,
             "tokens_per_s": rates.output_tokens,
             "utilisation": use.largest,
             "utilisation_by": use.known,
             "loop_lag_p99_s": sources.pulse.lag.quantile(0.99),
-            "cost_per_1000_tokens": cost_per_1000_tokens(sources.observe, sources.figures),
-            "refusals_per_s": rates.refused,
+            "cost_per_million_tokens": None if cost is None else 1000 * cost,
+            "currency": sources.observe.currency,
             "ended_early": sources.figures.ended.told(),
             **_answered(sources.figures.counts(WINDOW_S, now)),
         }
@@ -215,5 +225,6 @@ def _slow(told: Told, now: float) -> dict[str, Any]:
         "e2e_s": record.e2e_s,
         "outcome": record.outcome.value,
         "headline": told.headline,
+        "strain": told.strain,
         "ago_s": max(0.0, now - record.at - record.e2e_s),
     }

@@ -9,10 +9,9 @@ from headgate.measure.windows import WindowCounts
 from headgate.model.lane import Lane
 from headgate.model.quantile import Sketch
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.promises.promise import FleetReading
+from headgate.policy.promises.promise import FleetReading, promises
 
 WINDOW_S = 300
-SHOWN = ("ttft", "gap", "answer", "e2e", "e2e_short", "queue")
 
 
 class RecentFigures(Protocol):
@@ -54,7 +53,9 @@ def view(
 
 def _lane(lane: Lane, figures: RecentFigures, evidence: Evidence, now: float) -> LaneView:
     name = lane.name
-    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in SHOWN}
+    made = promises(lane)
+    shown = dict.fromkeys((*(promise.of for promise in made), "e2e", "queue"))
+    sketches = {figure: figures.sketch(figure, WINDOW_S, now, lane=name) for figure in shown}
     counted = evidence.lane(name, now, WINDOW_S)
     losses = evidence.losses(name, now, WINDOW_S)
     prompt_p99, output_p50, output_p99 = evidence.lengths(name)
@@ -66,11 +67,7 @@ def _lane(lane: Lane, figures: RecentFigures, evidence: Evidence, now: float) ->
         requests=counts.requests,
         asked=counts.asked,
         turned_away=counts.missed - counts.failed,
-        ttft_p95_s=sketches["ttft"].quantile(0.95),
-        ttft_p99_s=sketches["ttft"].quantile(0.99),
-        gap_p99_s=sketches["gap"].quantile(0.99),
-        answer_p95_s=sketches["answer"].quantile(0.95),
-        e2e_p99_s=sketches["e2e_short"].quantile(0.99),
+        measured_s={promise.name: sketches[promise.of].quantile(promise.percentile / 100) for promise in made},
         e2e_p999_s=sketches["e2e"].quantile(0.999),
         queue_p99_s=sketches["queue"].quantile(0.99),
         first_lost=losses.first,

@@ -28,8 +28,9 @@ from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 from headgate.replica.detect import Card, detect, read_cards
 from headgate.replica.gauges import read_gauges, text_of_gauges
-from headgate.replica.http import Connections
+from headgate.replica.http import UNREACHED, Connections
 from headgate.replica.openai import FULL, flaw_in, read_error
+from headgate.upkeep.changes import ReplicaNotes
 from headgate.upkeep.warmup import Warmed, Warmup, WarmupTarget
 
 log = logging.getLogger(__name__)
@@ -41,23 +42,19 @@ READY_TIMEOUT_S = 5.0
 """Seconds for engines whose answer takes a generation."""
 DEEP_TIMEOUT_S = 20.0
 FIRST_PAUSE_S = 0.05
-"""Seconds between the first two probes: a replica that is just starting is asked often, so that no request waits longer
-than the start takes."""
+"""Seconds between the first two probes: few, so that no request waits longer than the start takes."""
 LONGEST_PAUSE_S = 30.0
 """Maximum seconds between two warm-ups of a replica that fails."""
 DENIED_PAUSE_S = 2.0
 """The same while the replica wants another key."""
 SCRAPE_EVERY_S = 1.0
 """Minimum seconds between two scrapes of an engine's metrics: scraping more often has stalled engines."""
-
 WELL = (200, 429)
 """Status codes of a health check that went well. 429 is said by a proxy that counts requests, before the replica."""
-
 DENIED = (401, 403)
 """Status codes of a replica that wants a key, or another one."""
 MOST_WHY = 300
 """Maximum characters that are kept, for people, of what went wrong."""
-
 OUT = (HealthState.EJECTED, HealthState.PROBATION)
 Phase = Literal["starting", "warming", "failed", "ready"]
 
@@ -65,9 +62,8 @@ Phase = Literal["starting", "warming", "failed", "ready"]
 class ProbeOwner(Protocol):
     """The keeper of the replicas: a Prober asks it and reports to it."""
 
-    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
-        """The replica has listed its models, and which are adapters: when it first answers, and with every deep
-        check."""
+    def said(self, replica_id: ReplicaId, cards: list[Card]) -> None:
+        """The replica has listed its models: when it first answers, and with every deep check."""
 
     def found(self, replica: Replica) -> None:
         """The replica's kind is known now."""
@@ -88,18 +84,19 @@ class Prober:
     """Looks after one replica for as long as `run` runs."""
 
     replica: Replica
-    pool: Connections
-    tell: Callable[[Event], None]
+    connections: Connections
+    tell: Callable[[Event], object]
     owner: ProbeOwner
     warmup: Warmup
-    say: Callable[[str], None] = log.info
-    """Prints a line for people."""
     interval_s: float = 1.0
     deep_s: float = 30.0
     """Seconds between two checks that really generate a token."""
     phase: Phase = "starting"
     why: str = ""
     """Why the replica, or a part of its warm-up, failed. Empty: nothing did."""
+    unwell: str = ""
+    """What its last health check found wrong. Empty: nothing, or it was not asked yet."""
+    notes: ReplicaNotes = field(default_factory=ReplicaNotes)
     models: list[str] = field(default_factory=list)
     """Models that the replica says it serves."""
     joined: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,7 +121,7 @@ class Prober:
     """Probes until the next warm-up."""
     _looked_deep_at: float = -inf
     _denials: int = 0
-    """The pool's count of denials when they were last looked into. -1: they are to be looked into again."""
+    """The connections' count of denials when they were last looked into. -1: they are to be looked into again."""
     _denied: str = ""
     """Why the replica would not list its models, if it wants another key. Empty: it does not."""
     _given: bool = field(init=False)
@@ -187,8 +184,7 @@ class Prober:
             if warmed.ok:
                 return
             await asyncio.sleep(warm_pause_s)
-            # A replica that wants another key says so at once, and an operator who has just replaced a key waits for
-            # it.
+            # Sooner where it wants another key: an operator who has just replaced the key waits for it.
             warm_pause_s = min(DENIED_PAUSE_S if warmed.denied else LONGEST_PAUSE_S, 2 * warm_pause_s)
 
     async def warm(self, *, asked: bool = False) -> Warmed:
@@ -199,9 +195,8 @@ class Prober:
                 return self._unwarmed()
             if not self.joined.is_set():
                 self.phase = "warming"
-                self.say(f"warming {self.replica.url} ({self.dialect.name})")
-            target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
-            warmed = await self.warmup.warm(target, all_of_it=asked)
+                log.info("replica %s: warming %s (%s)", self.replica.id, self.replica.url, self.dialect.name)
+            warmed = await self.warmup.warm(self._target(), all_of_it=asked)
             if warmed.adapters:
                 self._hear(await self._cards())
             if warmed.why:
@@ -224,7 +219,7 @@ class Prober:
         """Whether the replica wants a key that it was not given, or another one. That is logged in words, once."""
         if status not in DENIED:
             return False
-        words = self.pool.denied(path, status)
+        words = self.connections.denied(path, status)
         if words != self.why:
             log.warning("replica %s: %s", self.replica.id, words)
         self.why = words
@@ -249,10 +244,10 @@ class Prober:
     async def _lets_in(self) -> bool:
         """Whether the replica takes the gateway's key, as far as is known. Where it denied a request, it is asked for a
         token, again and again until it gives one: most engines answer a health check without a key."""
-        if self.pool.denials == self._denials:
+        if self.connections.denials == self._denials:
             return True
         well = await self.look_deep() is not False
-        self._denials = self.pool.denials if well else -1
+        self._denials = self.connections.denials if well else -1
         return well
 
     def _is_out(self) -> bool:
@@ -299,8 +294,10 @@ class Prober:
             await asyncio.sleep(every_s)
             before, sent = sent, self.owner.sent(self.replica.id)
             if sent is not None and sent == before and self.phase == "ready" and not self._is_out():
-                target = WarmupTarget(self.replica, self.dialect, self.pool, tuple(self.models), self._context)
-                self._tell_deep(await self.warmup.keep_alive(target))
+                self._tell_deep(await self.warmup.keep_alive(self._target()))
+
+    def _target(self) -> WarmupTarget:
+        return WarmupTarget(self.replica, self.dialect, self.connections, tuple(self.models), self._context)
 
     # -- what is asked -----------------------------------------------------------------------------------------
 
@@ -309,12 +306,12 @@ class Prober:
         streams are the proof where there are any, so that a check does not take the slot of a request. None: the
         replica is full, which says nothing. Where an engine has a check of its own, a 503 that names no full queue is
         what that has found."""
-        since, self._looked_deep_at = self._looked_deep_at, self.pool.clock()
+        since, self._looked_deep_at = self._looked_deep_at, self.connections.clock()
         if self.owner.spoke(self.replica.id, since):
             return True
         try:
             if self.dialect.deep is not None:
-                status, said = await self.pool.get(self.dialect.deep, DEEP_TIMEOUT_S)
+                status, said = await self.connections.get(self.dialect.deep, DEEP_TIMEOUT_S)
                 if status == 429 or (status == 503 and read_error(said).code == Outcome.QUEUE_FULL.value):
                     return None
                 if status != 404:
@@ -324,7 +321,7 @@ class Prober:
             body: dict[str, Any] = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
             if self.replica.priority and self.dialect.priority is not None:
                 body["priority"] = self.dialect.priority(LOWEST_PRIORITY)
-            status, said = await self.pool.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
+            status, said = await self.connections.ask("POST", "/v1/completions", _encode(body), DEEP_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return False
         if self._note_denial("/v1/completions", status):
@@ -335,39 +332,39 @@ class Prober:
         return None if status in FULL else 400 <= status < 500
 
     async def look(self, *, ready: bool = False) -> bool:
-        """Whether the replica is well. `ready`: whether it could be used as well, which some engines say only at a
-        price."""
+        """Whether the replica is well. `ready`: and could be used, which some engines say only at a price."""
         try:
-            if self.dialect.live is not None and not ready:
-                status, _ = await self.pool.get(self.dialect.live, PROBE_TIMEOUT_S)
-                self._note_denial(self.dialect.live, status)
-                return status in WELL
+            if (live := self.dialect.live) is not None and not ready:
+                return self._is_well(live, (await self.connections.get(live, PROBE_TIMEOUT_S))[0])
             if self._path:
-                status, _ = await self.pool.get(self._path, READY_TIMEOUT_S if self.dialect.live else PROBE_TIMEOUT_S)
+                within_s = READY_TIMEOUT_S if live else PROBE_TIMEOUT_S
+                status, _ = await self.connections.get(self._path, within_s)
                 if status != 404:
-                    self._note_denial(self._path, status)
-                    return status in WELL
+                    return self._is_well(self._path, status)
             return await self._look_for_path()
-        except (ReplicaFailed, TimeoutError, OSError):
+        except (ReplicaFailed, TimeoutError, OSError) as error:
+            self.unwell = str(error).removeprefix(UNREACHED)[:MOST_WHY]
             return False
 
+    def _is_well(self, path: str, status: int) -> bool:
+        self._note_denial(path, status)
+        self.unwell = "" if status in WELL else f"{path} answered {status}"
+        return status in WELL
+
     async def _look_for_path(self) -> bool:
-        """Finds the path of the health check, and asks there. That the replica lists models must do where there is no
-        health check."""
-        status = 404
+        """Finds the path of the health check, and asks there; without one, listing models must do."""
         for path in self.dialect.health:
-            status, _ = await self.pool.get(path, PROBE_TIMEOUT_S)
+            status, _ = await self.connections.get(path, PROBE_TIMEOUT_S)
             if status != 404:
                 self._path = path
-                self._note_denial(path, status)
-                break
-        return status in WELL
+                return self._is_well(path, status)
+        return False
 
     async def _meet(self) -> None:
         """Learns what the replica serves, and its kind where that was not configured."""
         cards = await self._cards()
         if not self._given:
-            kind = await detect(cards, lambda path: self.pool.get(path, PROBE_TIMEOUT_S))
+            kind = await detect(cards, lambda path: self.connections.get(path, PROBE_TIMEOUT_S))
             self.replica = replace(self.replica, kind=kind)
             if dialect_of_kind(self.replica.kind) is not self.dialect:
                 self.dialect, self._path = dialect_of_kind(self.replica.kind), ""
@@ -378,22 +375,21 @@ class Prober:
         if cards:  # if not, the last list still holds; whether the replica is well is asked elsewhere
             self.models = [card.id for card in cards]
             self._context = next((length for card in cards if (length := card.context) is not None), None)
-            adapters = frozenset(card.id for card in cards if card.is_adapter)
-            self.owner.said(self.replica.id, self.models, adapters)
+            self.owner.said(self.replica.id, cards)
 
     async def _cards(self) -> list[Card]:
         try:
-            status, body = await self.pool.get("/v1/models", PROBE_TIMEOUT_S)
+            status, body = await self.connections.get("/v1/models", PROBE_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return []
-        self._denied = self.pool.denied("/v1/models", status) if status in DENIED else ""
+        self._denied = self.connections.denied("/v1/models", status) if status in DENIED else ""
         return read_cards(body) if status == 200 else []
 
     async def _ask_load(self) -> None:
         if self.dialect.metrics is None:
             return
         try:
-            status, body = await self.pool.get(self.dialect.metrics, PROBE_TIMEOUT_S)
+            status, body = await self.connections.get(self.dialect.metrics, PROBE_TIMEOUT_S)
         except (ReplicaFailed, TimeoutError, OSError):
             status, body = 0, b""
         said = read_gauges(self.replica.kind, text_of_gauges(body)) if status == 200 else {}

@@ -1,17 +1,21 @@
 """Joins and retires replicas, each with its connections and a prober that watches it."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from headgate.gateway.catalog import Catalog
+from headgate.gateway.catalog import Catalog, ModelFacts
 from headgate.gateway.gateway import Gateway
 from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.health import Standing
+from headgate.replica.detect import Card
 from headgate.replica.http import Connections
 from headgate.upkeep.prober import Prober
 from headgate.upkeep.warmup import Warmup
+
+log = logging.getLogger(__name__)
 
 
 class FleetView(Protocol):
@@ -34,11 +38,10 @@ class ReplicaSet:
     def __init__(
         self,
         gateway: Gateway,
-        new_pool: Callable[[Replica], Connections],
+        new_connections: Callable[[Replica], Connections],
         probe_interval_s: float,
         deep_interval_s: float,
         warmup: Warmup,
-        say: Callable[[str], None],
     ) -> None:
         self.catalog = Catalog(gateway.placing.places, self._describe)
         gateway.acceptor.serve_names(self.catalog)
@@ -46,10 +49,9 @@ class ReplicaSet:
         self.fleet: FleetView | None = None
         """None: no fleet starts and stops replicas here."""
         self._gateway = gateway
-        self._new_pool = new_pool
+        self._new_connections = new_connections
         self._intervals = (probe_interval_s, deep_interval_s)
         self._warmup = warmup
-        self._say = say
 
     def belong_to(self, fleet: FleetView) -> None:
         """A fleet starts and stops replicas here from now on."""
@@ -60,10 +62,10 @@ class ReplicaSet:
         has answered and is warm."""
         if replica.id in self.watches:
             raise ValueError(f"replica {replica.id} is here already")
-        pool = self._new_pool(replica)
-        self._gateway.placing.join(replica, pool)
+        connections = self._new_connections(replica)
+        self._gateway.placing.join(replica, connections)
         self.catalog.look_again()
-        watch = Prober(replica, pool, self._gateway.hear, self, self._warmup, self._say, *self._intervals, ready=ready)
+        watch = Prober(replica, connections, self._gateway.hear, self, self._warmup, *self._intervals, ready=ready)
         self.watches[replica.id] = watch
         if parked:
             self._gateway.hear(ReplicaParked(replica.id, True))
@@ -89,12 +91,14 @@ class ReplicaSet:
         self._gateway.hear(ReplicaLeft(replica_id))
         self._gateway.placing.leave(replica_id)
         self.catalog.look_again()
-        watch.pool.retire()
+        watch.connections.retire()
+        log.info("replica %s has left", replica_id, extra={"replica": replica_id, "condition": "left"})
 
     # -- what a Prober asks and tells ---------------------------------------------------------------------------
 
-    def said(self, replica_id: ReplicaId, models: list[str], adapters: frozenset[str]) -> None:
-        self.catalog.said(replica_id, models, adapters)
+    def said(self, replica_id: ReplicaId, cards: list[Card]) -> None:
+        models, adapters = [card.id for card in cards], frozenset(card.id for card in cards if card.is_adapter)
+        self.catalog.said(replica_id, models, adapters, {card.id: ModelFacts.of(card) for card in cards})
         self._gateway.account.know_adapters(self.catalog.adapters)
         self._gateway.placing.listed(replica_id, models, adapters)
 
@@ -106,7 +110,7 @@ class ReplicaSet:
         """Hands on what was found out of a replica, so that all who keep one have the same."""
         watch = self.watches[event.replica.id]
         watch.described(event.replica)
-        self._gateway.placing.join(event.replica, watch.pool)
+        self._gateway.placing.join(event.replica, watch.connections)
         self._gateway.hear(event)
 
     def standing(self, replica_id: ReplicaId) -> Standing | None:
@@ -122,4 +126,4 @@ class ReplicaSet:
         tasks = [watch.stop() for watch in self.watches.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         for watch in self.watches.values():
-            watch.pool.close()
+            watch.connections.close()

@@ -14,24 +14,37 @@ from headgate.gateway.intake.models import Entry, Models, Table
 from headgate.gateway.shadow import Shadows
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
+from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.policy.rollout.rollout import Mode, No, Rollout, RolloutStep, Stage
 from headgate.policy.rollout.verdict import NOT_ITS_DOING, VersionSample, sample_of
+from headgate.upkeep.scorer import Scorer
+from headgate.upkeep.scores import ScoreBook
 
 log = logging.getLogger(__name__)
 
 
 class Rollouts:
     def __init__(
-        self, configs: Sequence[ModelConfig], models: Models, shadows: Shadows, state: Path | None, wall: Clock
+        self,
+        configs: Sequence[ModelConfig],
+        models: Models,
+        shadows: Shadows,
+        state: Path | None,
+        wall: Clock,
+        clock: Clock,
     ) -> None:
         """Raises StartupError if the kept state can't be used."""
+        self._clock = clock
         self._configs = tuple(configs)
         self._models = models
         self._shadows = shadows
         self._state = state
         self._wall = wall
         self._rollouts = {config.name: Rollout(config) for config in configs if config.versions}
+        self._books = {name: ScoreBook() for name in self._rollouts}
+        self._scorers: dict[str, Scorer] = {}
+        self._set_scorers()
         shadows.report_to(self._take_shadow)
         if state is not None:
             for name, kept in read_state(state).items():
@@ -49,7 +62,10 @@ class Rollouts:
         targets = {one.name: one.model for one in rollout.config.versions}
         if version in targets and not self._models.room(targets[version]).limit:
             return No(f"no replica serves {targets[version]} right now: start one before version {version} is tried")
-        return self._said(rollout, rollout.start(version, mode, share, self._wall()))
+        said = rollout.start(version, mode, share, self._wall())
+        if isinstance(said, RolloutStep):
+            self._books[name].clear()
+        return self._said(rollout, said)
 
     def promote(self, name: str) -> RolloutStep | No:
         return self._said(self._rollouts[name], self._rollouts[name].promote(self._wall()))
@@ -57,8 +73,36 @@ class Rollouts:
     def rollback(self, name: str) -> RolloutStep | No:
         return self._said(self._rollouts[name], self._rollouts[name].rollback(self._wall()))
 
+    def score(self, name: str, scores: Sequence[tuple[str | None, str | None, float]]) -> tuple[int, int] | No:
+        """Takes scores, each of a request or of a version. Returns how many were taken, and how many were of requests
+        or versions that are not known here."""
+        rollout, book = self._rollouts[name], self._books[name]
+        if rollout.config.canary.quality is None:
+            return No(f"no scores are asked for of {name}: give models[].canary.quality in the config")
+        if rollout.judge is None:
+            return No(f"nothing of {name} is being tried out")
+        taken = 0
+        for request_id, version, score in scores:
+            canary = book.whose(request_id) if request_id is not None else self._side(rollout, book, version)
+            if canary is not None:
+                rollout.score(canary, score)
+                taken += 1
+        return taken, len(scores) - taken
+
+    @staticmethod
+    def _side(rollout: Rollout, book: ScoreBook, version: str | None) -> bool | None:
+        """Whether a version is the one that is tried out. None: it is not compared at all."""
+        split = rollout.split
+        if version == rollout.candidate:
+            return True
+        if version in dict(split.weights):
+            return False
+        book.count_unknown()
+        return None
+
     def _said(self, rollout: Rollout, said: RolloutStep | No) -> RolloutStep | No:
         if isinstance(said, RolloutStep):
+            _log(rollout, said, logging.INFO)
             self._publish(rollout, said)
         return said
 
@@ -78,17 +122,42 @@ class Rollouts:
                     sample = sample or sample_of(record, record.version == rollout.candidate)
                 if sample is not None:
                     rollout.take(sample)
+                if record.outcome is Outcome.COMPLETED and not record.fell_back:
+                    self._books[record.drawn_from].answered(record.id, record.version == rollout.candidate)
         now = self._wall()
         for rollout in self._rollouts.values():
             step = rollout.look(now)
             if step is not None:
-                log.warning("%s: %s at %.0f %%: %s", rollout.config.name, step.stage, step.share * 100, step.reason)
+                worse = step.stage == Stage.ROLLED_BACK.value
+                _log(rollout, step, logging.WARNING if worse else logging.INFO)
                 self._publish(rollout, step)
 
     def _take_shadow(self, name: str, sample: VersionSample) -> None:
         rollout = self._rollouts.get(name)
         if rollout is not None and rollout.stage is Stage.SHADOW:
             rollout.take(sample)
+
+    def _take_scores(self, name: str, scores: dict[str, float]) -> None:
+        """Takes what a scorer said of both versions' answers to one request."""
+        rollout = self._rollouts.get(name)
+        if rollout is not None and rollout.stage is Stage.SHADOW:
+            for version, score in scores.items():
+                rollout.score(version == rollout.candidate, score)
+
+    def _set_scorers(self) -> None:
+        """Builds the scorers of the configs. One whose settings are the same keeps its counts."""
+        before, self._scorers = self._scorers, {}
+        for name, rollout in self._rollouts.items():
+            quality = rollout.config.canary.quality
+            if quality is not None and quality.scorer is not None:
+                old = before.get(name)
+                same = old is not None and old.config == quality.scorer
+                new = Scorer(name, quality.scorer, self._take_scores, self._clock)
+                self._scorers[name] = old if old is not None and same else new
+        for name, scorer in before.items():
+            if self._scorers.get(name) is not scorer:
+                scorer.close()
+        self._shadows.score_with(self._scorers)
 
     # -- for the page and the command ----------------------------------------------------------------------
 
@@ -128,10 +197,21 @@ class Rollouts:
             "limit_requests": canary.limit_requests,
             "verdict": None if verdict is None else verdict,
             "rows": rollout.rows(),
+            "scores": self._scores(rollout),
             "versions": versions,
             "shadow": self._shadows.counts(rollout.config.name) if rollout.mode == "shadow" else None,
             "history": list(rollout.history)[-10:],
         }
+
+    def _scores(self, rollout: Rollout) -> dict[str, Any] | None:
+        """Scores that have come; None: none are asked for, or nothing is compared."""
+        counts = None if rollout.judge is None else rollout.judge.scores
+        if counts is None:
+            return None
+        name = rollout.config.name
+        scorer = self._scorers.get(name)
+        by_scorer = {} if scorer is None else {"scorer": scorer.counts()}
+        return {"canary": counts[0], "baseline": counts[1], "unknown": self._books[name].unknown, **by_scorer}
 
     # -- config and restarts -------------------------------------------------------------------------------
 
@@ -147,6 +227,8 @@ class Rollouts:
                 self._rollouts[config.name] = old if old is not None and same else Rollout(config)
                 if old is not None and not same and old.stage is not Stage.STABLE:
                     self._restore(config.name, old.to_dict())
+        self._books = {name: self._books.get(name) or ScoreBook() for name in self._rollouts}
+        self._set_scorers()
         self._models.swap(self._table())
         self._save()
 
@@ -177,6 +259,15 @@ class Rollouts:
         except OSError as error:
             # The step is in force already: a disk that is full must not keep the operator from rolling back.
             log.error("the state of rollouts could not be written to %s: %s", self._state, error)
+
+
+def _log(rollout: Rollout, step: RolloutStep, level: int) -> None:
+    name, stage = rollout.config.name, step.stage
+    told = {"model": name, "stage": stage, "share": step.share, "version": rollout.candidate}
+    log.log(
+        level, "rollout of %s: %s at %.0f %%: %s", name, stage.replace("_", " "), step.share * 100, step.reason,
+        extra=told,
+    )  # fmt: skip
 
 
 def _of_baseline(record: Record) -> VersionSample | None:

@@ -1,4 +1,4 @@
-"""Shares tenants' limits and replicas' slots with other gateways: the live driver of policy/dispatch/shared_limits.py.
+"""Shares tenants' limits and replicas' slots with other gateways: the live driver of policy/tenants/shared_limits.py.
 
 Allowances are taken in the background, ahead of need, up to 64 tenants' in one call. Only an arrival that no allowance
 covers is held, for 2 ms at most, until one comes: a callback, no task. The dispatcher hears of this through events
@@ -15,9 +15,9 @@ from headgate.model.clock import Clock
 from headgate.model.event import Event, Leased, Shared
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
-from headgate.policy.dispatch.limits import ROUNDING_S, TenantLimits
-from headgate.policy.dispatch.shared_limits import Purse, SharedLimits, cost_s
 from headgate.policy.replicas.allowance import AllowanceClaim, Appetite, part_of
+from headgate.policy.tenants.limits import ROUNDING_S, TenantLimits
+from headgate.policy.tenants.shared_limits import Purse, SharedLimits, cost_s
 from headgate.upkeep.shared_store import Lease, Store, StoreGone
 
 log = logging.getLogger(__name__)

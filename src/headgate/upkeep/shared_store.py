@@ -29,7 +29,7 @@ local function sane(text, most)
 end
 """
 
-# A bucket is two moments at which it will be full again, as in policy/dispatch/limits.py. A lease is a charge like any
+# A bucket is two moments at which it will be full again, as in policy/tenants/limits.py. A lease is a charge like any
 # other: that of a gateway that dies wears off by itself. A bucket that is full is forgotten. The store's clock may be
 # set back: `seen` is when a bucket was last touched, and if that is still to come, its moments are moved back as far.
 LEASE: Final = (

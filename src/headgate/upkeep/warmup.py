@@ -83,7 +83,7 @@ class WarmupTarget:
 
     replica: Replica
     dialect: Dialect
-    pool: Connections
+    connections: Connections
     models: tuple[str, ...] = ()
     context: int | None = None
     """Maximum tokens of a sequence. None: unknown."""
@@ -200,7 +200,7 @@ class Warmup:
     async def _load(self, target: WarmupTarget, path: str, adapter: AdapterConfig) -> WarmupStep:
         body = {"lora_name": adapter.name, "lora_path": adapter.path}
         what = f"adapter {adapter.name}"
-        step = await self._post(target.pool, what, 1, path, body, self.config.timeout_s)
+        step = await self._post(target.connections, what, 1, path, body, self.config.timeout_s)
         if step.status == 404 and target.dialect.kind == "vllm":
             return replace(step, note="it loads none: start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")
         if step.ok:  # the adapter's first request is slow too
@@ -218,33 +218,33 @@ class Warmup:
     ) -> WarmupStep:
         """Sends a chat, or a text completion where there are no chats."""
         body: dict[str, Any] = {"model": model or target.model, "max_tokens": 1, "temperature": 0}
-        step = await self._post(target.pool, what, tokens, CHAT, {**body, "messages": messages}, timeout_s)
+        step = await self._post(target.connections, what, tokens, CHAT, {**body, "messages": messages}, timeout_s)
         if step.status not in (400, 404, 405, 422, 501):
             return step
         text = "\n".join(message["content"] for message in messages)
-        again = await self._post(target.pool, what, tokens, TEXT, {**body, "prompt": text}, timeout_s)
+        again = await self._post(target.connections, what, tokens, TEXT, {**body, "prompt": text}, timeout_s)
         return again if again.ok else step
 
     async def _post(
-        self, pool: Connections, what: str, tokens: int, path: str, body: object, timeout_s: float
+        self, connections: Connections, what: str, tokens: int, path: str, body: object, timeout_s: float
     ) -> WarmupStep:
         began = self._clock()
         status, note = 0, ""
         try:
-            status, answer = await _once(pool, path, _encode(body), timeout_s)
+            status, answer = await _once(connections, path, _encode(body), timeout_s)
         except ReplicaFailed as error:
             note = error.message
         else:
-            note = "" if status == 200 else _said(pool, path, status, answer)
+            note = "" if status == 200 else _said(connections, path, status, answer)
             if status == 200 and path in (CHAT, TEXT) and (why := flaw_in(answer, "choices")):
                 status, note = 0, why
         return WarmupStep(what, tokens, self._clock() - began, status, note)
 
 
-async def _once(pool: Connections, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+async def _once(connections: Connections, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
     """Like Connections.ask, with a header that says what the request is for."""
     probe = Once(asyncio.get_running_loop().create_future())
-    call = pool.send(request_head(path, pool.host, (PURPOSE,)), body, probe)
+    call = connections.send(request_head(path, connections.host, (PURPOSE,)), body, probe)
     call.most_bytes = OWN_BYTES
     try:
         async with asyncio.timeout(timeout_s):
@@ -255,10 +255,10 @@ async def _once(pool: Connections, path: str, body: bytes, timeout_s: float) -> 
         call.cancel()
 
 
-def _said(pool: Connections, path: str, status: int, answer: bytes) -> str:
+def _said(connections: Connections, path: str, status: int, answer: bytes) -> str:
     """What the replica answered, in words, on one line."""
     if status in DENIED:
-        return pool.denied(path, status)
+        return connections.denied(path, status)
     return f"it answered {status}: {quoted(read_error(answer))}"[:300]
 
 

@@ -34,6 +34,7 @@ _STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering",
 
 class Transport(Protocol):
     def get_write_buffer_size(self) -> int: ...
+    def get_extra_info(self, name: str, /) -> Any: ...
     def abort(self) -> None: ...
 
 
@@ -102,8 +103,10 @@ class Exchange:
         "headers",
         "http10",
         "keep_alive",
+        "late_headers",
         "method",
         "on_gone",
+        "on_settled",
         "on_writable",
         "path",
         "query",
@@ -111,6 +114,7 @@ class Exchange:
         "renames",
         "request_id",
         "started",
+        "status",
         "voice",
     )
 
@@ -140,6 +144,12 @@ class Exchange:
         """Called once if the client leaves before the answer is complete. Set it before the handler returns."""
         self.on_writable: Callable[[], None] | None = None
         """Called when `writable` becomes true again."""
+        self.late_headers: Callable[[], Headers] | None = None
+        """Returns headers that are made when the answer begins; None: there are none."""
+        self.on_settled: Callable[[Exchange], None] | None = None
+        """Called once when the answer is complete or the client has gone; None: there is no access log."""
+        self.status = 0
+        """The status that the answer began with; 499: the client left before; 0: there is none yet."""
         self.voice: Voice | None = None
         """Translates the answer into the requested form; None: none is needed."""
         self.renames: Renames | None = None
@@ -149,6 +159,12 @@ class Exchange:
     def writable(self) -> bool:
         """False when the client reads more slowly than we write. Writing on is allowed, and costs memory."""
         return self._connection.writable
+
+    @property
+    def client(self) -> str:
+        """The address of the client's end of the connection; empty: it has none, as on a Unix socket."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     @property
     def unsent(self) -> int:
@@ -233,12 +249,14 @@ class Exchange:
         if self.done or self.started or not cast(Switchable, self._connection).switch(head, successor):
             return False
         self.started = True
+        self.status = 101
         self._settle()
         return True
 
     def lost(self) -> None:
         """Called by the connection: the client has gone before the answer was complete."""
         gone = self.on_gone
+        self.status = self.status if self.started else 499
         self._settle()
         if gone is not None:
             try:
@@ -257,6 +275,8 @@ class Exchange:
         self.done = True
         # Callbacks usually refer to the exchange: drop them, or only the garbage collector could free it.
         self.on_gone = self.on_writable = None
+        if self.on_settled is not None:
+            self.on_settled(self)
 
     def _frame(self, data: bytes) -> bytes:
         if self.renames is not None:
@@ -291,6 +311,9 @@ class Exchange:
             framing += b"connection: close\r\n"
         elif self.http10:
             framing += b"connection: keep-alive\r\n"
+        self.status = status
+        if self.late_headers is not None:
+            headers += self.late_headers()
         extra = b"".join([_header(name, value) for name, value in headers])
         return b"%b%bx-request-id: %b\r\n%b%b\r\n" % (
             _STATUS_LINES[status],

@@ -45,6 +45,7 @@ class MessageExchange(Exchange):
             return
         if self.started:
             raise RuntimeError("respond() after the first event")
+        self.status = status
         if status < 400:
             body = body if self.renames is None else self.renames.told(body)
             self._finish(text_frame(body) + text_frame(DONE))
@@ -53,13 +54,14 @@ class MessageExchange(Exchange):
 
     def stream(self, headers: Headers = ()) -> None:
         if not self.done:
-            self._head = b""
+            self._head, self.status = b"", 200
 
     def fail(self, error: ServeError) -> None:
         if self.done:
             return
         if error.outcome is Outcome.SLOW_CLIENT:
             self.keep_alive = False  # the client would not read the next answer either
+        self.status = self.status if self.started else STATUS[error.outcome]
         self._finish(text_frame(self._error(STATUS[error.outcome], error_body(error), error_headers(error))))
 
     def cancelled(self, error: ServeError) -> bytes:

@@ -7,16 +7,14 @@ socket is still read: so the client's leaving is noticed at once.
 import asyncio
 import logging
 import math
-from fcntl import ioctl
-from termios import FIONREAD
 from typing import Final, cast
 
 from headgate.model.errors import EngineFailed, ServeError
-from headgate.wire.errors import Headers, refusal_body
+from headgate.wire.connection import ClientConnection
 from headgate.wire.exchange import Exchange, Successor
 from headgate.wire.places import AFTER_IDLE, Occupant
 from headgate.wire.reader import BODY, HEADERS, IDLE, RequestReader
-from headgate.wire.state import ServerState
+from headgate.wire.state import ServerState, has_unread
 
 log = logging.getLogger(__name__)
 
@@ -27,53 +25,37 @@ PARTING_S: Final = 0.5
 before it saw the end must not be met with a reset, which could overtake the answer before."""
 STALLED: Final = "stalled"
 """Answers wait to be read: until they are, nothing more is read from the client either, or they would pile up."""
-_TOLD: dict[int, Headers] = {415: (("accept-encoding", "identity"),), 503: (("retry-after", "1"),)}
-"""Headers that tell the client what to do, by status."""
 
 
-class ServerProtocol(asyncio.Protocol):
+class ServerProtocol(ClientConnection):
     __deletable__ = ("_reader",)
     __slots__ = (
         "_answers",
         "_current",
-        "_deadline",
         "_eof",
         "_extra",
         "_held",
         "_held_at",
         "_later",
-        "_noted",
         "_opening",
         "_pumping",
         "_reader",
         "_reading",
-        "_said",
-        "_said_bytes",
         "_server",
-        "_since",
         "_timed",
-        "_timer",
-        "_timer_at",
         "_unread",
-        "transport",
-        "writable",
     )
-    transport: asyncio.Transport
 
     def __init__(self, server: ServerState, opening: Occupant | None = None) -> None:
         """`opening`: the connection until its TLS handshake was done; None: there was none."""
+        super().__init__()
         self._server = server
         self._opening = opening
         self._extra = False
         """It has no place: it is answered 503, unless it asks for a health check."""
-        self._noted = False
-        """Whether the server's inbox counts bytes of it."""
         self._current: Exchange | None = None
         self._answers = 0
         """Requests handed over since the server began to drain."""
-        self._said: list[bytes] = []
-        """Data to write when the loop has handled all that has come in."""
-        self._said_bytes = 0
         self._held = bytearray()
         self._held_at = 0.0
         self._pumping = False
@@ -84,14 +66,8 @@ class ServerProtocol(asyncio.Protocol):
         self._reading = True
         self._timed: str = ANSWERING
         """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
-        self._deadline = math.inf
-        self._since = 0.0
-        """When the deadline was set, on the loop's clock."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
         self._unread = False
         """Whether the client may still be sending input that will be ignored."""
-        self.writable = True
 
     @property
     def draining(self) -> bool:
@@ -118,8 +94,9 @@ class ServerProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
         limits = server.limits
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=limits.write_high_water)
+        self._begin(cast(asyncio.Transport, transport), server.loop, server.outbox, server.inbox)
+        self._high_water = limits.write_high_water
+        self.transport.set_write_buffer_limits(high=self._high_water)
         self._reader = RequestReader(self, limits, server.new_id)
         opening, self._opening = self._opening, None
         self._extra = not (server.seat(self) if opening is None else server.succeed(opening, self))
@@ -147,8 +124,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timed = CLOSING
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         self._held.clear()
         self._note(0)
         self._reader.close()
@@ -157,9 +133,6 @@ class ServerProtocol(asyncio.Protocol):
         exchange, self._current = self._current, None
         if exchange is not None:
             exchange.lost()
-
-    def pause_writing(self) -> None:
-        self.writable = False
 
     def resume_writing(self) -> None:
         self.writable = True
@@ -176,22 +149,6 @@ class ServerProtocol(asyncio.Protocol):
 
     # -- called by the server and the exchange -----------------------------------------------------
 
-    def send(self, data: bytes) -> None:
-        self._said.append(data)
-        self._said_bytes += len(data)
-        if self._said_bytes > self._server.limits.write_high_water:
-            self.flush()  # too large to hold back: only the transport knows whether the client keeps up
-        elif len(self._said) == 1:
-            self._server.outbox.add(self)
-
-    def flush(self) -> None:
-        said = self._said
-        if said:
-            self._said = []
-            self._said_bytes = 0
-            if not self.transport.is_closing():
-                self.transport.write(said[0] if len(said) == 1 else b"".join(said))
-
     def answered(self, keep_alive: bool) -> None:
         self._current = None
         if not keep_alive:
@@ -205,9 +162,7 @@ class ServerProtocol(asyncio.Protocol):
             return False
         self._current = None
         self._timed = CLOSING
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         self._said.append(head)
         self.flush()
         self._read_on()
@@ -223,8 +178,8 @@ class ServerProtocol(asyncio.Protocol):
         if self._timed is not IDLE:
             return
         # Since when no request has come; on a new connection the first one is about to come.
-        quiet_s = self._server.loop.time() - self._since
-        if self._has_unread():
+        quiet_s = self._loop.time() - self._since
+        if has_unread(self.transport):
             quiet_s = 0.0
         if quiet_s < PARTING_S:
             self._expire_in(PARTING_S - quiet_s)
@@ -234,9 +189,9 @@ class ServerProtocol(asyncio.Protocol):
     def make_way(self) -> None:
         """Leaves for a newcomer, which has the place at once."""
         if self._timed is HEADERS or self._timed is BODY:
-            self._refuse(503, self._full())
+            self._refuse(503, self._server.full())
             self.transport.close()
-            self._server.loop.call_later(PARTING_S, self.transport.abort)
+            self._loop.call_later(PARTING_S, self.transport.abort)
         else:
             self.transport.abort()
 
@@ -247,18 +202,6 @@ class ServerProtocol(asyncio.Protocol):
         else:
             most = f"limits.bodies_bytes is {self._server.limits.bodies_bytes}"
             self._refuse(503, f"bodies that arrive slowly take too much memory ({most}): try again", "too_many_bodies")
-
-    def _full(self) -> str:
-        return f"too many connections (limits.connections is {self._server.limits.max_connections}): try again"
-
-    def _has_unread(self) -> bool:
-        """Whether the socket has input that the loop has not read yet."""
-        waiting = bytearray(4)
-        try:
-            ioctl(self.transport.get_extra_info("socket").fileno(), FIONREAD, waiting)
-        except (OSError, ValueError, AttributeError):
-            return False
-        return any(waiting)
 
     # -- one request after the other ---------------------------------------------------------------
 
@@ -278,7 +221,7 @@ class ServerProtocol(asyncio.Protocol):
                         self.transport.abort()
                 elif (reader.ready or self._held) and self._timed is not CLOSING:
                     self._later = True
-                    self._server.loop.call_soon(self._go_on)
+                    self._loop.call_soon(self._go_on)
                     break
             elif reader.refusal is not None:
                 self._refuse(*reader.refusal)
@@ -311,6 +254,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def _hand_over(self, exchange: Exchange) -> None:
         self._current = exchange
+        exchange.on_settled = self._server.access
         self._answers += self._server.draining
         self._timed = ANSWERING
         self._deadline = math.inf
@@ -377,6 +321,7 @@ class ServerProtocol(asyncio.Protocol):
             return False
         keep_alive = exchange.keep_alive
         exchange.keep_alive = False
+        exchange.on_settled = self._server.access
         self._unread = True
         try:
             self._server.judge(exchange)
@@ -394,15 +339,8 @@ class ServerProtocol(asyncio.Protocol):
         if exchange.path in self._server.always:
             return True
         self._unread = True
-        self._server.greet(exchange)
-        self._server.refused(503, exchange.path)
-        exchange.respond(503, refusal_body(503, self._full()), headers=_TOLD[503])
+        self._server.refuse(exchange, 503, self._server.full())
         return False
-
-    def _note(self, size: int) -> None:
-        if size or self._noted:
-            self._noted = size > 0
-            self._server.inbox.note(self, size)
 
     def _read_on(self) -> None:
         if not self._reading:
@@ -419,9 +357,7 @@ class ServerProtocol(asyncio.Protocol):
         reader = self._reader
         if reader.phase is not IDLE:  # the headers that have come say which page may read this answer
             exchange.path, exchange.headers = reader.path, reader.exchange.headers
-            self._server.greet(exchange)
-        self._server.refused(status, exchange.path)
-        exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))
+        self._server.refuse(exchange, status, message, code)
 
     def _close(self) -> None:
         self._timed = CLOSING
@@ -447,29 +383,8 @@ class ServerProtocol(asyncio.Protocol):
         unsent = self.transport.get_write_buffer_size() > 0
         return self._server.limits.flush_timeout_s if unsent else PARTING_S
 
-    # -- one timer ---------------------------------------------------------------------------------
-
-    def _expire_in(self, seconds: float) -> None:
-        """Sets the deadline. A later deadline is only noted; the timer looks again when it goes off. So a busy
-        connection touches the loop's timers once in an idle timeout, not twice a request."""
-        self._since = self._server.loop.time()
-        self._deadline = self._since + seconds
-        if self._deadline < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._timer_at = self._deadline
-        self._timer = self._server.loop.call_at(self._deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
-        if self._deadline > self._server.loop.time():
-            if self._deadline < math.inf:
-                self._set_timer()
-        elif self._timed is IDLE:
+    def _expired(self) -> None:
+        if self._timed is IDLE:
             self._close()
         elif self._timed is CLOSING or self._timed is STALLED:
             self._hang_up()

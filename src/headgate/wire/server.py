@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headgate.model.clock import Clock
+from headgate.wire.connection import Outbox
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import WireLimits
 from headgate.wire.opening import TlsOpening
-from headgate.wire.outbox import Outbox
 from headgate.wire.places import Inbox
 from headgate.wire.protocol import PARTING_S, ServerProtocol
 from headgate.wire.reader import Ids
@@ -51,9 +51,10 @@ class HttpServer:
         judge: Handler | None = None,
         greet: Handler | None = None,
         refused: Callable[[int, str], None] | None = None,
+        access: Callable[[Exchange], None] | None = None,
         always: frozenset[str] = frozenset(),
     ) -> None:
-        """`judge`, `greet`, `refused`, `always`: see ServerState; None: every body is read."""
+        """`judge`, `greet`, `refused`, `access`, `always`: see ServerState; None: every body is read."""
         # Unique enough across processes, and free of a random draw per request.
         prefix = os.urandom(5).hex()
         limits = limits or WireLimits()
@@ -63,6 +64,7 @@ class HttpServer:
             limits=limits,
             new_id=Ids(prefix).next,
             loop=asyncio.get_running_loop(),
+            access=access,
             always=always,
             inbox=Inbox(limits.bodies_bytes),
             outbox=Outbox(asyncio.get_running_loop()),

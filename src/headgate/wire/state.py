@@ -3,12 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fcntl import ioctl
+from termios import FIONREAD
 
 from headgate.model.clock import Clock
-from headgate.wire.exchange import Handler
+from headgate.wire.connection import Outbox
+from headgate.wire.errors import Headers, refusal_body
+from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.limits import WireLimits
-from headgate.wire.outbox import Outbox
 from headgate.wire.places import Inbox, Occupant, Places
+
+_TOLD: dict[int, Headers] = {415: (("accept-encoding", "identity"),), 503: (("retry-after", "1"),)}
+"""Headers that tell the client what to do, by status."""
 
 
 def _not_counted(status: int, path: str) -> None:
@@ -36,6 +42,8 @@ class ServerState:
     adds headers to the answer, for the browser."""
     refused: Callable[[int, str], None] = _not_counted
     """Hears the status of each refusal that no handler sees, and the path, empty where that is not known."""
+    access: Callable[[Exchange], None] | None = None
+    """Hears of each request that is answered, or whose client has left; None: there is no access log."""
     always: frozenset[str] = frozenset()
     """Paths that are answered even where every place is taken: health checks."""
     connections: set[Occupant] = field(default_factory=set)
@@ -82,3 +90,24 @@ class ServerState:
         self.extras.pop(connection, None)
         if self.leaving and not self.connections:
             self.empty.set()
+
+    def refuse(self, exchange: Exchange, status: int, message: str, code: str | None = None) -> None:
+        """Answers what no handler sees."""
+        exchange.on_settled = self.access
+        self.greet(exchange)
+        self.refused(status, exchange.path)
+        exchange.respond(status, refusal_body(status, message, code), headers=_TOLD.get(status, ()))
+
+    def full(self) -> str:
+        """The message for a connection without a place."""
+        return f"too many connections (limits.connections is {self.limits.max_connections}): try again"
+
+
+def has_unread(transport: asyncio.Transport) -> bool:
+    """Whether the socket has input that the loop has not read yet."""
+    waiting = bytearray(4)
+    try:
+        ioctl(transport.get_extra_info("socket").fileno(), FIONREAD, waiting)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return any(waiting)

@@ -14,6 +14,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import SERVER, State
 from websockets.protocol import Protocol as Frames
 
+from headgate.wire.connection import ClientConnection
 from headgate.wire.places import AFTER_IDLE
 from headgate.wire.protocol import PARTING_S
 from headgate.wire.state import ServerState
@@ -51,7 +52,7 @@ class Talk(Protocol):
         """The client has left, or can't be reached any more. Called once."""
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(ClientConnection):
     """The connection of MessageExchanges. Made before the connection exists; `take_over` gives it one."""
 
     __slots__ = (
@@ -64,23 +65,17 @@ class WebSocket(asyncio.Protocol):
         "_leaving",
         "_lost",
         "_message",
-        "_noted",
         "_open_message",
         "_pinged_at",
-        "_said",
-        "_said_bytes",
         "_server",
         "_talk",
-        "_timer",
         "_unread",
-        "transport",
-        "writable",
     )
-    transport: asyncio.Transport
     _server: ServerState
     _frames: Frames
 
     def __init__(self, talk: Talk) -> None:
+        super().__init__()
         self._talk = talk
         self._message = bytearray()
         self._open_message = False
@@ -91,11 +86,6 @@ class WebSocket(asyncio.Protocol):
         self._asked_at = 0.0
         """When the last message came, on the loop's clock; before the first, when the WebSocket was opened."""
         self._pinged_at = math.inf
-        self._said: list[bytes] = []
-        self._said_bytes = 0
-        self._noted = False
-        """Whether the server's inbox counts bytes of it."""
-        self._timer: asyncio.TimerHandle | None = None
         self._unread = b""
         """Bytes read from the socket and not handled yet: reading waits for them."""
         self._frames_read = 0
@@ -103,16 +93,16 @@ class WebSocket(asyncio.Protocol):
         self._leaving = False
         self._lost = False
         self._flushing = False
-        self.writable = True
 
     def take_over(self, server: ServerState, transport: asyncio.Transport, writable: bool) -> None:
         """Called by the HTTP connection: from here on this object owns the transport."""
         self._server = server
-        self.transport = transport
+        self._begin(transport, server.loop, server.outbox, server.inbox)
+        self._high_water = server.limits.write_high_water
         self.writable = writable
         self._frames = Frames(SERVER, max_size=server.limits.body_bytes, logger=_quiet)
         self._heard_at = self._asked_at = server.loop.time()
-        self._look_in(server.limits.ping_every_s)
+        self._expire_in(server.limits.ping_every_s)
         self._talk.on_open(self, server)
 
     @property
@@ -187,18 +177,13 @@ class WebSocket(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         self._let_go()
         self._frames.reader.discard()  # the rest is small, and left to the garbage collector
         self._said.clear()
         self._unread = b""
         self._server.forget(self)
         self._lose()
-
-    def pause_writing(self) -> None:
-        self.writable = False
 
     def resume_writing(self) -> None:
         self.writable = True
@@ -209,7 +194,7 @@ class WebSocket(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """`data`: frames."""
         if self._frames.state is State.OPEN:
-            self._say(data)
+            super().send(data)
 
     def answered(self, keep_alive: bool) -> None:
         self._talk.on_answered(keep_alive)
@@ -244,14 +229,6 @@ class WebSocket(asyncio.Protocol):
         if not self._frames.eof_sent:
             self._frames.fail(code, reason)
             self._write_control()
-
-    def flush(self) -> None:
-        said = self._said
-        if said:
-            self._said = []
-            self._said_bytes = 0
-            if not self.transport.is_closing():
-                self.transport.write(said[0] if len(said) == 1 else b"".join(said))
 
     # -- frames ------------------------------------------------------------------------------------
 
@@ -291,36 +268,23 @@ class WebSocket(asyncio.Protocol):
         if writes and (self.writable or frames.state is not State.OPEN):
             for data in writes:
                 if data:
-                    self._say(data)
+                    super().send(data)
         if frames.state is State.OPEN or self._flushing:
             return
         if not frames.eof_sent:  # we have announced that we leave: a client that is there answers
-            self._look_in(self._server.limits.linger_s)
+            self._expire_in(self._server.limits.linger_s)
             return
         self._flushing = True
         self.flush()
         self._lose()
         if frames.close_rcvd is not None:
             self.transport.close()
-            self._look_in(self._server.limits.flush_timeout_s)
+            self._expire_in(self._server.limits.flush_timeout_s)
         else:
             # Closing with input unread sends a reset, which can overtake our data: let the client finish sending.
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-            self._look_in(self._server.limits.linger_s)
-
-    def _say(self, data: bytes) -> None:
-        self._said.append(data)
-        self._said_bytes += len(data)
-        if self._said_bytes > self._server.limits.write_high_water:
-            self.flush()  # too large to hold back: only the transport knows whether the client keeps up
-        elif len(self._said) == 1:
-            self._server.outbox.add(self)
-
-    def _note(self, size: int) -> None:
-        if size or self._noted:
-            self._noted = size > 0
-            self._server.inbox.note(self, size)
+            self._expire_in(self._server.limits.linger_s)
 
     def _let_go(self) -> None:
         self._message = bytearray()
@@ -332,15 +296,7 @@ class WebSocket(asyncio.Protocol):
             self._lost = True
             self._talk.on_lost()
 
-    # -- one timer ---------------------------------------------------------------------------------
-
-    def _look_in(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._server.loop.call_later(seconds, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _expired(self) -> None:
         limits, now = self._server.limits, self._server.loop.time()
         unread = self.transport.get_write_buffer_size() > 0
         if self._frames.state is not State.OPEN:
@@ -359,4 +315,4 @@ class WebSocket(asyncio.Protocol):
             pong_s = self._pinged_at + limits.pong_timeout_s - now
             if pong_s <= 0:
                 pong_s = limits.pong_timeout_s
-            self._look_in(max(0.0, min(ping_s, pong_s, self._begun_at + limits.body_timeout_s - now)))
+            self._expire_in(max(0.0, min(ping_s, pong_s, self._begun_at + limits.body_timeout_s - now)))

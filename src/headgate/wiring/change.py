@@ -20,14 +20,13 @@ from headgate.config.gateway import GatewayConfig
 from headgate.config.listen import check_exposure
 from headgate.config.scale import ScaleConfig
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.intake.identity import Identities
+from headgate.gateway.intake.asks import Identities
 from headgate.gateway.websocket import Sockets
 from headgate.model.clock import Clock
 from headgate.model.errors import StartupError
 from headgate.model.lane import LANES
 from headgate.model.replica import ReplicaId
 from headgate.policy.compose import capped, classifier, output_of, reconfigure
-from headgate.progress import Progress
 from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
 from headgate.surface.access import AdminAccess
@@ -55,7 +54,6 @@ class ConfigChange:
         clock: Clock,
         *,
         reload: Reload | None,
-        progress: Progress,
         rescale: Callable[[ScaleConfig], None] | None = None,
     ) -> None:
         self.config = config
@@ -66,7 +64,6 @@ class ConfigChange:
         self._roster = roster
         self._access = access
         self._reload = reload
-        self._progress = progress
         self._rescale = rescale
         self.versions: Callable[[GatewayConfig], None] | None = None
         """Takes the models and versions that names stand for; None: not wired yet."""
@@ -85,7 +82,7 @@ class ConfigChange:
         try:
             new = self._reload()
         except StartupError as error:
-            self._progress.say(f"config not taken, the old one stays: {error}")
+            log.error("config not taken, the old one stays: %s", str(error).replace("\n", "; "))
             raise
         return self.take(new)
 
@@ -99,7 +96,7 @@ class ConfigChange:
         try:
             self._apply(new)
         except (StartupError, ValueError) as error:
-            self._progress.say(f"config not taken, the old one stays: {error}")
+            log.error("config not taken, the old one stays: %s", error)
             raise StartupError(str(error)) from error
         old, self.config = self.config, new
         kept = [name for name in FIXED if getattr(old, name) != getattr(new, name)]
@@ -108,7 +105,7 @@ class ConfigChange:
         said = "config taken" + (f"; {', '.join(kept)} only with a restart" if kept else "")
         if new.asks_for_keys and not old.asks_for_keys and not new.admin_keys:
             said += "; /admin now asks for a key as well, and admin_keys has none"
-        self._progress.say(said)
+        log.info("%s", said)
         return said
 
     async def watch(self, path: Path) -> None:
@@ -197,7 +194,7 @@ class ConfigChange:
         for replica in after.values():
             Credentials(replica)  # an unusable file is found before anything has changed
         reconfigure(self._gateway.dispatcher, new)
-        self._gateway.acceptor.reconfigure(classifier(new), identities(new), output_of(new))
+        self._gateway.acceptor.reconfigure(classifier(new), identities(new), output_of(new), new.promises)
         if self._events is not None:
             self._events.reconfigured(new, self._clock())
         self._access.change(new.admin_keys, tenants_have_keys=new.asks_for_keys)
@@ -216,7 +213,7 @@ class ConfigChange:
             if before.get(replica.id) != replica:
                 self._roster.join(replica)
             elif (watch := self._roster.watches.get(replica.id)) is not None:
-                watch.pool.read_key_again()
+                watch.connections.read_key_again()
 
 
 def identities(config: GatewayConfig) -> Identities:

@@ -46,12 +46,16 @@ async def listen_on(http: HttpServer, listen: ListenConfig, tls: ssl.SSLContext 
     except OSError as error:
         place = listen.uds or f"{listen.host}:{listen.port}"
         option = "--uds" if listen.uds else "--host" if isinstance(error, socket.gaierror) else "--port"
-        raise StartupError(
-            f"can't listen on {place} ({error.strerror or error}): choose another with {option}"
-        ) from error
+        raise StartupError(f"can't listen on {place}: {_why(error)}; choose another with {option}") from error
     # An IPv6 address stands in brackets, and the % before its zone is written as %25 (RFC 6874).
     host = f"[{listen.host.replace('%', '%25')}]" if ":" in listen.host else listen.host
     return f"http://{host}:{port}"
+
+
+def _why(error: OSError) -> str:
+    """What the operating system says, without what the event loop adds to it."""
+    number = None if isinstance(error, socket.gaierror) else error.errno
+    return os.strerror(number) if number else str(error.strerror or error)
 
 
 async def wait(stop: asyncio.Event) -> None:

@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import random
 import signal
@@ -25,11 +26,14 @@ from headgate.engine.recommended import recommended
 from headgate.engine.runner.step_log import StepLog, header_of
 from headgate.engine.server import EngineServer
 from headgate.engine.status import Emulation
+from headgate.logs import LogOptions, LogWriter, logging_to
 from headgate.machine.profile import Profile
-from headgate.model.clock import Clock, monotonic
+from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.errors import ServeError, StartupError
 from headgate.policy.compose import batcher_for, host_tokens_of
 from headgate.progress import Progress
+from headgate.publish.access_log import AccessLog
+from headgate.publish.turned_away import RefusalLog
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
 from headgate.wiring.common import HEALTH, bundled_model, listen_on, process_age_s, wait
@@ -41,13 +45,24 @@ MOVED_BYTES_PER_S = 1e9
 """Bytes of KV that llama.cpp saves or restores per second, before any is measured: what two cores did with
 SmolLM2's."""
 
+LOGS = LogOptions()
+SURFACES = (("page", "/"), ("figures", "/metrics"))
+LOOK_EVERY_S = 1.0
+log = logging.getLogger(__name__)
+
 Load = Callable[[EngineServer], tuple[Engine, Intake]]
 
 
-def run_engine(config: EngineConfig, listen: ListenConfig, progress: Progress, step_log: Path | None = None) -> None:
+def run_engine(
+    config: EngineConfig,
+    listen: ListenConfig,
+    progress: Progress,
+    step_log: Path | None = None,
+    logs: LogOptions = LOGS,
+) -> None:
     """Runs one engine replica until SIGTERM or SIGINT. Raises StartupError when it can't start, or later fails."""
     load = partial(_load, config=config, progress=progress, clock=monotonic)
-    _run(load, config, listen, progress, step_log)
+    _run(load, config, listen, progress, step_log, None, logs)
 
 
 def run_emulated(
@@ -57,6 +72,7 @@ def run_emulated(
     listen: ListenConfig,
     progress: Progress,
     step_log: Path | None = None,
+    logs: LogOptions = LOGS,
 ) -> None:
     """Runs one around a runner that computes nothing and takes a GPU's time."""
 
@@ -67,7 +83,7 @@ def run_emulated(
                 profile, config, clock=monotonic, sink=server.sink, ids=itertools.count(1), rng=rng, dilation=dilation
             )
 
-    _run(load, config, listen, progress, step_log, emulation)
+    _run(load, config, listen, progress, step_log, emulation, logs)
 
 
 def _run(
@@ -76,13 +92,15 @@ def _run(
     listen: ListenConfig,
     progress: Progress,
     step_log: Path | None,
-    emulation: Emulation | None = None,
+    emulation: Emulation | None,
+    logs: LogOptions,
 ) -> None:
     # A thread that wants the GIL back after a step gets it within 0.5 ms; the default would be half a decode step.
     sys.setswitchinterval(0.0005)
 
-    def logging(server: EngineServer) -> tuple[Engine, Intake]:
+    def loading(server: EngineServer) -> tuple[Engine, Intake]:
         engine, intake = load(server)
+        engine.report_steps_to(server.steps.take)
         if step_log is not None:
             emulated, dilation = (None, 1.0) if emulation is None else (emulation.profile, emulation.dilation)
             header = header_of(engine, config.served_name, engine.runner.bytes_per_token, emulated, dilation)
@@ -91,7 +109,9 @@ def _run(
             atexit.register(steps.close)
         return engine, intake
 
-    uvloop.run(_serve(logging, emulation, config, listen, progress, monotonic))
+    with logging_to(logs) as writer:
+        lines = writer if logs.access else None
+        uvloop.run(_serve(loading, emulation, config, listen, progress, monotonic, lines))
 
 
 async def _serve(
@@ -101,6 +121,7 @@ async def _serve(
     listen: ListenConfig,
     progress: Progress,
     clock: Clock,
+    access_lines: LogWriter | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -109,9 +130,12 @@ async def _serve(
     server = EngineServer(config, clock, emulation)
     server.record_phase("process", process_age_s())
     door = Door(server.router, loopback_only=listen.uds is None and is_loopback(listen.host))
-    http = HttpServer(door, clock=clock, always=HEALTH)
+    access = None if access_lines is None else AccessLog(access_lines, clock, wall).ended
+    http = HttpServer(door, clock=clock, access=access, always=HEALTH)
+    refusals = loop.create_task(_log_refusals(server, clock))
     try:
         where = await listen_on(http, listen)
+        progress.listening(where, SURFACES)
         stopping = loop.create_task(wait(stop))
         running = loop.create_task(_run_engine(server, http, load, config, listen, where, stop, progress))
         await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +144,16 @@ async def _serve(
         stopping.cancel()
         await asyncio.gather(running, return_exceptions=running.cancelling() > 0)
     finally:
+        refusals.cancel()
         http.close_listener()
+
+
+async def _log_refusals(server: EngineServer, clock: Clock) -> None:
+    """Logs what was refused and what failed, in summaries, until cancelled."""
+    refusals = RefusalLog()
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        refusals.compare(server.figures.requests, clock())
 
 
 async def _run_engine(
@@ -148,7 +181,7 @@ async def _run_engine(
         gc.freeze()  # what exists now stays: collections need not walk it while streams wait
         progress.ready(where, config.served_name, sum(server.figures.cold_start.values()))
         await _until(stop, engine)
-        progress.say("draining: running requests may finish")
+        log.info("draining: running requests may finish within %g s", listen.drain_s)
         server.drain()
         await http.drain(listen.drain_s)
     finally:

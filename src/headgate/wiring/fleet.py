@@ -72,7 +72,7 @@ class GatewayHands(PoolSignals):
         if watch is None:
             return None
         try:
-            _, body = await watch.pool.get(path, ASK_S)
+            _, body = await watch.connections.get(path, ASK_S)
         except (ReplicaFailed, TimeoutError, OSError):
             return None
         return body

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import resource
@@ -25,15 +26,18 @@ from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.intake.held import HeldBodies
 from headgate.gateway.judge import HeaderJudge
 from headgate.gateway.placing import Placing
-from headgate.gateway.surface import Surface
+from headgate.gateway.routes import ApiRoutes
 from headgate.gateway.trace_context import Contexts
 from headgate.gateway.websocket import Sockets
+from headgate.logs import LogOptions, LogWriter, logging_to
 from headgate.model.clock import Clock, monotonic, wall
 from headgate.model.errors import StartupError
 from headgate.model.replica import Replica
 from headgate.policy.compose import dispatcher_for, intake_for
-from headgate.progress import Progress
+from headgate.progress import Progress, ReplicaLine
+from headgate.publish.access_log import AccessLog
 from headgate.publish.journal import Journal
+from headgate.publish.turned_away import RefusalLog
 from headgate.replay.event_log import EventLog
 from headgate.replica.credentials import Credentials
 from headgate.replica.http import Connections, PoolLimits
@@ -42,6 +46,7 @@ from headgate.surface.access import AdminAccess
 from headgate.surface.api.page import ApiPage
 from headgate.surface.instruments import Instruments
 from headgate.surface.ledger import Holdings
+from headgate.upkeep.changes import ReplicaLog, described, reason
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warmup import Warmup
 from headgate.wire.limits import wire_limits
@@ -53,8 +58,17 @@ from headgate.wiring.fleet import FleetWiring, fleet_admin
 from headgate.wiring.rollout import RolloutWiring
 from headgate.wiring.shared import SharedWiring
 
+log = logging.getLogger(__name__)
+
 KEPT_FILES = 512
 """File descriptors, or a quarter of all if that is more, that clients' connections leave to replicas and files."""
+LOGS = LogOptions()
+SURFACES = (("page", "/"), ("API docs", "/docs"), ("figures", "/metrics"))
+"""What people find at the gateway's address, besides the API."""
+RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"))
+"""Paths whose requests leave records."""
+NONE_ANSWERS_S = 3.0
+"""Seconds after which it is reported that no replica has answered yet."""
 NOTICE_S = 0.5
 """Seconds from when readiness drops and every answer says `connection: close` until connections are refused and idle
 ones are closed: load balancers have this long to notice. Afterwards, how long the last errors have to be written."""
@@ -66,6 +80,7 @@ def run_gateway(
     reload: Reload | None = None,
     event_log: Path | None = None,
     watched: Path | None = None,
+    logs: LogOptions = LOGS,
 ) -> None:
     """Runs the gateway until SIGTERM or SIGINT, with an engine of its own where no replicas are given. On SIGHUP, and
     when the `watched` file changes, it takes what `reload` returns, as far as that is possible without a restart."""
@@ -75,7 +90,9 @@ def run_gateway(
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # two sockets per stream: the usual 1024 would be the first limit to be reached
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(_serve_gateway(config, progress, reload, event_log, watched, monotonic))
+    with logging_to(logs) as writer:
+        lines = writer if logs.access else None
+        uvloop.run(_serve_gateway(config, progress, reload, event_log, watched, monotonic, lines))
 
 
 async def _serve_gateway(
@@ -85,14 +102,16 @@ async def _serve_gateway(
     event_log: Path | None,
     watched: Path | None,
     clock: Clock,
+    access_lines: LogWriter | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        parts = _Parts(config, progress, reload, event_log, stack, clock)
+        parts = _Parts(config, progress, reload, event_log, stack, clock, access_lines)
         where = await _listen_gateway(parts.http, config)
+        progress.listening(where, SURFACES)
         ready, background = parts.start_replicas(stack)
         if parts.shared is not None:
             background.append(await parts.shared.start(parts.gateway, stack))
@@ -102,12 +121,12 @@ async def _serve_gateway(
             background.append(loop.create_task(parts.change.watch(watched)))
         parts.instruments.start()
         stack.push_async_callback(parts.instruments.close)
-        key = not config.anonymous.allowed
-        announcing = loop.create_task(_announce(ready, parts.roster, where, progress, clock, key))
+        announcing = loop.create_task(_announce(ready, parts, where, progress, clock))
         try:
             await _first_of(stop, background)
-            progress.say("draining: running requests may finish")
+            log.info("draining: running requests may finish within %g s", config.listen.drain_s)
             await parts.drain()
+            log.info("stopped")
         finally:
             for task in (announcing, *background):
                 task.cancel()
@@ -125,6 +144,7 @@ class _Parts:
         event_log: Path | None,
         stack: AsyncExitStack,
         clock: Clock,
+        access_lines: LogWriter | None = None,
     ) -> None:
         self.config = config
         seed = int.from_bytes(os.urandom(8))
@@ -143,47 +163,57 @@ class _Parts:
             config.health.probe_interval_s,
             config.health.deep_interval_s,
             Warmup(config.warm, config.classify, clock),
-            progress.say,
         )
         stack.push_async_callback(roster.close)
         self._private = config.listen.is_private
         self.access = access = AdminAccess(
             config.admin_keys, loopback_only=self._private, tenants_have_keys=config.asks_for_keys
         )
-        self.instruments = Instruments(gateway, roster, config, access, rng, clock, journal)
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headgate-")))
+        self.instruments = Instruments(gateway, roster, config, access, rng, clock, journal, self._folder)
+        self._keep_log(access_lines, stack, clock)
         self.fleet: FleetWiring | None = None
         if config.fleet.kind != "fixed":
             self.fleet = FleetWiring(config, gateway, roster, self.instruments.figures, self._folder, clock)
             roster.belong_to(self.fleet.controller)
         rescale = None if self.fleet is None else self.fleet.rescale
-        self.change = ConfigChange(
-            config, gateway, roster, access, events, clock, reload=reload, progress=progress, rescale=rescale
-        )
-        self._open_surface(progress, clock)
+        self.change = ConfigChange(config, gateway, roster, access, events, clock, reload=reload, rescale=rescale)
+        self._open_surface(clock)
 
-    def _open_surface(self, progress: Progress, clock: Clock) -> None:
+    def _keep_log(self, access_lines: LogWriter | None, stack: AsyncExitStack, clock: Clock) -> None:
+        """Logs what becomes of replicas and which requests are refused and, where asked for, each request."""
+        replicas = ReplicaLog(lambda: self.roster.watches, self.instruments.conditions)
+        self.instruments.add(lambda _, now: replicas.look(now))
+        self.instruments.add(RefusalLog().take)
+        self._access_log: AccessLog | None = None
+        if access_lines is not None:
+            self._access_log = AccessLog(access_lines, clock, wall, RECORDED)
+            self.instruments.add(self._access_log.take)
+            stack.callback(self._access_log.finish)
+
+    def _open_surface(self, clock: Clock) -> None:
         config, gateway, roster, change = self.config, self.gateway, self.roster, self.change
         admin = fleet_admin(self.access, change, roster, self.fleet, self.instruments.conditions, clock)
         versions = RolloutWiring(config, gateway, roster.catalog, self.instruments, self.access, clock)
         self._sockets = sockets = Sockets(gateway)
-        ledger, api = Holdings(gateway, self.access), ApiPage(lambda: surface.router.table)
+        ledger, api = Holdings(gateway, self.access), ApiPage(lambda: routes.router.table)
         routed = (self.instruments, admin, versions, sockets, ledger, api)
         more = {place: handler for one in routed for place, handler in one.routes().items()}
-        self._surface = surface = Surface(gateway, roster.catalog, more)
-        door = Door(surface.router, loopback_only=self._private, names=config.listen.names)
+        self._routes = routes = ApiRoutes(gateway, roster.catalog, more)
+        door = Door(routes.router, loopback_only=self._private, names=config.listen.names)
         change.reach(versions.reconfigure, door, sockets)
         open_door(door, config, self.access)
         most = _most_connections()
         if config.limits.connections > most:
-            progress.say(f"only {most} connections: there are no file descriptors for more (ulimit -n)")
+            log.info("only %d connections: there are no file descriptors for more (ulimit -n)", most)
         self.http = HttpServer(
             door,
             clock=clock,
             limits=wire_limits(config.limits, config.timeouts, most),
-            judge=HeaderJudge(door, surface.router, gateway, self.access.check),
+            judge=HeaderJudge(door, routes.router, gateway, self.access.check),
             greet=door.greet,
             refused=gateway.account.refuse,
+            access=None if self._access_log is None else self._access_log.ended,
             always=HEALTH,
         )
         ledger.count_clients(self.http)
@@ -204,9 +234,18 @@ class _Parts:
             ready.append(self.fleet.controller.was_ready)
         return ready, background
 
+    def replica_lines(self) -> list[ReplicaLine]:
+        """What the banner says of each replica; those that answer come first."""
+        lines = []
+        for replica_id, watch in self.roster.watches.items():
+            answers = watch.joined.is_set()
+            about = described(watch) if answers else reason(watch, watch.why)
+            lines.append(ReplicaLine(replica_id, watch.replica.url, answers, about))
+        return sorted(lines, key=lambda line: not line.answers)
+
     async def drain(self) -> None:
         """Says that the gateway is going, and lets running requests finish."""
-        self._surface.drain()
+        self._routes.drain()
         self.http.say_close()
         await asyncio.sleep(NOTICE_S)
         self.instruments.live.close()
@@ -226,26 +265,29 @@ async def _first_of(stop: asyncio.Event, background: list[asyncio.Future[None]])
             await task
 
 
-async def _announce(
-    ready: list[asyncio.Event], roster: ReplicaSet, where: str, progress: Progress, clock: Clock, key: bool
-) -> None:
-    """Reports when the first replica is usable: from then on requests are served. `key`: only those with a tenant's
-    key."""
-    began = clock() - process_age_s()
+async def _announce(ready: list[asyncio.Event], parts: _Parts, where: str, progress: Progress, clock: Clock) -> None:
+    """Reports when the first replica is usable: from then on requests are served. Where none of those that are said to
+    run answers, that is reported first."""
+    began, config = clock() - process_age_s(), parts.config
     waiting = [asyncio.ensure_future(event.wait()) for event in ready]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    models = roster.catalog.names
+    patience_s = NONE_ANSWERS_S if config.replicas else None
+    done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+    if not done:
+        progress.none_answer(parts.replica_lines(), config.timeouts.no_replica_wait_s)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    models, key = parts.roster.catalog.names, not config.anonymous.allowed
     gc.collect()
     gc.freeze()  # what exists now stays: collections need not walk it while streams wait
     gc.set_threshold(20_000, 20, 50)  # requests leave hardly any cycles; searching for them took 5 % of the time
-    progress.ready(where, models[0] if models else "default", clock() - began, key=key)
+    lines = parts.replica_lines() if config.replicas else []
+    progress.ready(where, models[0] if models else "default", clock() - began, key=key, replicas=lines)
     await asyncio.gather(*waiting)
 
 
 def build_gateway(config: GatewayConfig, clock: Clock, seed: int, hooks: GatewayHooks = NO_HOOKS) -> Gateway:
     """Built within the running loop."""
     dispatcher = dispatcher_for(config, random.Random(seed))
-    intake = intake_for(config, dispatcher.lanes)
+    intake = intake_for(config, dispatcher.lanes, dispatcher.cached_tokens)
     limits = wire_limits(config.limits, config.timeouts, _most_connections())
     acceptor = Acceptor(intake, identities(config), limits, config.limits.open_fields, Abilities(dispatcher.replicas))
     account = Account(config.observe.keep, wall() - clock())

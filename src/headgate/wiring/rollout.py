@@ -27,7 +27,7 @@ class RolloutWiring:
         self._gateway = gateway
         self._catalog = catalog
         self._models = Models({}, room_in(gateway.dispatcher))
-        self.rollouts = Rollouts(config.models, self._models, gateway.shadows, config.rollout.state, wall)
+        self.rollouts = Rollouts(config.models, self._models, gateway.shadows, config.rollout.state, wall, clock)
         self._admin = RolloutAdmin(self.rollouts, access, instruments.catch_up)
         instruments.add(self.rollouts.take)
         instruments.show_rollouts(self._admin.news)

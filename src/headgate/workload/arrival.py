@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 BLOCK_TOKENS = 512
 """Tokens that one id of a prefix stands for. Mooncake's traces were made with blocks of this size."""
@@ -12,8 +12,18 @@ UNNAMED = "all"
 """Label of arrivals without lane or name."""
 
 
-class WorkloadError(StartupError):
+class WorkloadError(UsageError):
     """A workload that can't be understood or read; the message says what and where, on one line."""
+
+
+class NextTurn(msgspec.Struct, frozen=True, gc=False):
+    """A turn of a session that follows another one."""
+
+    think_s: float
+    """Seconds from the end of the turn before until this one: a person reads, a tool runs."""
+    new_tokens: int
+    """Prompt tokens beside all that was said before."""
+    output_tokens: int
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -36,6 +46,15 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """The original prompt, where a file of records kept it: messages, or text. None: made up by length."""
     choices: int = 1
     """Answers requested at once, each of `output_tokens` tokens."""
+    turn: int = 0
+    """The number of this turn in its session, where the next one waits for its end; 0: it waits for none. Its prefix
+    covers prompt and answer."""
+    later: tuple[NextTurn, ...] = ()
+    """The turns that follow this one."""
+    ttft_s: float | None = None
+    """Time to first token that the request promises itself; None: it has its lane's."""
+    tpot_s: float | None = None
+    """Time per further token that the request promises itself; None: it has its lane's."""
 
     @property
     def label(self) -> str:
@@ -45,3 +64,24 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         return self.prompt_tokens + self.choices * self.output_tokens
+
+
+def blocks(tokens: int) -> int:
+    """Blocks that hold these tokens, the last one perhaps in part."""
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def follow_up(before: Arrival, ended_s: float) -> Arrival:
+    """The turn after this one, which ended at `ended_s`. Its prompt begins with all that was said before."""
+    turn = before.later[0]
+    prompt = before.prompt_tokens + before.output_tokens + turn.new_tokens
+    first = before.prefix[0]
+    return msgspec.structs.replace(
+        before,
+        at_s=ended_s + turn.think_s,
+        prompt_tokens=prompt,
+        output_tokens=turn.output_tokens,
+        prefix=tuple(first + block for block in range(blocks(prompt + turn.output_tokens))),
+        turn=before.turn + 1,
+        later=before.later[1:],
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from headgate.workload import traces
-from headgate.workload.arrival import BLOCK_TOKENS, Arrival
+from headgate.workload.arrival import BLOCK_TOKENS, Arrival, blocks
 from headgate.workload.spec import Range, Stream
 
 DEFAULT_PROMPT, DEFAULT_OUTPUT = Range(256, 256), Range(64, 64)
@@ -37,7 +37,9 @@ class WorkloadFinish:
         if stream.sessions:
             number = rng.randrange(stream.sessions)
             session = f"session-{number}"
-        prefix = row.prefix[: blocks(prompt)]
+        elif stream.prefixes:
+            number = rng.randrange(stream.prefixes)
+        prefix = row.prefix if row.turn else row.prefix[: blocks(prompt)]
         if stream.shared:
             prefix = tuple((number << 16) + block for block in range(min(stream.shared, prompt) // BLOCK_TOKENS))
         if self._name:
@@ -56,12 +58,11 @@ class WorkloadFinish:
             self._name,
             row.prompt if prompt == row.prompt_tokens else None,
             row.choices,
+            row.turn,
+            row.later,
+            row.ttft_s if stream.ttft is None else stream.ttft,
+            row.tpot_s if stream.tpot is None else stream.tpot,
         )
-
-
-def blocks(tokens: int) -> int:
-    """Blocks that hold these tokens, the last one perhaps in part."""
-    return -(-tokens // BLOCK_TOKENS)
 
 
 def _lengths(stream: Stream, rng: random.Random) -> Callable[[Arrival], tuple[int, int]]:
@@ -69,20 +70,22 @@ def _lengths(stream: Stream, rng: random.Random) -> Callable[[Arrival], tuple[in
     scale, max_prompt, max_output = stream.length_scale, stream.max_prompt, stream.max_output
 
     def of(row: Arrival) -> tuple[int, int]:
+        if row.turn:  # its turns were drawn together
+            return row.prompt_tokens, row.output_tokens
         source = rng.choice(borrowed) if borrowed else row
         prompt, output = source.prompt_tokens, source.output_tokens
         if scale != 1.0:
             prompt, output = max(1, round(prompt * scale)), max(1, round(output * scale))
         if stream.prompt is not None or not source.prompt_tokens:
-            prompt = _draw(stream.prompt or DEFAULT_PROMPT, rng)
+            prompt = draw(stream.prompt or DEFAULT_PROMPT, rng)
         if stream.output is not None or not source.output_tokens:
-            output = _draw(stream.output or DEFAULT_OUTPUT, rng)
+            output = draw(stream.output or DEFAULT_OUTPUT, rng)
         return min(prompt, max_prompt or prompt), min(output, max_output or output)
 
     return of
 
 
-def _draw(tokens: Range, rng: random.Random) -> int:
+def draw(tokens: Range, rng: random.Random) -> int:
     return tokens.least if tokens.least == tokens.most else rng.randint(tokens.least, tokens.most)
 
 

@@ -66,6 +66,11 @@ class Workload:
         return all(source.period_s is None for source in self._sources)
 
     @property
+    def goodput(self) -> tuple[str, ...]:
+        """Targets that make an answer good, as in `--goodput`; empty: it is not one of the catalog, or a mix."""
+        return self._sources[0].stream.goodput if len(self._sources) == 1 else ()
+
+    @property
     def streams(self) -> list[Stream]:
         return [source.stream for source in self._sources]
 

@@ -14,6 +14,11 @@ class _Header(msgspec.Struct):
     schema: int
 
 
+class _Promise(msgspec.Struct):
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class _Line(msgspec.Struct):
     at: float
     lane: str
@@ -26,6 +31,7 @@ class _Line(msgspec.Struct):
     output_tokens: int = 0
     prompt: Any = None
     choices: int = 1
+    promise: _Promise | None = None
 
 
 SCHEMA = 1
@@ -71,6 +77,8 @@ def read_records(name: str, lines: Any) -> list[Arrival]:
             model=record.model,
             prompt=record.prompt,
             choices=max(1, record.choices),
+            ttft_s=None if record.promise is None else record.promise.ttft_s,
+            tpot_s=None if record.promise is None else record.promise.tpot_s,
         )
         for at, record in found
     ]

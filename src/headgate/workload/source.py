@@ -9,10 +9,13 @@ import msgspec
 
 from headgate.model.labels import plain
 from headgate.workload import play, servegen, traces
-from headgate.workload.arrival import Arrival, WorkloadError
-from headgate.workload.finish import WorkloadFinish, blocks
-from headgate.workload.spec import LENGTHS_ONLY, TRACES, Stream
+from headgate.workload.arrival import Arrival, NextTurn, WorkloadError, blocks
+from headgate.workload.finish import DEFAULT_OUTPUT, WorkloadFinish, draw
+from headgate.workload.spec import AGENTS, LENGTHS_ONLY, TRACES, Range, Stream
 
+TURNS, CONTEXT, NEW, THINK_S = Range(20, 20), Range(2000, 6000), Range(500, 3000), (1.0, 10.0)
+"""An agent's sessions, where the workload does not say otherwise: turns, tokens of the first prompt, new tokens of each
+further one, and seconds between an answer and the next turn, such as a tool takes."""
 OPEN_CHATS = 32
 """Chats of a lengths-only trace that run at once."""
 
@@ -23,7 +26,9 @@ class Source:
         self.stream = stream
         self._chats: tuple[Arrival, ...] = ()
         self._trace: tuple[Arrival, ...] = ()
-        if stream.source in TRACES:
+        if stream.file is not None:
+            self._trace = traces.read(Path(stream.file), stream.source)
+        elif stream.source in TRACES:
             self._trace = traces.bundled(stream.source)
         elif stream.source in LENGTHS_ONLY:
             self._chats = traces.bundled(stream.source)
@@ -59,7 +64,7 @@ class Source:
     def describe(self, duration_s: float | None) -> str:
         stream = self.stream
         name = f"{stream.name} = " if stream.name else ""
-        source = f"{stream.source} {stream.argument}".strip()
+        source = f"{stream.source} {stream.argument or stream.file or ''}".strip()
         lasts = duration_s or self.period_s
         return f"{name}{source}, {plain(self.rate)}/s" + (f" for {lasts:.0f} s" if lasts else "")
 
@@ -80,6 +85,8 @@ class Source:
         if self._trace:
             return self._rows(rng, fill_s)
         assert stream.rate is not None
+        if stream.source == AGENTS:
+            return _agents(play.poisson(stream.rate, rng), stream, rng)
         if stream.source == "constant":
             times = play.constant(stream.rate)
         elif stream.cv is None:
@@ -126,3 +133,20 @@ def _chats(times: Iterator[float], rows: tuple[Arrival, ...], rng: random.Random
             turn = next(left)
         prefix = tuple((number << 16) + block for block in range(blocks(turn.prompt_tokens)))
         yield msgspec.structs.replace(turn, at_s=at, session=f"chat-{number}", prefix=prefix)
+
+
+def _agents(times: Iterator[float], stream: Stream, rng: random.Random) -> Iterator[Arrival]:
+    """The first turns of sessions, each with those that follow it."""
+    outputs, news = stream.output or DEFAULT_OUTPUT, stream.new or NEW
+    least_s, most_s = stream.think or THINK_S
+    for number, at in enumerate(times, 1):
+        prompt, output = draw(stream.prompt or CONTEXT, rng), draw(outputs, rng)
+        context, later = prompt + output, []
+        for _ in range(draw(stream.turns or TURNS, rng) - 1):
+            turn = NextTurn(rng.uniform(least_s, most_s), draw(news, rng), draw(outputs, rng))
+            context += turn.new_tokens + turn.output_tokens
+            if stream.max_prompt is not None and context - turn.output_tokens > stream.max_prompt:
+                break
+            later.append(turn)
+        prefix = tuple((number << 16) + block for block in range(blocks(prompt + output)))
+        yield Arrival(at, prompt, output, prefix=prefix, session=f"agent-{number}", turn=1, later=tuple(later))

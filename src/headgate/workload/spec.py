@@ -3,21 +3,27 @@
 mix      stream [";" stream …]
 stream   [name "="] source [":" option ["," option …]]
 option   key "=" value, or for `servegen` and `file` first of all the model or the path
+
+docs/loads.md explains the sources and options to users.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from headgate.model.labels import plain
 from headgate.workload.arrival import WorkloadError
+from headgate.workload.catalog import CATALOG, listed
 
 SYNTHETIC = ("poisson", "gamma", "constant")
 LENGTHS_ONLY = ("sharegpt",)
 TRACES = ("azure-conv", "azure-code", "mooncake")
-SOURCES = (*SYNTHETIC, *TRACES, *LENGTHS_ONLY, "servegen", "file")
+AGENTS = "agents"
+WITH_FILE = ("mooncake", "azure")
+"""Formats of traces for which a file may be named."""
+SOURCES = (*SYNTHETIC, *TRACES, *LENGTHS_ONLY, AGENTS, "servegen", "azure", "file", "catalog")
 SERVEGEN_MODELS = ("m-small", "m-mid", "m-large", "deepseek-r1")
 
 
@@ -40,6 +46,8 @@ class Stream:
     source: str
     argument: str = ""
     """The model of servegen, or the file's path."""
+    file: str | None = None
+    """Path of a trace in the format that the source names; None: the bundled one."""
     name: str = ""
     rate: float | None = None
     """Mean requests per second. A trace is stretched or squeezed to it; with `time_scale` too, requests are left out or
@@ -72,6 +80,20 @@ class Stream:
     shared: int = 0
     """Tokens that the prompts of one session share at their beginning, or without sessions those of the whole stream;
     in blocks of 512."""
+    prefixes: int | None = None
+    """Number of different beginnings of `shared` tokens, of which each prompt has one; None: one, or one a session."""
+    goodput: tuple[str, ...] = ()
+    """Targets that make an answer good, as in `--goodput`, where the catalog has the workload; empty: none."""
+    turns: Range | None = None
+    """Turns of an agent's session; `rate` is that of sessions."""
+    new: Range | None = None
+    """Prompt tokens of a further turn beside all that was said before."""
+    think: tuple[float, float] | None = None
+    """Least and most seconds from the end of a turn to the next one."""
+    ttft: float | None = None
+    """Seconds to the first token that each request promises itself; None: as its lane, or the file, says."""
+    tpot: float | None = None
+    """Seconds per further token that each request promises itself; None: as its lane, or the file, says."""
 
 
 def parse(text: str) -> list[Stream]:
@@ -97,6 +119,8 @@ def _stream(text: str) -> Stream:
             f"no workload is called {source!r}{_meant(source, SOURCES)}; there are {', '.join(SOURCES)}"
         )
     items = [item.strip() for item in rest.split(",") if item.strip()]
+    if source == "catalog":
+        return _from_catalog(name, items)
     argument = ""
     if source in ("servegen", "file"):
         argument = items.pop(0) if items and (source == "file" or "=" not in items[0]) else ""
@@ -115,6 +139,19 @@ def _stream(text: str) -> Stream:
     return Stream(source=source, argument=argument, name=name, **options)
 
 
+def _from_catalog(name: str, items: list[str]) -> Stream:
+    """The workload of the catalog; options after its name replace its own."""
+    wanted = items.pop(0) if items and "=" not in items[0] else ""
+    if wanted not in CATALOG:
+        wrong = f"no workload {wanted!r}{_meant(wanted, CATALOG)}" if wanted else "which workload?"
+        raise WorkloadError(f"catalog: {wrong}; there are {listed()}")
+    entry = CATALOG[wanted]
+    source, _, own = entry.load.partition(":")
+    given = {item.partition("=")[0].strip().replace("-", "_") for item in items}
+    kept = [item for item in own.split(",") if item.partition("=")[0] not in given]
+    return replace(_stream(f"{source}:{','.join([*kept, *items])}"), name=name or wanted, goodput=entry.goodput)
+
+
 def _check_argument(source: str, argument: str) -> None:
     if source == "file" and not argument:
         raise WorkloadError("file: where is it? Say file:PATH")
@@ -125,12 +162,22 @@ def _check_argument(source: str, argument: str) -> None:
 
 
 def _check(source: str, options: dict[str, Any]) -> None:
+    if source == "azure" and "file" not in options:
+        raise WorkloadError("azure: which file? Say azure:file=PATH; azure-conv and azure-code need none")
+    if source not in WITH_FILE and "file" in options:
+        raise WorkloadError(f"{source}: file is for {' and '.join(WITH_FILE)}; any known format is file:PATH")
     if source == "gamma" and "cv" not in options:
         raise WorkloadError("gamma: how bursty? Say gamma:cv=2; cv=1 is poisson")
     if "cv" in options and source not in ("gamma", "sharegpt"):
         raise WorkloadError(f"{source}: cv is for gamma and sharegpt; try gamma:cv={plain(options['cv'], 6)}")
-    if source in (*SYNTHETIC, *LENGTHS_ONLY) and ("time_scale" in options or "start" in options):
+    if source in (*SYNTHETIC, *LENGTHS_ONLY, AGENTS) and ("time_scale" in options or "start" in options):
         raise WorkloadError(f"{source}: time_scale and start are for traces; say rate")
+    if source == AGENTS and (wrong := {"sessions", "shared", "lengths", "cv", "length_scale"} & options.keys()):
+        raise WorkloadError(f"agents: {min(wrong)} is not for them; they have prompt, new, output, turns and think")
+    if source != AGENTS and (wrong := {"turns", "new", "think"} & options.keys()):
+        raise WorkloadError(f"{source}: {min(wrong)} is for agents; try agents:rate=0.5,turns=20")
+    if "prefixes" in options and (source == AGENTS or "sessions" in options or not options.get("shared")):
+        raise WorkloadError(f"{source}: prefixes goes with shared, and not with sessions; try prefixes=9,shared=1024")
     if source == "sharegpt" and ("sessions" in options or "shared" in options):
         raise WorkloadError("sharegpt: it has sessions and shared beginnings of its own")
     if source == "mooncake" and "shared" in options:
@@ -179,9 +226,23 @@ def _range(what: str, text: str) -> Range:
     return Range(least, most)
 
 
+def _span(what: str, text: str) -> tuple[float, float]:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:-([0-9]+(?:\.[0-9]+)?))?", text)
+    least, most = (float(found[1]), float(found[2] or found[1])) if found else (1.0, 0.0)
+    if not 0 <= least <= most <= 86_400:
+        raise WorkloadError(f"{what} is in seconds, as in 5 or 0.5-10, not {text!r}")
+    return least, most
+
+
 def _name(what: str, text: str) -> str:
     if not re.fullmatch(r"[!-~]{1,256}", text):
         raise WorkloadError(f"{what} is a name without spaces, not {text!r}")
+    return text
+
+
+def _path(what: str, text: str) -> str:
+    if not text:
+        raise WorkloadError(f"{what} is a path, as in file=trace.jsonl.gz")
     return text
 
 
@@ -203,6 +264,7 @@ def _yes(what: str, text: str) -> bool:
 
 
 READ: dict[str, Callable[[str, str], Any]] = {
+    "file": _path,
     "rate": _number(0, 1_000_000, above=True),
     "cv": _number(0, 100, above=True),
     "time_scale": _number(0, 1_000_000, above=True),
@@ -220,5 +282,11 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "unstreamed": _number(0, 1),
     "sessions": _count(1),
     "shared": _count(0),
+    "prefixes": _count(1, 1_000_000),
+    "turns": _range,
+    "new": _range,
+    "think": _span,
+    "ttft": _number(0, 86_400, above=True),
+    "tpot": _number(0, 86_400, above=True),
 }
-assert set(READ) == {field.name for field in fields(Stream)} - {"source", "argument", "name"}
+assert set(READ) == {field.name for field in fields(Stream)} - {"source", "argument", "name", "goodput"}

@@ -26,6 +26,8 @@ BUNDLED = {
 FORMATS = (
     "Azure's csv, Mooncake's jsonl, csv of num_prefill_tokens,num_decode_tokens, or a file of `headgate serve --record`"
 )
+AZURE_COLUMNS = "TIMESTAMP,ContextTokens,GeneratedTokens"
+MOONCAKE_FIELDS = "timestamp, input_length, output_length, hash_ids"
 
 Lines = Iterator[tuple[int, str]]
 
@@ -40,8 +42,9 @@ def data(name: str) -> IO[bytes]:
     return io.BytesIO(gzip.decompress(files("headgate.workload").joinpath("data", name).read_bytes()))
 
 
-def read(path: Path) -> tuple[Arrival, ...]:
-    """Raises WorkloadError for a file that does not exist, is in no known format, or has a malformed line."""
+def read(path: Path, kind: str | None = None) -> tuple[Arrival, ...]:
+    """Raises WorkloadError for a file that does not exist, has a malformed line, or is in no known format. `kind`: it
+    must be of this one, `azure` or `mooncake`; None: any."""
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed below, and opened here so that the error is ours
     except OSError as error:
@@ -49,16 +52,20 @@ def read(path: Path) -> tuple[Arrival, ...]:
     with file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             with gzip.open(file) as unpacked:
-                return _rows(str(path), cast(IO[bytes], unpacked))
-        return _rows(str(path), file)
+                return _rows(str(path), cast(IO[bytes], unpacked), kind)
+        return _rows(str(path), file, kind)
 
 
-def _rows(name: str, file: IO[bytes]) -> tuple[Arrival, ...]:
+def _rows(name: str, file: IO[bytes], kind: str | None = None) -> tuple[Arrival, ...]:
     try:
         # Bytes that are no text fail later in their own line, which the error can name.
         lines: Lines = ((number, line.decode("utf-8", "surrogateescape")) for number, line in enumerate(file, 1))
         first = next(lines, (0, ""))
         reader = _reader(first[1])
+        if kind is not None and reader is not KINDS[kind][0]:
+            if not first[1].strip():
+                raise WorkloadError(f"{name}, line 1: it is empty; {kind} has {KINDS[kind][1]}")
+            raise _malformed(name, 1, first[1], KINDS[kind][1], ValueError(f"not {kind}'s format"))
         if reader is None:
             raise WorkloadError(f"{name}, line 1: no known trace; readable are {FORMATS}")
         rows = reader(name, chain([first], lines))
@@ -78,7 +85,7 @@ def _reader(first: str) -> Callable[[str, Lines], list[Arrival]] | None:
     if first.lstrip().startswith("{"):
         return _mooncake
     columns = [name.strip() for name in first.split(",")]
-    if columns[:3] == ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]:
+    if columns[:3] == AZURE_COLUMNS.split(","):
         return _azure
     return _lengths if columns[:2] == ["num_prefill_tokens", "num_decode_tokens"] else None
 
@@ -95,7 +102,7 @@ def _azure(name: str, lines: Lines) -> list[Arrival]:
             begin = stamp if begin is None else begin
             rows.append(Arrival(stamp - begin, _tokens(prompt), _tokens(output)))
         except (ValueError, StopIteration) as error:
-            raise _malformed(name, number, line, "TIMESTAMP,ContextTokens,GeneratedTokens", error) from None
+            raise _malformed(name, number, line, AZURE_COLUMNS, error) from None
     return _from_zero(rows)
 
 
@@ -137,11 +144,17 @@ def _mooncake(name: str, lines: Lines) -> list[Arrival]:
             if row.input_length < 0 or row.output_length < 0 or not 0 <= row.timestamp < 1e15:
                 raise ValueError("a number below zero, or no time")
         except (msgspec.DecodeError, ValueError) as error:
-            wanted = "timestamp, input_length, output_length, hash_ids"
-            raise _malformed(name, number, line, wanted, error) from None
+            raise _malformed(name, number, line, MOONCAKE_FIELDS, error) from None
         tokens = max(1, row.input_length), max(1, row.output_length)
         rows.append(Arrival(row.timestamp / 1e3, *tokens, prefix=row.hash_ids))
     return _from_zero(rows)
+
+
+KINDS: dict[str, tuple[Callable[[str, Lines], list[Arrival]], str]] = {
+    "azure": (_azure, AZURE_COLUMNS),
+    "mooncake": (_mooncake, MOONCAKE_FIELDS),
+}
+"""How the formats are read that a workload may ask for by name, and what each line of theirs has."""
 
 
 def spread(rows: tuple[Arrival, ...], rng: random.Random) -> tuple[Arrival, ...]:

@@ -8,7 +8,7 @@ import msgspec
 from headgate.engine.runner import step_log
 from headgate.machine.profile import PROFILES, Profile
 from headgate.machine.profile_fit import TooFewSteps, fit
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 
 VERSION = 1
 
@@ -24,20 +24,20 @@ def find(name: str) -> Profile:
         return PROFILES[name]
     if Path(name).suffix == ".json":
         return load(Path(name))
-    raise StartupError(f"no profile {name!r}: choose {', '.join(PROFILES)}, or name a fitted one, FILE.json")
+    raise UsageError(f"no profile {name!r}: choose {', '.join(PROFILES)}, or name a fitted one, FILE.json")
 
 
 def load(path: Path) -> Profile:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise StartupError(f"can't read the profile {path} ({error.strerror}); name another file") from error
+        raise UsageError(f"can't read the profile {path} ({error.strerror}); name another file") from error
     try:
         file = msgspec.json.decode(data, type=_File)
     except msgspec.DecodeError as error:
-        raise StartupError(f"{path} is not a profile ({error}); fit it again") from error
+        raise UsageError(f"{path} is not a profile ({error}); fit it again") from error
     if file.version != VERSION:
-        raise StartupError(f"{path} is a profile of version {file.version}, this is {VERSION}; fit it again")
+        raise UsageError(f"{path} is a profile of version {file.version}, this is {VERSION}; fit it again")
     return file.profile
 
 
@@ -45,7 +45,7 @@ def dump(profile: Profile, path: Path) -> None:
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(_File(profile=profile)), indent=0) + b"\n")
     except OSError as error:
-        raise StartupError(f"can't write the profile {path} ({error.strerror}); name another file") from error
+        raise UsageError(f"can't write the profile {path} ({error.strerror}); name another file") from error
 
 
 def fitted(log: Path, name: str, *more: Path) -> Profile:
@@ -55,6 +55,6 @@ def fitted(log: Path, name: str, *more: Path) -> Profile:
         of = msgspec.convert({**header.profile, "name": name, "cost": {}}, Profile)
         return fit(chain.from_iterable(map(step_log.read, (log, *more))), of)
     except msgspec.ValidationError as error:
-        raise StartupError(f"{log}, line 1: not the header of a step log ({error})") from error
+        raise UsageError(f"{log}, line 1: not the header of a step log ({error})") from error
     except TooFewSteps as error:
-        raise StartupError(f"{log}: {error}") from error
+        raise UsageError(f"{log}: {error}") from error

@@ -1,35 +1,24 @@
 """Logs what every step did and how long it took: one JSON line each, for fitting a profile or finding a cause.
 
-The engine's thread only adds a line to a list. A thread of its own writes the lines once a second: a disk that stalls
-must not stall the streams. If the disk stalls for long, lines are dropped and the file says how many.
+The engine's thread only adds a line to a list; line_file.py writes them. If the disk stalls for long, lines are dropped
+and the file says how many.
 """
 
-import logging
-import threading
-from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
-from io import BufferedWriter
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from headgate.engine.engine import Engine
+from headgate.line_file import FLUSH_S, LineFile
 from headgate.machine.profile_fit import StepLine
 from headgate.machine.step_features import StepFeatures, is_decode, shape
-from headgate.model.errors import StartupError
+from headgate.model.errors import StartupError, UsageError
 from headgate.model.step import Step
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 VERSION = 1
-FLUSH_S = 1.0
-MOST_WAITING = 20_000
-"""Maximum lines waiting to be written; a busy GPU makes a hundred a second."""
-MOST_BYTES = 2 << 30
-"""Maximum bytes of the file: about a day of a busy GPU."""
 
 
 class StepLogHeader(msgspec.Struct, kw_only=True, tag_field="headgate", tag="step log"):
@@ -88,89 +77,27 @@ class StepLog:
     def __init__(self, path: Path, header: StepLogHeader, started: float, *, flush_s: float = FLUSH_S) -> None:
         """Raises StartupError when `path` can't be written. `started`: the engine's clock now."""
         try:
-            self._file = _begun(path, msgspec.json.encode(header) + b"\n")
+            self.file = LineFile(path, msgspec.json.encode(header), _lacks, "step log", flush_s)
         except OSError as error:
             why = error.strerror or error
             raise StartupError(f"can't write the step log {path} ({why}): name another with --step-log FILE") from error
-        self.dropped = 0
-        self._path = path
         self._started = started
-        self._flush_s = flush_s
         self._encode = msgspec.json.Encoder().encode
-        self._waiting: deque[bytes] = deque()
-        self._missed = 0
-        """Lines dropped, counted by the engine's thread; the writing thread keeps in `_noticed` how many of them it has
-        reported."""
-        self._noticed = 0
-        self._room = MOST_BYTES
-        self._broken = False
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._main, name="step-log", daemon=True)
-        self._thread.start()
 
     def take(self, step: Step, began: float, took_s: float, run_s: float) -> None:
         """Adds a step; called on the engine's thread after every step."""
-        if self._broken or len(self._waiting) >= MOST_WAITING:
-            self._missed += 1
-            return
-        self._waiting.append(self._encode(_line(step, began - self._started, took_s, run_s)))
+        if self.file.takes:
+            self.file.add(self._encode(_line(step, began - self._started, took_s, run_s)))
+        else:
+            self.file.miss()
 
     def close(self) -> None:
-        """Writes the remaining lines and closes the file. No step may be added afterwards."""
-        self._closing.set()
-        self._thread.join()
-        if self.dropped:
-            log.warning("the step log %s lacks %d steps", self._path, self.dropped)
-
-    # -- the writing thread -------------------------------------------------------------------------------
-
-    def _main(self) -> None:
-        while not self._closing.wait(self._flush_s):
-            self._write()
-        self._write()
-        try:
-            self._file.close()
-        except OSError as error:
-            self._fail(error)
-
-    def _write(self) -> None:
-        lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        missing = self._missed - self._noticed
-        self._noticed += missing
-        self.dropped += missing + (len(lines) if self._broken else 0)
-        if missing:
-            lines.append(self._encode(_Line(dropped=missing)))
-        if not lines or self._broken:
-            return
-        data = b"\n".join(lines) + b"\n"
-        self._room -= len(data)
-        try:
-            self._file.write(data)
-            self._file.flush()
-        except OSError as error:
-            self.dropped += len(lines)
-            self._fail(error)
-        else:
-            if self._room < 0:
-                self._fail(f"it has {MOST_BYTES >> 30} GiB")
-
-    def _fail(self, why: object) -> None:
-        """Ends the log; the engine continues without one."""
-        if not self._broken:
-            log.warning("the step log %s ends here: %s", self._path, why)
-        self._broken = True
+        """Writes the remaining steps and closes the file. No step may be added afterwards."""
+        self.file.close()
 
 
-def _begun(path: Path, first: bytes) -> BufferedWriter:
-    file = path.open("wb")
-    try:
-        file.write(first)
-        file.flush()
-    except OSError:
-        with suppress(OSError):
-            file.close()  # closing tries again to write what has just failed
-        raise
-    return file
+def _lacks(missing: int) -> bytes:
+    return msgspec.json.encode(_Line(dropped=missing))
 
 
 def _line(step: Step, at: float, took_s: float, run_s: float) -> _Line:
@@ -213,7 +140,7 @@ def read(path: Path) -> Iterator[StepLine]:
         if line.dropped:
             continue
         if line.at < 0 or line.took_s < 0:
-            raise StartupError(f"{path}, line {number}: a step needs at and took_s, neither of them negative")
+            raise UsageError(f"{path}, line {number}: a step needs at and took_s, neither of them negative")
         yield StepLine(line.at / dilation, line.took_s / dilation, line.run_s / dilation, _shape(line))
 
 
@@ -221,7 +148,7 @@ def _header(path: Path, data: bytes) -> StepLogHeader:
     header = _decoded(path, 1, data, StepLogHeader)
     if header.version != VERSION or not header.dilation > 0:
         wrong = f"version {header.version}" if header.version != VERSION else f"a dilation of {header.dilation}"
-        raise StartupError(f"{path}, line 1: a step log with {wrong} can't be read here; make it again")
+        raise UsageError(f"{path}, line 1: a step log with {wrong} can't be read here; make it again")
     return header
 
 
@@ -242,7 +169,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise StartupError(
+        raise UsageError(
             f"can't read the step log {path} ({error.strerror}); make one with headgate engine --step-log FILE"
         ) from error
 
@@ -252,4 +179,4 @@ def _decoded(path: Path, number: int, data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         what = "the header of a step log" if kind is StepLogHeader else "a step"
-        raise StartupError(f"{path}, line {number}: not {what} ({error})") from error
+        raise UsageError(f"{path}, line {number}: not {what} ({error})") from error

@@ -13,9 +13,9 @@ import msgspec
 
 from headgate.gateway.answer.gather import Gather
 from headgate.gateway.answer.gathered import MOST_CHOICES
-from headgate.gateway.answer.output import DONE, REPETITION, Repeats, plain, text_of
 from headgate.gateway.answer.relay import NONE_ENDED, Relay
 from headgate.gateway.answer.response_reader import ResponseReader
+from headgate.gateway.answer.transcript import DONE, REPETITION, Repeats, plain, text_of
 from headgate.gateway.intake.abilities import RESPONSES
 from headgate.gateway.intake.accept import Accepted
 from headgate.model.clock import Clock

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from headgate.gateway.answer.gathered import ErrorEvent, GatheredAnswer
-from headgate.gateway.answer.output import DONE, REPETITION, TIME, Repeats
 from headgate.gateway.answer.relay import Relay
+from headgate.gateway.answer.transcript import DONE, REPETITION, TIME, Repeats
 from headgate.model.clock import Clock
 from headgate.model.errors import ReplicaFailed, ReplicaStalled
 from headgate.policy.answers.runaway import Detector

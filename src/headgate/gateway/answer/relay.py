@@ -9,12 +9,14 @@ from math import inf
 from typing import Final
 
 from headgate.gateway.answer.backlog import Backlog, RelayLimits
-from headgate.gateway.answer.output import speaks, thinks
+from headgate.gateway.answer.continuation import Continuation
 from headgate.gateway.answer.phases import ASKED, DONE, FINISH, HEAR, REFUSE, REFUSED, RelayOwner
 from headgate.gateway.answer.relayed import COMPLETED, RelayedAnswer
-from headgate.gateway.answer.transcript import MOST_KEPT, Continuation
+from headgate.gateway.answer.transcript import MOST_KEPT, speaks, thinks
 from headgate.model.clock import Clock
 from headgate.model.errors import OutOfTime, ReplicaAnswered, ReplicaFailed, ReplicaStalled
+from headgate.model.lane import Lane
+from headgate.policy.answers.output import Allowance
 from headgate.replica.http import Call
 from headgate.replica.openai import (
     FULL,
@@ -32,6 +34,10 @@ from headgate.replica.shape import Chunk, decode_chunk
 from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
 
+TIMINGS: Final = "x-headgate-timings"
+"""Clients that send this header get lane and queue time in the answer's headers."""
+GRACE_S: Final = 1.0
+"""Seconds beyond the generation time that our own engine has to end a stream itself."""
 LAST_EVENT: Final = b"[DONE]"
 NONE_ENDED: Final[frozenset[int]] = frozenset()
 _NO_ERROR: Final = (b"", b"null")
@@ -333,6 +339,34 @@ class Relay(RelayedAnswer):
                 self.on_broken,
             )
         self._backlog.judge(events, now)
+
+
+def answer_headers(
+    allowance: Allowance | None, lane: str, relegated_from: str, given: dict[str, str], queue_s: float
+) -> Headers:
+    """Headers for an answer: the output cap that applied, the lane from which the request was relegated, and, for
+    clients that send TIMINGS, the lane and the queue time in milliseconds."""
+    told: list[tuple[str, str]] = []
+    if relegated_from:
+        told.append(("x-headgate-relegated", f"{relegated_from} to {lane}"))
+    if allowance is not None and allowance.why:
+        told.append(("x-headgate-max-tokens", allowance.why))
+    if TIMINGS in given:
+        told.append(("x-headgate-lane", lane))
+        told.append(("x-headgate-queue-ms", f"{queue_s * 1e3:.3f}"))
+    return tuple(told)
+
+
+def generation_s(lane: Lane, own: bool, stream: bool = True) -> float:
+    """Seconds after its first token until the gateway ends a stream; inf: never. For an unstreamed answer, seconds
+    after it was asked for: its first token is not seen, so the lane's TTFT target, or P99 if longer, is added. Our own
+    engine ends both itself, with its own counts: it has no limit for unstreamed answers, and GRACE_S more for
+    streams."""
+    if lane.generation_s is None or (own and not stream):
+        return inf
+    if not stream:
+        return lane.generation_s + max(lane.ttft_target_s, lane.ttft_p99_s or 0.0)
+    return lane.generation_s + (GRACE_S if own else 0.0)
 
 
 def _mended(data: bytes, wanted: str) -> tuple[bytes, Chunk | None]:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from headgate.gateway.answer.output import REPETITION, plain
 from headgate.gateway.answer.relay import Relay
 from headgate.gateway.answer.response_voice import DONE, ResponseEvent, read_said
+from headgate.gateway.answer.transcript import REPETITION, plain
 from headgate.model.errors import ReplicaFailed
 from headgate.policy.answers.runaway import Detector
 from headgate.replica.http import Call

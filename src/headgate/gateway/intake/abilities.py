@@ -12,8 +12,10 @@ from headgate.model.replica import Replica, ReplicaId
 from headgate.replica.dialects import dialect_of
 
 CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
+QUOTE: Final = "/v1/quote"
 
 
 class Abilities:

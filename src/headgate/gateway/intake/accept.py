@@ -9,23 +9,34 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from headgate.config.gateway import Tenant
+from headgate.config.gateway import PromisesConfig, Tenant
 from headgate.config.output import CHAT as CHAT_TASK
-from headgate.gateway.answer.response_voice import Native, Translated
-from headgate.gateway.intake.abilities import CHAT, RESPONSES, Abilities
-from headgate.gateway.intake.asks import Extra, choices_of, keep_bounds, looked_into, made_whole, sift
+from headgate.gateway.intake.abilities import CHAT, COMPLETIONS, QUOTE, RESPONSES, Abilities
+from headgate.gateway.intake.asks import (
+    Ask,
+    Identities,
+    ask_usage,
+    asked_in,
+    bound,
+    choices_of,
+    keep_bounds,
+    looked_into,
+    made_whole,
+    sift,
+)
 from headgate.gateway.intake.fields import ChatFields, UsualFields
-from headgate.gateway.intake.identity import Identities
 from headgate.gateway.intake.models import Chosen, Models
 from headgate.gateway.intake.naming import Naming
-from headgate.gateway.intake.prompt import MEDIA_TOKENS, found_in
-from headgate.gateway.intake.responses import Untold, as_chat, cap, read
-from headgate.model.errors import InvalidRequest, NotOffered
+from headgate.gateway.intake.promised import TPOT, TPOT_FIELD, TTFT, TTFT_FIELD, promised_s
+from headgate.gateway.intake.prompt import MEDIA_TOKENS, PromptFound, found_in
+from headgate.gateway.intake.responses import cap, respond
+from headgate.model.errors import InvalidRequest
+from headgate.model.event import Dispatch
 from headgate.model.lane import Lane
 from headgate.model.request import NOBODY, Request
 from headgate.policy.answers.asked import times_asked
 from headgate.policy.answers.output import Allowance, Output, apply
-from headgate.policy.dispatch.intake import Classifier, RequestIntake
+from headgate.policy.dispatch.intake import LATE_HEADER, Classifier, RequestIntake
 from headgate.replica.dialects import can_continue
 from headgate.wire.body import json
 from headgate.wire.body.canonical import NOT_CANONICAL, canonical
@@ -60,11 +71,13 @@ class Accepted:
         "chosen",
         "encoded",
         "goes_on",
-        "opened",
+        "own_ttft_s",
         "path",
-        "prompt_bytes",
+        "prompt",
+        "relegated_from",
         "request",
         "tenant",
+        "uncached_tokens",
         "wants_usage",
     )
 
@@ -76,8 +89,7 @@ class Accepted:
         path: str,
         tenant: Tenant,
         wants_usage: bool,
-        prompt_bytes: int,
-        opened: bool,
+        prompt: PromptFound,
         allowance: Allowance | None = None,
         chosen: Chosen | None = None,
     ) -> None:
@@ -89,8 +101,7 @@ class Accepted:
         self.tenant = tenant
         self.wants_usage = wants_usage
         """Whether the client itself asked for a usage chunk."""
-        self.prompt_bytes = prompt_bytes
-        """Bytes of the prompt's text; 0: the prompt has token ids or media, so its tokens say nothing about text."""
+        self.prompt = prompt
         self.allowance = allowance
         """Limits on the answer; None: the request is for embeddings."""
         self.chosen = chosen
@@ -98,8 +109,12 @@ class Accepted:
         self.goes_on: bool | None = None
         """Whether some replica could continue the stream of this long body; None: the body is short,
         `can_continue` tells."""
-        self.opened = opened
-        """Whether the conversation begins with a system message."""
+        self.own_ttft_s = request.ttft_s
+        """Time to first token that the request promised, also after it was relegated; None: it promised none."""
+        self.relegated_from = ""
+        """The lane in which the request could not be in time; empty: it is in its own."""
+        self.uncached_tokens = 0
+        """Prompt tokens that the replica which has the request is expected to compute; 0: it was not sent yet."""
 
     @property
     def can_go_on(self) -> bool:
@@ -126,13 +141,24 @@ class Accepted:
         if self.chosen is not None:
             self.chosen = self.chosen.instead(model)
 
+    def sent_as(self, command: Dispatch, lanes: dict[str, Lane]) -> None:
+        """Notes what the dispatcher expects its replica to compute, and the lower lane in which the request waited
+        rather than be refused."""
+        self.uncached_tokens = command.uncached
+        if command.lane and command.lane != self.request.lane:
+            lane = lanes[command.lane]
+            self.relegated_from = self.relegated_from or self.request.lane
+            priority = max(self.request.priority, lane.priority)
+            self.request = self.request.but(lane=lane.name, priority=priority, ttft_s=None)
+
     def asking(self, body: dict[str, Any]) -> "Accepted":
         """The same request with another body."""
         made = Accepted(
-            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt_bytes, self.opened,
-            self.allowance, self.chosen,
-        )  # fmt: skip
+            self.request, body, b"", self.path, self.tenant, self.wants_usage, self.prompt, self.allowance, self.chosen
+        )
         made.goes_on = self.goes_on
+        made.uncached_tokens = self.uncached_tokens
+        made.relegated_from = self.relegated_from
         return made
 
 
@@ -165,8 +191,14 @@ class Acceptor:
         """Takes other public names from now on."""
         self.models = models
 
-    def reconfigure(self, classifier: Classifier, identities: Identities, output: Output | None = None) -> None:
-        self._intake.reconfigure(classifier, output)
+    def reconfigure(
+        self,
+        classifier: Classifier,
+        identities: Identities,
+        output: Output | None = None,
+        promises: PromisesConfig | None = None,
+    ) -> None:
+        self._intake.reconfigure(classifier, output, promises)
         self._identities = identities
 
     def known(self, headers: dict[str, str]) -> Tenant:
@@ -185,10 +217,66 @@ class Acceptor:
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Reads, checks and classifies a request. Raises InvalidRequest, Unauthorized and other ServeErrors."""
-        headers = exchange.headers
-        tenant = self._identities.of(headers)
-        long = len(exchange.body) > LONG_BYTES
-        if long:
+        ask = self._read(exchange, self._identities.of(exchange.headers))
+        shape, extra, body, path, tenant = ask.shape, ask.extra, ask.body, ask.path, ask.tenant
+        model = self._named(ask)
+        if shape.messages:
+            bound("messages", len(shape.messages), self._limits.messages)
+        found = found_in(shape, path, body)
+        prompt_tokens = found.tokens or self._intake.prompt_tokens(model, found.opened, found.size)
+        prompt_tokens += MEDIA_TOKENS * found.media
+        session = exchange.headers.get("x-headgate-session") or shape.user
+        if session is not None and len(session) > LONGEST_SESSION:
+            session = session[:LONGEST_SESSION]
+        chosen = None if self.models is None else self._choose(ask, self.models, model, prompt_tokens, session)
+        if chosen is not None:
+            model = chosen.model
+        elif self.names is not None:
+            self.names.refuse_unknown(model)
+        prefix, link_tokens = found.chain(model, body.get("cache_salt"), prompt_tokens)
+        lane, uncached = self._classified(ask, prefix, link_tokens, prompt_tokens, model)
+        embeds = path.endswith("/embeddings")
+        choices = choices_of(shape, extra, found, lane, embeds)
+        if extra is not None:
+            keep_bounds(shape, extra, lane)
+        allowance = None if embeds else self._allow(ask, lane, prompt_tokens, choices)
+        ttft_s = tpot_s = None
+        if tenant.trusted:
+            ttft_s = promised_s(exchange.headers, TTFT, body, TTFT_FIELD)
+            tpot_s = promised_s(exchange.headers, TPOT, body, TPOT_FIELD)
+        request = self._intake.request(
+            id=exchange.request_id,
+            arrived=exchange.received_at,
+            model=model,
+            lane=lane,
+            priority=self._priority(ask, lane),
+            tenant=tenant,
+            name=tenant.name,
+            prompt_tokens=prompt_tokens,
+            allowed=None if allowance is None else allowance.tokens,
+            stream=shape.stream is True and not embeds,
+            choices=choices,
+            prefix=prefix,
+            link_tokens=link_tokens,
+            uncached_tokens=uncached,
+            when_late=exchange.headers.get(LATE_HEADER) or None,
+            session=session,
+            unfit=self.abilities.unfit(path, model) if embeds or ask.responds else NOBODY,
+            fallback=() if chosen is None or embeds or ask.responds else tuple([other for _, other in chosen.others]),
+            pinned=chosen is not None and chosen.pinned,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+        )
+        wants_usage = ask_usage(ask, embeds) or exchange.voice is not None
+        encoded = exchange.body if ask.same else b""
+        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, found, allowance, chosen)
+        if len(exchange.body) > LONG_BYTES:
+            accepted.lighten()
+        return accepted
+
+    def _read(self, exchange: Exchange, tenant: Tenant) -> Ask:
+        """The parsed body, with its fields checked one by one."""
+        if len(exchange.body) > LONG_BYTES:
             body, same = parse_long(exchange.body, self._limits), False
         else:
             # Called here and not by `json`, which is not compiled: it is the usual case.
@@ -196,100 +284,61 @@ class Acceptor:
             same = body is not NOT_CANONICAL
             if not same:
                 body = json.parse_strictly(exchange.body, self._limits)
-        path, responds = exchange.path, False
-        if path == RESPONSES:
-            path, body = self._respond(exchange, body)
-            responds, same = path == RESPONSES, False
+        path = exchange.path
+        if path == QUOTE:
+            path = COMPLETIONS if isinstance(body, dict) and "messages" not in body and "prompt" in body else CHAT
+        elif path == RESPONSES:
+            path, body = respond(exchange, body, self.abilities, self._reached, self._limits.messages)
+            same = False
         shape, whole = self._understood(body)
         assert isinstance(body, dict)
         extra = sift(body, tenant.trusted, self._open_fields)
         same = same and whole and (extra is None or not extra.changed)
-        model = shape.model or ""
-        alias = self._intake.output.alias(model)
-        models = self.models
-        if alias is not None and alias.model is not None and (models is None or not models.knows(model)):
-            model = body["model"] = alias.model
-            same = False
-            exchange.renames = Naming(alias.name)
+        return Ask(exchange, tenant, path, body, same, shape, extra)
+
+    def _named(self, ask: Ask) -> str:
+        """The model that is asked for: what an alias or `default` stands for, or the name itself."""
+        model = ask.shape.model or ""
+        ask.alias = alias = self._intake.output.alias(model)
+        if alias is not None and alias.model is not None and (self.models is None or not self.models.knows(model)):
+            model = ask.rename(alias.model)
+            ask.exchange.renames = Naming(alias.name)
         if (model == "default" or not model) and self.names is not None and (meant := self.names.meant_by_default()):
-            model = body["model"] = meant
-            same = False
+            model = ask.rename(meant)
         if len(model) > LONGEST_NAME:
             raise InvalidRequest(f"model is longer than {LONGEST_NAME} characters", param="model")
-        if shape.messages:
-            self._bound("messages", len(shape.messages))
-        found = found_in(shape, path, body)
-        opened = _opened(body)
-        prompt_tokens = found.tokens or self._intake.prompt_tokens(model, opened, found.size)
-        prompt_tokens += MEDIA_TOKENS * found.media
-        lane = self._lane(shape, headers, tenant, prompt_tokens)
-        embeds = path.endswith("/embeddings")
-        choices = choices_of(shape, extra, found, lane, embeds)
-        if extra is not None:
-            keep_bounds(shape, extra, lane)
-        streams = shape.stream is True
-        stream = streams and not embeds
-        allowance = None
-        if not embeds:
-            asked = _asked(shape, extra, body, responds)
-            same = same and shape.max_output_tokens is None
-            chat = responds or path == CHAT
-            task = headers.get("x-headgate-task") or (None if alias is None else alias.task)
-            allowance = self._intake.allow(asked, task, tenant, lane, prompt_tokens, chat)
-            if responds:
-                cap(allowance, body)
-            else:
-                same = not apply(allowance, body, choices) and same
-            if extra is not None and allowance.tokens is not None:
-                for name in extra.least:
-                    body[name] = min(body[name], allowance.tokens)
-                    same = False
-        session = headers.get("x-headgate-session") or shape.user
-        if session is not None and len(session) > LONGEST_SESSION:
-            session = session[:LONGEST_SESSION]
-        chosen = None
-        if models is not None:
-            task = headers.get("x-headgate-task") or (tenant.task if alias is None else alias.task)
-            task = task or (CHAT_TASK if responds or path == CHAT else "")
-            chosen = models.choose(model, body, headers, tenant, task, prompt_tokens, exchange.request_id, session)
-            if chosen is not None:
-                exchange.renames = exchange.renames or Naming(model)
-                model = body["model"] = chosen.model
-                same = False
-        if chosen is None and self.names is not None:
-            self.names.refuse_unknown(model)
-        request = self._intake.request(
-            id=exchange.request_id,
-            arrived=exchange.received_at,
-            model=model,
-            lane=lane,
-            priority=self._priority(shape, headers, tenant, lane),
-            tenant=tenant,
-            name=tenant.name,
-            prompt_tokens=prompt_tokens,
-            allowed=None if allowance is None else allowance.tokens,
-            stream=stream,
-            choices=choices,
-            prefix=found.chain,
-            session=session,
-            unfit=self.abilities.unfit(path, model) if embeds or responds else NOBODY,
-            fallback=() if chosen is None or embeds or responds else tuple([other for _, other in chosen.others]),
-            pinned=chosen is not None and chosen.pinned,
+        return model
+
+    def _allow(self, ask: Ask, lane: Lane, prompt_tokens: int, choices: int) -> Allowance:
+        """The limits of the answer, which are written into the body."""
+        shape, extra, body = ask.shape, ask.extra, ask.body
+        asked = asked_in(shape, extra, body, ask.responds)
+        task = ask.exchange.headers.get("x-headgate-task") or (None if ask.alias is None else ask.alias.task)
+        allowance = self._intake.allow(asked, task, ask.tenant, lane, prompt_tokens, ask.chats)
+        changed = shape.max_output_tokens is not None
+        if ask.responds:
+            cap(allowance, body)
+        else:
+            changed = apply(allowance, body, choices) or changed
+        if extra is not None and allowance.tokens is not None:
+            for name in extra.least:
+                body[name] = min(body[name], allowance.tokens)
+                changed = True
+        ask.same = ask.same and not changed
+        return allowance
+
+    def _choose(self, ask: Ask, models: Models, model: str, prompt_tokens: int, session: str | None) -> Chosen | None:
+        """The model and version for a public name. None: the name stands for itself."""
+        exchange, tenant = ask.exchange, ask.tenant
+        task = exchange.headers.get("x-headgate-task") or (tenant.task if ask.alias is None else ask.alias.task)
+        task = task or (CHAT_TASK if ask.chats else "")
+        chosen = models.choose(
+            model, ask.body, exchange.headers, tenant, task, prompt_tokens, exchange.request_id, session
         )
-        wants_usage = shape.stream_options is not None and shape.stream_options.include_usage is True
-        if streams and not stream:
-            del body["stream"]
-            same = False
-        elif stream and not wants_usage and not responds:
-            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-            same = False
-        encoded = exchange.body if same else b""
-        wants_usage = wants_usage or exchange.voice is not None
-        prompt_bytes = 0 if found.tokens or found.media else found.size
-        accepted = Accepted(request, body, encoded, path, tenant, wants_usage, prompt_bytes, opened, allowance, chosen)
-        if long:
-            accepted.lighten()
-        return accepted
+        if chosen is not None:
+            exchange.renames = exchange.renames or Naming(model)
+            ask.rename(chosen.model)
+        return chosen
 
     def _understood(self, body: object) -> tuple[ChatFields, bool]:
         """The fields of a body, and whether the body is unchanged. Raises InvalidRequest."""
@@ -309,88 +358,32 @@ class Acceptor:
             name = alias.model
         return (name,) if models is None else models.reach(name)
 
-    def _respond(self, exchange: Exchange, given: object) -> tuple[str, dict[str, Any]]:
-        """Path and body to send for a /v1/responses request: /v1/responses, if all replicas of its models have it;
-        otherwise a chat, if a chat can express the request; if not, /v1/responses at the replicas that have it."""
-        if isinstance(given, dict):
-            made_whole(given)
-        body = read(given)
-        if isinstance(body["input"], list):
-            self._bound("input", len(body["input"]))
-        names = self._reached(body.get("model", ""))
-        if not self.abilities.all_respond(names):
-            try:
-                chat = as_chat(body)
-            except Untold as untold:
-                self._must_respond(names, *untold.args)
-            else:
-                # The input is in the chat.
-                echoed = {name: value for name, value in body.items() if name != "input"}
-                if len(exchange.body) > LONG_BYTES:
-                    echoed = lightened(echoed)
-                exchange.voice = Translated(echoed, exchange.request_id)
-                return CHAT, chat
-        exchange.voice = Native()
-        return RESPONSES, body
-
-    def _must_respond(self, names: tuple[str, ...], field: str, why: str) -> None:
-        """Raises InvalidRequest if one of these models has no replica with /v1/responses."""
-        try:
-            for name in names:
-                self.abilities.unfit(RESPONSES, name)
-        except NotOffered as error:
-            raise InvalidRequest(f"{field}: {why}, and {error.message}", param=field) from None
-
     def learn(self, accepted: Accepted, prompt_tokens: int, output_tokens: int) -> None:
         """Learns prompt and answer sizes from the usage that the replica counted."""
         request, chosen = accepted.request, accepted.chosen
         model = request.model if chosen is None else chosen.name
-        self._intake.learn(request, model, accepted.opened, accepted.prompt_bytes, prompt_tokens, output_tokens)
+        self._intake.learn(
+            request, model, accepted.prompt.opened, accepted.prompt.text_bytes, prompt_tokens, output_tokens
+        )
 
-    def _bound(self, field: str, count: int) -> None:
-        """Raises InvalidRequest if a conversation has more items than limits.messages."""
-        most = self._limits.messages
-        if count > most:
-            raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
+    def _classified(
+        self, ask: Ask, prefix: tuple[bytes, ...], link_tokens: float, prompt_tokens: int, model: str
+    ) -> tuple[Lane, int]:
+        """The request's lane, and the prompt tokens that its replicas are expected to compute."""
+        shape, tenant = ask.shape, ask.tenant
+        named = (ask.exchange.headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
+        flex = shape.service_tier == "flex"
+        return self._intake.classified(
+            named, tenant, prefix, link_tokens, prompt_tokens, model, shape.stream is True, flex
+        )
 
-    def _lane(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, prompt_tokens: int) -> Lane:
-        named = (headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
-        return self._intake.lane(named, tenant, prompt_tokens, shape.stream is True, shape.service_tier == "flex")
-
-    def _priority(self, shape: ChatFields, headers: dict[str, str], tenant: Tenant, lane: Lane) -> int:
+    def _priority(self, ask: Ask, lane: Lane) -> int:
         """The priority that a trusted client names, from -100 to 100; the lane's for all others, which would name the
         best."""
-        if tenant.trusted:
-            if shape.priority is not None:
-                return max(-100, min(100, shape.priority))
-            named = headers.get("x-headgate-priority", "")
+        if ask.tenant.trusted:
+            if ask.shape.priority is not None:
+                return max(-100, min(100, ask.shape.priority))
+            named = ask.exchange.headers.get("x-headgate-priority", "")
             if re.fullmatch(r"-?[0-9]{1,6}", named):
                 return max(-100, min(100, int(named)))
         return lane.priority
-
-
-def _asked(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
-    """Output tokens that the client asks for, the least if it uses several field names; None: it does not say. Field
-    names of other APIs are removed from the body."""
-    asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
-    other = shape.max_output_tokens
-    if other is None and extra is None and not responds:
-        return asked
-    if responds and asked is not None:
-        for name in ("max_tokens", "max_completion_tokens"):
-            body.pop(name, None)
-    elif not responds and other is not None:
-        del body["max_output_tokens"]
-    for more in (other, None if extra is None else extra.asked):
-        if more is not None and (asked is None or more < asked):
-            asked = more
-    return asked
-
-
-def _opened(body: dict[str, Any]) -> bool:
-    """Whether the conversation begins with a system message."""
-    messages = body.get("messages")
-    if not messages:
-        return "instructions" in body
-    first: Any = messages[0]
-    return bool(first.get("role") in ("system", "developer"))

@@ -1,27 +1,65 @@
-"""Checks the fields of a request against OpenAI's documented ranges, the lane's limits, and the fields that only
-trusted keys may send, because they steer the engine itself.
+"""Finds who asks, by its API key, and checks what may be asked: the fields of a request against OpenAI's documented
+ranges, the lane's limits, and the fields that only trusted keys may send, because they steer the engine itself.
+
+Only the SHA-256 of a key is stored.
 
 A guarded field from an untrusted key is refused by name, not dropped: a client that sends `lora_path` and gets the
 model without it would believe the wrong thing. The gateway's own fields (lane, priority and targets) are dropped:
 clients of vLLM send a priority, and are served without it. All other unknown fields pass through.
 """
 
+import hashlib
 from math import inf
 from typing import Any, Final
 
+from headgate.config.gateway import Tenant
+from headgate.config.output import AliasConfig
+from headgate.gateway.intake.abilities import CHAT, RESPONSES
 from headgate.gateway.intake.fields import INTEGERS, LONGEST_STOP, ChatFields
 from headgate.gateway.intake.prompt import PromptFound
 from headgate.model.dialect import Ranges
-from headgate.model.errors import InvalidRequest
+from headgate.model.errors import InvalidRequest, Unauthorized
 from headgate.model.labels import plain
 from headgate.model.lane import Lane
 from headgate.replica.fields import CHOICES, DROPPED, ENTRIES, GUARDED, GUARDS, LEAST, LENGTH, LOGPROBS, SPECIAL
 from headgate.wire.body import json
+from headgate.wire.exchange import Exchange
+from headgate.wire.origin import key_in
 
 MOST_BEST_OF: Final = 20
 """OpenAI's maximum for best_of."""
 LARGEST: Final = float(1 << 62)
 """Absolute value above which a float is not accepted as a whole number."""
+
+
+class Identities:
+    def __init__(self, tenants: tuple[Tenant, ...], anonymous: Tenant) -> None:
+        self._by_digest = {bytes.fromhex(key): tenant for tenant in tenants for key in tenant.key_sha256}
+        self._anonymous = anonymous
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a key is needed for every request."""
+        return not self._anonymous.allowed
+
+    @property
+    def several(self) -> bool:
+        """Whether any tenant has keys."""
+        return bool(self._by_digest)
+
+    def of(self, headers: dict[str, str]) -> Tenant:
+        """The tenant of a request. Raises Unauthorized if a needed key is missing, and for an unknown key wherever
+        tenants have keys, even if none is needed: its client expects to be served as a tenant."""
+        key = key_in(headers)
+        if key and self._by_digest:
+            # Looked up by digest: the time depends on the digest only, which does not reveal the key.
+            tenant = self._by_digest.get(hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest())
+            if tenant is None or not tenant.allowed:
+                raise Unauthorized("this API key is not known here")
+            return tenant
+        if not self._anonymous.allowed:
+            raise Unauthorized("an API key is needed: send it as 'Authorization: Bearer KEY'")
+        return self._anonymous
 
 
 class Extra:
@@ -126,6 +164,30 @@ def whole(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidRequest(f"{name} must be a whole number", param=name)
     return value
+
+
+def asked_in(shape: ChatFields, extra: Extra | None, body: dict[str, Any], responds: bool) -> int | None:
+    """Output tokens that the client asks for, the least if it uses several field names; None: it does not say. Field
+    names of other APIs are removed from the body."""
+    asked = shape.max_completion_tokens if shape.max_completion_tokens is not None else shape.max_tokens
+    other = shape.max_output_tokens
+    if other is None and extra is None and not responds:
+        return asked
+    if responds and asked is not None:
+        for name in ("max_tokens", "max_completion_tokens"):
+            body.pop(name, None)
+    elif not responds and other is not None:
+        del body["max_output_tokens"]
+    for more in (other, None if extra is None else extra.asked):
+        if more is not None and (asked is None or more < asked):
+            asked = more
+    return asked
+
+
+def bound(field: str, count: int, most: int) -> None:
+    """Raises InvalidRequest if a conversation has more items than `most` (limits.messages)."""
+    if count > most:
+        raise InvalidRequest(f"{field} has {count} items, at most {most} are taken", param=field)
 
 
 def _at_least(name: str, number: int, least: int) -> int:
@@ -245,3 +307,57 @@ def _within(name: str, value: float | None, least: float, most: float, where: st
         return
     wanted = f"at least {plain(least, 6)}" if most == inf else f"between {plain(least, 6)} and {plain(most, 6)}"
     raise InvalidRequest(f"{name} must be {wanted}, got {plain(value, 12)}{where}", param=name)
+
+
+class Ask:
+    """A request while it is being accepted."""
+
+    __slots__ = ("alias", "body", "exchange", "extra", "path", "responds", "same", "shape", "tenant")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        tenant: Tenant,
+        path: str,
+        body: dict[str, Any],
+        same: bool,
+        shape: ChatFields,
+        extra: Extra | None,
+    ) -> None:
+        self.exchange = exchange
+        self.tenant = tenant
+        self.path = path
+        """The path at the replica: a response may be asked for as a chat."""
+        self.body = body
+        self.same = same
+        """Whether the body is still what the client sent, byte for byte."""
+        self.shape = shape
+        self.extra = extra
+        self.responds = path == RESPONSES
+        self.alias: AliasConfig | None = None
+        """What the config says of the name that is asked for. None: nothing."""
+
+    @property
+    def chats(self) -> bool:
+        return self.responds or self.path == CHAT
+
+    def rename(self, model: str) -> str:
+        """Asks for this model."""
+        self.body["model"] = model
+        self.same = False
+        return model
+
+
+def ask_usage(ask: Ask, embeds: bool) -> bool:
+    """Has a stream end with its usage. Returns whether the client itself asked for that. Embeddings are not streamed,
+    whatever the client asks for."""
+    options = ask.shape.stream_options
+    wanted = options is not None and options.include_usage is True
+    if ask.shape.stream is True:
+        if embeds:
+            del ask.body["stream"]
+            ask.same = False
+        elif not wanted and not ask.responds:
+            ask.body["stream_options"] = {**(ask.body.get("stream_options") or {}), "include_usage": True}
+            ask.same = False
+    return wanted

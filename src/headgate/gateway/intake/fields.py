@@ -68,6 +68,17 @@ class UsualFields(ChatFields, kw_only=True, gc=False):
     tools: Annotated[list[Any], Meta(max_length=128)] | None = None
 
 
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """The fields of a /v1/responses body that the gateway reads, whichever engine answers."""
+
+    model: str = ""
+    input: str | list[str | dict[str, Any]] | None = None
+    instructions: str | list[Any] | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    store: bool | None = None
+
+
 INTEGERS = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "logprobs", "seed", "dimensions",
     "priority",

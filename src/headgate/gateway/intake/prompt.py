@@ -1,4 +1,4 @@
-"""Measures the prompt of a request, and hashes it message by message for prefix routing.
+"""Measures the prompt of a request, and hashes it block by block, so that equal beginnings of prompts are found.
 
 Pictures, sounds and files in base64 are not text: their bytes say nothing about their tokens. Each counts as
 MEDIA_TOKENS, and only its length and its end go into the hash.
@@ -11,11 +11,13 @@ import msgspec
 
 from headgate.gateway.intake.abilities import RESPONSES
 from headgate.gateway.intake.fields import ChatFields
-from headgate.gateway.intake.responses import parts
 from headgate.model.errors import InvalidRequest
 
-MOST_MESSAGES_HASHED: Final = 128
-"""Messages that are hashed; later ones do not influence which replica gets the conversation."""
+BLOCK_BYTES: Final = 512
+"""Bytes of the prompt in a block, about 128 tokens. Of smaller ones more would have to be remembered, larger ones miss
+more of what two prompts share: half a block on average."""
+MOST_LINKS: Final = 4096
+"""Maximum blocks that are hashed, of 2 MiB: what comes later is taken for new text."""
 LINK_BYTES: Final = 16
 MOST_ID: Final = 2**31 - 1
 """Largest token id: engines keep ids in 32 bits."""
@@ -36,17 +38,21 @@ TAIL: Final = 32
 LONG_TEXT: Final = 256
 """Characters above which the value of a DATA field is shortened; up to that length it counts as text."""
 
+MOST_SEEDS: Final = 256
+"""Maximum models whose seed is kept: names come from clients."""
+
 _encode = msgspec.json.Encoder().encode
+_SEEDS: dict[str, bytes] = {}
 
 
 class PromptFound:
     """The prompt of a body, measured."""
 
-    __slots__ = ("chain", "media", "prompts", "size", "tokens")
+    __slots__ = ("_parts", "media", "opened", "prompts", "size", "tokens")
 
-    def __init__(self, chain: tuple[bytes, ...], size: int, media: int, prompts: int, tokens: int) -> None:
-        self.chain = chain
-        """Hash chain over the conversation, one link per message."""
+    def __init__(self, parts: list[bytes], size: int, media: int, prompts: int, tokens: int, opened: bool) -> None:
+        self._parts = parts
+        """The prompt's text as JSON, in the order in which the engine sees it: tools, then the messages."""
         self.size = size
         """Bytes of the text, as JSON."""
         self.media = media
@@ -55,6 +61,39 @@ class PromptFound:
         """Number of prompts, each of which gets its own answer."""
         self.tokens = tokens
         """Number of token ids, if the prompt came as ids; 0: it came as text."""
+        self.opened = opened
+        """Whether the conversation begins with a system message."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text; 0: the prompt has token ids or media, so its tokens say nothing about text."""
+        return 0 if self.tokens or self.media else self.size
+
+    def chain(self, model: str, salt: object, prompt_tokens: int) -> tuple[tuple[bytes, ...], float]:
+        """The hash of each block of the prompt and of all before it, and the tokens of one block, of a prompt with this
+        many. `model`: the model, or adapter, that it is for. `salt`: the client's `cache_salt`: prompts with different
+        ones share no cache. The text is not kept: this can be called once."""
+        parts, self._parts = self._parts, []
+        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        digest = _seed(model, salt)
+        links: list[bytes] = []
+        for start in range(0, min(len(whole), MOST_LINKS * BLOCK_BYTES), BLOCK_BYTES):
+            digest = blake2b(digest + whole[start : start + BLOCK_BYTES], digest_size=LINK_BYTES).digest()
+            links.append(digest)
+        return tuple(links), prompt_tokens * BLOCK_BYTES / max(1, len(whole))
+
+
+def _seed(model: str, salt: object) -> bytes:
+    """The digest before the first block of a prompt for this model. Kept for models without a salt: nearly all requests
+    are for a few of them."""
+    known = _SEEDS.get(model) if not salt else None
+    if known is None:
+        known = blake2b(f"{model}\0{salt or ''}".encode("utf-8", "surrogatepass"), digest_size=LINK_BYTES).digest()
+        if not salt:
+            if len(_SEEDS) >= MOST_SEEDS:
+                _SEEDS.clear()
+            _SEEDS[model] = known
+    return known
 
 
 def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
@@ -65,7 +104,7 @@ def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
             raise InvalidRequest("messages must be a list of at least one message", param="messages")
         messages: list[Any] = shape.messages
     elif path == RESPONSES:
-        messages = parts(body)
+        messages = _parts(body)
     else:
         name = "input" if path.endswith("/embeddings") else "prompt"
         whole = shape.input if name == "input" else shape.prompt
@@ -74,8 +113,9 @@ def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
         messages = [whole]
         if isinstance(whole, list):
             prompts, tokens = _listed(whole, name)
-    chain: list[bytes] = []
-    size, media, digest = 0, 0, b""
+    tools = shape.tools if messages is shape.messages or path == RESPONSES else None
+    encoded_parts = [_encode(tools)] if tools else []
+    size, media = 0, 0
     for part in messages:
         plain = part
         if isinstance(part, dict) and (not isinstance(part.get("content"), str) or "output" in part or "type" in part):
@@ -83,10 +123,24 @@ def found_in(shape: ChatFields, path: str, body: dict[str, Any]) -> PromptFound:
             media += count
         encoded = _encode(plain)
         size += len(encoded)
-        if len(chain) < MOST_MESSAGES_HASHED:
-            digest = blake2b(digest + encoded).digest()[:LINK_BYTES]
-            chain.append(digest)
-    return PromptFound(tuple(chain), size, media, prompts, tokens)
+        encoded_parts.append(encoded)
+    return PromptFound(encoded_parts, size, media, prompts, tokens, _opened(body))
+
+
+def _opened(body: dict[str, Any]) -> bool:
+    """Whether the conversation begins with a system message."""
+    messages = body.get("messages")
+    if not messages:
+        return "instructions" in body
+    first: Any = messages[0]
+    return bool(first.get("role") in ("system", "developer"))
+
+
+def _parts(body: dict[str, Any]) -> list[Any]:
+    """The conversation of a /v1/responses body, message by message."""
+    first = [body["instructions"]] if "instructions" in body else []
+    asked = body["input"]
+    return [*first, *(asked if isinstance(asked, list) else [asked])]
 
 
 def _listed(whole: list[Any], name: str) -> tuple[int, int]:

@@ -8,11 +8,15 @@ request becomes a chat that asks the same, and the answer is translated back (ga
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
-from headgate.model.errors import InvalidRequest
+from headgate.gateway.answer.response_voice import Native, Translated
+from headgate.gateway.intake.abilities import CHAT, RESPONSES, Abilities
+from headgate.gateway.intake.asks import bound, made_whole
+from headgate.gateway.intake.fields import ResponsesBody
+from headgate.model.errors import InvalidRequest, NotOffered
 from headgate.policy.answers.output import Allowance
 from headgate.wire.body import json
+from headgate.wire.body.long_json import LONG_BYTES, lightened
+from headgate.wire.exchange import Exchange
 
 STATEFUL: Final = {
     "previous_response_id": "send the earlier turns in `input`",
@@ -40,15 +44,41 @@ class Untold(Exception):
     """A chat cannot express this field: `args` are the field and the reason."""
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    """The fields that the gateway reads, whichever engine answers."""
+def respond(
+    exchange: Exchange, given: object, abilities: Abilities, reached: Callable[[str], tuple[str, ...]], most: int
+) -> tuple[str, dict[str, Any]]:
+    """Path and body to send for a /v1/responses request: /v1/responses, if all replicas of its models have it;
+    otherwise a chat, if a chat can express the request; if not, /v1/responses at the replicas that have it. `reached`:
+    the models that a name may go to. `most`: maximum items of the input."""
+    if isinstance(given, dict):
+        made_whole(given)
+    body = read(given)
+    if isinstance(body["input"], list):
+        bound("input", len(body["input"]), most)
+    names = reached(body.get("model", ""))
+    if not abilities.all_respond(names):
+        try:
+            chat = as_chat(body)
+        except Untold as untold:
+            _must_respond(abilities, names, *untold.args)
+        else:
+            # The input is in the chat.
+            echoed = {name: value for name, value in body.items() if name != "input"}
+            if len(exchange.body) > LONG_BYTES:
+                echoed = lightened(echoed)
+            exchange.voice = Translated(echoed, exchange.request_id)
+            return CHAT, chat
+    exchange.voice = Native()
+    return RESPONSES, body
 
-    model: str = ""
-    input: str | list[str | dict[str, Any]] | None = None
-    instructions: str | list[Any] | None = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
-    store: bool | None = None
+
+def _must_respond(abilities: Abilities, names: tuple[str, ...], field: str, why: str) -> None:
+    """Raises InvalidRequest if one of these models has no replica with /v1/responses."""
+    try:
+        for name in names:
+            abilities.unfit(RESPONSES, name)
+    except NotOffered as error:
+        raise InvalidRequest(f"{field}: {why}, and {error.message}", param=field) from None
 
 
 def read(body: object) -> dict[str, Any]:
@@ -66,13 +96,6 @@ def read(body: object) -> dict[str, Any]:
         message = f"max_output_tokens must be at least 1, got {shape.max_output_tokens}"
         raise InvalidRequest(message, param="max_output_tokens")
     return {**{name: value for name, value in body.items() if value is not None}, "store": False}
-
-
-def parts(body: dict[str, Any]) -> list[Any]:
-    """The conversation, message by message."""
-    first = [body["instructions"]] if "instructions" in body else []
-    asked = body["input"]
-    return [*first, *(asked if isinstance(asked, list) else [asked])]
 
 
 def cap(allowance: Allowance, body: dict[str, Any]) -> None:

@@ -18,10 +18,20 @@ says how often (`policy/answers/asked.py`), that often is not enough.
 import re
 from collections.abc import Callable
 from typing import Final
-from unicodedata import category
 
 from headgate.config.output import Runaway
-from headgate.policy.answers.grown import has_grown, is_prose
+from headgate.policy.answers.grown import has_grown, is_prayer, is_stuck, is_stuck_list
+from headgate.policy.answers.repeat_kind import (
+    CIRCLES,
+    CLAUSES,
+    ITEMS,
+    LEAST,
+    LINES,
+    MIXED,
+    PHRASES,
+    SENTENCES,
+    kind_of,
+)
 
 KEY: Final = 16
 """Bytes at the end of the text that must have occurred before, for a candidate."""
@@ -30,54 +40,14 @@ LOOK_EVERY: Final = 32
 WINDOW: Final = 4096
 """Minimum bytes that are remembered; longer periods are not noticed."""
 
-_MARKS: Final = "".join(chr(at) for at in range(0x300, 0x1B00) if category(chr(at)) in ("Mn", "Mc")) + "\u200c\u200d"
-"""Vowels and tones that are written on a letter: parts of a word, but not letters by themselves."""
-_MARK: Final = re.compile(f"[{_MARKS}]")
-_WORD: Final = re.compile(rf"[\u2e80-\u9fff\uac00-\ud7ff]|(?:[^\W\d_]|[{_MARKS}]){{2,}}")
-"""A word, or one character of a script in which a character is as much as a word."""
-_ASCII_WORD: Final = re.compile("[A-Za-z]{2,}")
-_UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-"""A letter of Thai, Lao, Burmese or Khmer, which have words of letters and no spaces between them."""
-_LETTERS_EACH: Final = 5
-"""Letters assumed per word of such a script."""
-_SPACE: Final = re.compile(r"\s|\\n")
-_NAME: Final = re.compile(r'(?:^|,)\s*"[^"\n]{2,}"\s*:', re.MULTILINE)
-"""The name of a member of a JSON object."""
-_BRACKET: Final = re.compile(r"[][{}]")
 _ITEM: Final = re.compile(rb"((?:\n|\\n)[ *#-]*)(\d+)(?=[.)])")
 """The number of a list item, and the text before it; in JSON a line break may be two characters."""
+_MARKED: Final = 8
+"""Bytes that a line break and the mark of a list item have before its number."""
 _FENCE: Final = b"```"
 _BEFORE: Final = 2048
 """Bytes before the repetition that are read to tell whether it was asked for."""
 _MASK: Final = bytes.maketrans(b"123456789", b"000000000")
-LEAST: Final = 96
-"""Minimum bytes of evidence for any unit."""
-
-
-class RepeatKind:
-    """The evidence that is enough for units of one kind: `times` the length of the unit, and at least `least` bytes."""
-
-    __slots__ = ("least", "times")
-
-    def __init__(self, times: float, least: int) -> None:
-        self.times = times
-        self.least = least
-
-
-SENTENCES: Final = RepeatKind(2.75, LEAST)
-"""Several different words, and hardly anything else. Enough near the end of the fourth occurrence."""
-MEMBERS: Final = RepeatKind(2.75, LEAST)
-"""Members of one JSON object: no object has the same names again and again."""
-LINES: Final = RepeatKind(24.0, 1200)
-"""Equal lines that may have been asked for: a sentence ten times, a form, test data."""
-PHRASES: Final = RepeatKind(8.0, 700)
-"""A few words: choruses fade out, programs try again."""
-MAX_STAMMER: Final = 32
-"""Maximum characters of a unit that counts as parts of a word."""
-STAMMER: Final = RepeatKind(8.0, 320)
-"""Parts of a word: `_list_list_list`. Laughter and a long no are shorter."""
-PATTERNS: Final = RepeatKind(16.0, 3000)
-"""Anything else: rows of a table, zeros, bricks of a wall."""
 
 
 class Detector:
@@ -150,7 +120,7 @@ class Detector:
             return False
         self.period = size - key - at
         self.matched = _agreement(text, self.period)
-        self._needed = float(LEAST)
+        self._needed = max(CLAUSES.times * self.period, CLAUSES.least)  # less is never enough
         return True
 
     def _enough(self) -> bool:
@@ -158,16 +128,25 @@ class Detector:
         unit = said[-period:].decode("utf-8", "ignore")
         kind = kind_of(unit)
         self._needed = max(kind.times * period, kind.least)
-        compared = min(self.matched, len(said) - period)
+        compared = self.matched
         if said[-compared:] != said[-compared - period : -period]:
             # Numbers change somewhere in there. Only the text since they stopped changing is evidence; but the numbers
             # of list items may change.
-            whole = bytearray(_ITEM.sub(_zeros, said[-compared - period :])) if kind is SENTENCES else said
+            items = kind is SENTENCES or kind is CIRCLES or kind is ITEMS
+            whole = bytearray(_ITEM.sub(_zeros, said[-compared - period - _MARKED :])) if items else said
             exact = whole[-KEY:] == whole[-KEY - period : -period]
             self.matched = min(compared, _agreement(whole, period)) if exact else 0
+        prose = kind is SENTENCES or kind is PHRASES
+        if (prose or kind is ITEMS) and self.matched < self._needed * self.share:
+            few = max(CLAUSES.times * period, CLAUSES.least)
+            if self.matched < few * self.share:
+                self._needed = few
+            elif is_stuck(*self._origin()) if prose else is_stuck_list(*self._origin()):
+                self._needed = few
+                return self._more_than_asked()
         if self.matched < self._needed * self.share:
             return False
-        if (kind is SENTENCES or kind is PHRASES) and not self._has_grown():
+        if (prose and not self._has_grown()) or (kind is MIXED and (self._in_code() or is_prayer(unit))):
             self._needed = max(LINES.times * period, LINES.least)
         return self.matched >= self._needed * self.share and self._more_than_asked()
 
@@ -183,39 +162,22 @@ class Detector:
 
     def _has_grown(self) -> bool:
         """Whether the prose that repeats has grown out of the text before it."""
-        said = self._said
-        start = max(0, len(said) - self.matched - self.period)
+        before, unit = self._origin()
+        return not ("\n" in unit and self._in_code()) and has_grown(before, unit)
+
+    def _in_code(self) -> bool:
+        """Whether the first occurrence of the unit begins within a fence."""
+        return (self._fences + self._said.count(_FENCE, 0, self._start())) % 2 == 1
+
+    def _origin(self) -> tuple[str, str]:
+        """The text before the first occurrence of the unit, and that occurrence."""
+        said, start = self._said, self._start()
         before, unit = said[max(0, start - _BEFORE) : start], said[start : start + self.period]
-        if b"\n" in unit and (self._fences + said.count(_FENCE, 0, start)) % 2:
-            return False  # lines of code
-        return has_grown(before.decode("utf-8", "ignore"), unit.decode("utf-8", "ignore"))
+        return before.decode("utf-8", "ignore"), unit.decode("utf-8", "ignore")
 
-
-def kind_of(unit: str) -> RepeatKind:
-    """The kind of a repeating unit. It may begin and end within a word, so its words are counted in several copies of
-    it, without the first and last word."""
-    if '":' in unit and not _BRACKET.search(unit) and _NAME.search(unit + unit):
-        return MEMBERS
-    simple, size, gaps = unit.isascii(), max(1, len(unit)), unit.count(" ")
-    letters = sum(map(str.isalpha, unit)) + (0 if simple else len(_MARK.findall(unit)))
-    if letters + gaps < 0.8 * size:
-        return PATTERNS
-    times = 2 + 32 // size
-    words = (_ASCII_WORD if simple else _WORD).findall(unit * times)[1:-1]
-    different = len(set(words)) + (0 if simple else len(_UNSPACED.findall(unit)) // _LETTERS_EACH)
-    share = (letters + min(float(gaps), len(words) / (times - 1))) / size
-    if share < 0.8:
-        return PATTERNS
-    solid = not _SPACE.search(unit)
-    if simple and solid and size > MAX_STAMMER:
-        return PATTERNS  # base64 and the like: words of our alphabet have spaces between them
-    if different >= 6 or (different >= 4 and len(unit) >= 60):
-        return SENTENCES if is_prose(unit) else LINES
-    if solid:
-        return STAMMER if len(set(unit)) >= 3 else PATTERNS
-    if different >= 3 or share >= 0.95:
-        return PHRASES if is_prose(unit) else LINES
-    return PATTERNS
+    def _start(self) -> int:
+        """Where the first occurrence of the unit begins."""
+        return max(0, len(self._said) - self.matched - self.period)
 
 
 def _zeros(found: re.Match[bytes]) -> bytes:

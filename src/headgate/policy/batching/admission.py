@@ -4,8 +4,8 @@ from enum import Enum
 
 from headgate.config.engine import BatchConfig
 from headgate.model.sequence import Sequence
-from headgate.policy.batching.blocks import Ledger
 from headgate.policy.batching.commitment import Commitment
+from headgate.policy.batching.ledger import KvLedger
 from headgate.policy.batching.output_length import OutputLength
 from headgate.policy.batching.urgency import aged, turn
 
@@ -28,7 +28,9 @@ class Wait(Enum):
 class Admission:
     """Reads the running sequences, and predicts what memory they will need; changes nothing else."""
 
-    def __init__(self, config: BatchConfig, ledger: Ledger, running: dict[int, Sequence], output: OutputLength) -> None:
+    def __init__(
+        self, config: BatchConfig, ledger: KvLedger, running: dict[int, Sequence], output: OutputLength
+    ) -> None:
         """`running` is the batcher's own, which changes as sequences come and go."""
         self._config = config
         self._ledger = ledger
@@ -83,10 +85,12 @@ class Admission:
         if not self._running:
             return None
         headroom, blocks = self._config.headroom, self._ledger.blocks
-        if committed.exceeds(sequence, (1.0 - headroom) * blocks, sequence.priority):
+        # What is predicted counts shared blocks for each sequence that uses them.
+        spared = self._ledger.spared(sequence.chain)
+        if committed.exceeds(sequence, (1.0 - headroom) * blocks + spared, sequence.priority):
             return Wait.MEMORY
         # Less urgent sequences may take only a part of the headroom from this one.
-        if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks):
+        if committed.exceeds(sequence, (1.0 - PASSING * headroom) * blocks + spared):
             return Wait.MEMORY
         old = aged(sequence, now, self._config)
         long = self._to_prefill(sequence) > self._config.long_prompt_tokens

@@ -13,13 +13,13 @@ from headgate.model.sampling import Sampled
 from headgate.model.sequence import Finish, Sequence
 from headgate.model.step import Copy, Move, Restore, Row, Save, Step, Trim
 from headgate.policy.batching.admission import Admission, Wait
-from headgate.policy.batching.blocks import Ledger, Short, extend_chain
-from headgate.policy.batching.chunks import Chunks
+from headgate.policy.batching.chunks import Chunks, streams_of
 from headgate.policy.batching.commitment import Commitment
 from headgate.policy.batching.estimate import StepTime, shape_of
+from headgate.policy.batching.ledger import KvLedger, Short, extend_chain
 from headgate.policy.batching.output_length import OutputLength
 from headgate.policy.batching.speculate import decode_row, drafted_rows, learn_acceptance
-from headgate.policy.batching.urgency import aged, least_urgent, turn, urgency
+from headgate.policy.batching.urgency import aged, least_urgent, treat_as_computed, turn, urgency
 
 _slot = attrgetter("slot")
 
@@ -52,7 +52,7 @@ class BatchCounts:
 
 
 class Batcher:
-    def __init__(self, config: BatchConfig, ledger: Ledger, step_time: StepTime) -> None:
+    def __init__(self, config: BatchConfig, ledger: KvLedger, step_time: StepTime) -> None:
         self.config = config
         self.ledger = ledger
         self.step_time = step_time
@@ -73,6 +73,8 @@ class Batcher:
             return BatchRefusal(f"{len(self.waiting)} sequences are waiting already")
         if len(sequence.tokens) >= self.ledger.longest:
             return BatchRefusal(f"{len(sequence.tokens)} tokens do not fit the context of {self.ledger.longest}")
+        if self.config.gap_target_s is not None and self.config.gap_target_s < sequence.gap_target_s:
+            sequence.gap_target_s = self.config.gap_target_s
         extend_chain(sequence.chain, sequence.tokens, self.ledger.block_tokens, sequence.cache_salt)
         self.waiting[sequence.id] = sequence
         return None
@@ -121,7 +123,8 @@ class Batcher:
         prefills: list[Row] = []
         if prefilling:
             moves_s = self.step_time.moves.seconds(self._moves) if self._moves else 0.0
-            prefills = Chunks(self.config, self.step_time, decodes, moves_s, now).rows(prefilling)
+            streams = streams_of(decodes, now)
+            prefills = Chunks(self.config, self.step_time, streams, moves_s, now).rows(prefilling)
         steady = not prefills and not admitted
         if decodes and not prefills and len(decodes) <= self.config.draft_batch:
             rows = drafted_rows(decodes, self.config, self.ledger, self.step_time, self._moves)
@@ -364,6 +367,8 @@ class Batcher:
             sequence.admitted_at = now
             self._output.start(sequence)
             sequence.cached = placed.length
+            if sequence.expected:
+                treat_as_computed(sequence)
             self.counts.cached += placed.length
         self.running[sequence.id] = sequence
         del self.waiting[sequence.id]

@@ -11,41 +11,13 @@ Slots own whole streams because that is what llama.cpp gives without copying: a 
 place, a busy one is copied, a blob is loaded. See docs/decisions/0002.
 """
 
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
-from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Move, Restore, Save, Trim
 from headgate.policy.batching.holders import Holders
-
-
-def extend_chain(chain: list[bytes], tokens: list[int], block_tokens: int, salt: bytes) -> None:
-    """Appends the hashes of the full blocks of `tokens` that `chain` does not cover yet."""
-    for start in range(len(chain) * block_tokens, len(tokens) - block_tokens + 1, block_tokens):
-        block = array("q", tokens[start : start + block_tokens]).tobytes()
-        # Not builtin hash(): it differs between processes, and replay compares decisions across them. `person` keeps a
-        # salt, which a client may choose, from posing as the digest of a block: its prefix would be another client's.
-        before, person = (chain[-1], b"block") if chain else (salt[:64], b"salt")
-        chain.append(blake2b(block, digest_size=16, key=before, person=person).digest())
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPlacement:
-    """A sequence's slot, the tokens of it that are there already, and the moves that make this true."""
-
-    slot: int
-    length: int
-    moves: tuple[Move, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Short:
-    """Not enough memory: `blocks` more would suffice."""
-
-    blocks: int
+from headgate.policy.batching.ledger import BlockPlacement, KvLedger, Short
 
 
 class _Place:
@@ -67,27 +39,12 @@ class _Place:
         self.used_at = used_at
 
 
-class Ledger:
+class Ledger(KvLedger):
     def __init__(self, *, slots: int, slot_tokens: int, blocks: int, host_blocks: int, block_tokens: int = 16) -> None:
-        self.slots = slots
-        self.slot_tokens = slot_tokens
-        self.block_tokens = block_tokens
-        self.blocks = blocks
-        self.host_blocks = host_blocks
+        super().__init__(slots, slot_tokens, blocks, host_blocks, block_tokens)
         self.save_from = 128
         """Minimum tokens of a cached prefix that is worth a host copy: saving a shorter one costs about as much as
         computing it."""
-        self.save_up_to: int | None = None
-        """Maximum tokens of cached prefixes that may be copied to host memory before the next step; None: unlimited.
-        More would delay that step for too long."""
-        self.owned_blocks = 0
-        self.cached_blocks = 0
-        self.host_used = 0
-        self.evictions = 0
-        """Cached prefixes that had to give up their device memory."""
-        self.free_slots = slots
-        self.longest = min(slot_tokens, blocks * block_tokens)
-        """Maximum tokens of a sequence."""
         self._slots = [_Place() for _ in range(slots)]
         self._blobs: dict[int, _Place] = {}
         self._next_blob = slots
@@ -100,23 +57,15 @@ class Ledger:
 
     # -- questions ----------------------------------------------------------------------------------
 
-    def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
-
-    @property
-    def available_blocks(self) -> int:
-        """Blocks that no sequence owns; cached ones count, since they can be evicted at any time."""
-        return self.blocks - self.owned_blocks
-
     def match(self, chain: list[bytes]) -> int:
-        """Returns the number of leading blocks of `chain` that any place holds."""
         return self._holders.known(chain)
+
+    def spared(self, chain: list[bytes]) -> int:
+        return 0
 
     # -- sequences come, grow and go ------------------------------------------------------------------
 
     def place(self, owner: int, chain: list[bytes], tokens: int, now: float) -> BlockPlacement | Short:
-        """Gives `owner` a slot with room for its `tokens`, holding as much of its prefix as is cached; never all of it,
-        since the last token must be computed to know what comes next."""
         if (short := self.blocks_for(tokens) - self.available_blocks) > 0:
             return Short(short)
         matched = min(self.match(chain), (tokens - 1) // self.block_tokens)
@@ -144,17 +93,13 @@ class Ledger:
         return BlockPlacement(slot, length, (*moves, *room))
 
     def full(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Returns the sequences whose slots have no room for all their tokens: at a block's end, one step in
-        sixteen."""
         slots, size = self._slots, self.block_tokens
         return [s for s in sequences if s.slot is not None and len(s.tokens) > slots[s.slot].blocks * size]
 
     def grow(self, slot: int, length: int) -> list[Move] | Short:
-        """Reserves blocks so that the slot's owner may have `length` tokens."""
         return self._make_room(slot, length)
 
     def commit(self, sequences: Iterable[Sequence]) -> None:
-        """Records that the slots of these sequences now really hold their computed tokens."""
         slots, size = self._slots, self.block_tokens
         for sequence in sequences:
             if sequence.slot is not None:
@@ -165,7 +110,6 @@ class Ledger:
                     place.length = length
 
     def release(self, slot: int, now: float) -> None:
-        """Frees the owner's slot; the KV that it computed stays as prefix cache."""
         place = self._slots[slot]
         self.owned_blocks -= place.blocks
         place.blocks = self.blocks_for(place.length)
@@ -177,7 +121,6 @@ class Ledger:
     # -- host memory --------------------------------------------------------------------------------
 
     def swap_out(self, slot: int, now: float) -> tuple[int, list[Move]] | Short:
-        """Copies an owned slot to host memory and frees its blocks. Short: host memory is full."""
         place = self._slots[slot]
         moves = self._host_room(self.blocks_for(place.length))
         if isinstance(moves, Short):
@@ -187,7 +130,6 @@ class Ledger:
         return blob, moves
 
     def swap_in(self, owner: int, blob: int, tokens: int, now: float) -> BlockPlacement | Short:
-        """Gives a swapped-out sequence a slot with its KV back in it, and room for its `tokens`."""
         held = self._blobs[blob]
         slot = self._best_free(besides=None)
         short = self.blocks_for(tokens) - self.available_blocks
@@ -211,7 +153,6 @@ class Ledger:
         return [Drop(blob)]
 
     def pin(self, slot: int, now: float) -> list[Move] | Short:
-        """Keeps a host copy of the slot's KV for good, so that its prefix never has to be computed again."""
         place = self._slots[slot]
         moves = self._host_room(self.blocks_for(place.length))
         if isinstance(moves, Short):

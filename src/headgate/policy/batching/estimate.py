@@ -14,9 +14,6 @@ from typing import Final
 from headgate.model.step import Step
 from headgate.policy.batching.move_time import MoveTime
 
-MOST_NAMES = 256
-"""Maximum models and lanes remembered: both names come from clients, so their number must be bounded."""
-
 MEMORY = 200.0
 """Steps of each kind that the fit effectively remembers."""
 
@@ -187,23 +184,3 @@ class StepTime:
             if abs(x0 - w0) < s0 and abs(x1 - w1) < s1 and abs(x2 - w2) < s2 and abs(x3 - w3) < s3:
                 break
         self.coefficients = [max(x0, 1e-6), x1, x2, x3]
-
-
-class Ratio:
-    """A figure learned per name, with an overall one to start from: tokens per byte of prompt, tokens per answer."""
-
-    def __init__(self, start: float, pace: float = 0.05) -> None:
-        self._overall = start
-        self._pace = pace
-        self._by_name: dict[str, float] = {}
-
-    def of(self, name: str) -> float:
-        return self._by_name.get(name, self._overall)
-
-    def learn(self, name: str, value: float) -> None:
-        self._overall += self._pace * (value - self._overall)
-        known = self._by_name.get(name)
-        if known is not None:
-            self._by_name[name] = known + self._pace * (value - known)
-        elif len(self._by_name) < MOST_NAMES:
-            self._by_name[name] = value

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from headgate.config.engine import BatchConfig
 from headgate.model.sequence import Sequence
 from headgate.model.step import Move, Row
-from headgate.policy.batching.blocks import Ledger, Short
 from headgate.policy.batching.estimate import StepShape, StepTime
+from headgate.policy.batching.ledger import KvLedger, Short
 
 LONGEST_DRAFT = 8
 GAIN = 1.1
@@ -60,7 +60,7 @@ def decode_row(sequence: Sequence, draft: tuple[int, ...] = ()) -> Row:
 
 
 def drafted_rows(
-    decodes: list[Sequence], config: BatchConfig, ledger: Ledger, step_time: StepTime, moves: list[Move]
+    decodes: list[Sequence], config: BatchConfig, ledger: KvLedger, step_time: StepTime, moves: list[Move]
 ) -> list[Row]:
     """Returns rows with drafts where they are expected to pay, and now and then to find out. Appends to `moves` what
     makes room for the drafts."""

@@ -1,7 +1,12 @@
 """Orders an engine's sequences by urgency."""
 
 from headgate.config.engine import BatchConfig
+from headgate.model.lane import LANES, Lane
 from headgate.model.sequence import Sequence
+from headgate.policy.dispatch.intake import classify
+
+SLIGHT_TOKENS = 256
+"""Prompt tokens more than expected that change nothing: a few blocks may always be missing."""
 
 
 def ageing_bound_s(sequence: Sequence, config: BatchConfig) -> float:
@@ -34,6 +39,23 @@ def turn(sequence: Sequence, now: float) -> tuple[int, bool, float, int]:
     of each step (`BatchConfig.aged_share`). When it had the whole step, one prompt of 100 000 tokens kept chats waiting
     for 8 s."""
     return (sequence.priority, _late(sequence, now), sequence.first_token_by, sequence.id)
+
+
+def treat_as_computed(sequence: Sequence) -> None:
+    """Gives a sequence whose expected prefix is not in the cache the priority and the deadline of a prompt as long as
+    what it really computes: it was let ahead of others because it seemed short."""
+    lane = lane_as_computed(sequence.prompt_len - sequence.cached, sequence.expected)
+    if lane is not None and lane.priority > sequence.priority:
+        sequence.priority = lane.priority
+        sequence.first_token_by = max(sequence.first_token_by, sequence.arrived + lane.ttft_target_s)
+
+
+def lane_as_computed(computes: int, expected: int) -> Lane | None:
+    """Returns the lane of a prompt that computes this many tokens, instead of those expected; None: that is no
+    matter."""
+    if computes <= 2 * expected + SLIGHT_TOKENS:
+        return None
+    return LANES[classify(uncached_tokens=computes, streaming=True, says_batch=False)]
 
 
 def _late(sequence: Sequence, now: float) -> bool:

@@ -29,6 +29,7 @@ from headgate.model.event import (
     HedgeWon,
     Leased,
     Probed,
+    QuoteAsked,
     Refuse,
     ReplicaJoined,
     ReplicaLeft,
@@ -36,28 +37,31 @@ from headgate.model.event import (
     Shared,
 )
 from headgate.model.lane import Lane
-from headgate.model.outcome import Outcome
-from headgate.model.record import Ahead
+from headgate.model.outcome import MISSED, Outcome
+from headgate.model.record import LEFT, Ahead
 from headgate.model.replica import Load
 from headgate.model.request import Request
 from headgate.model.tier import Tier
 from headgate.policy.dispatch.admit import Refusals
-from headgate.policy.dispatch.fair import FairQueue
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.dispatch.limits import Grant, OverLimit, TenantLimits, over_message
-from headgate.policy.dispatch.queues import LaneQueue, Passage, Queues
+from headgate.policy.dispatch.passage import LaneQueue, Passage
+from headgate.policy.dispatch.queues import Queues
+from headgate.policy.dispatch.quoting import Quoting
 from headgate.policy.dispatch.races import Races
 from headgate.policy.dispatch.reads import DispatcherReads
 from headgate.policy.dispatch.retry import Failover, RetryBudget
 from headgate.policy.dispatch.sending import Sending
-from headgate.policy.dispatch.shared_limits import TenantGate
-from headgate.policy.dispatch.standing_room import NO_TENANTS, NamedTenants
 from headgate.policy.dispatch.turns import Turns
 from headgate.policy.dispatch.versions import Versions
-from headgate.policy.replicas.affinity import Affinity
+from headgate.policy.promises.quotes import OpenQuote
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.health import Health
+from headgate.policy.replicas.prefix_index import PrefixIndex
 from headgate.policy.replicas.route import ALGORITHMS
+from headgate.policy.tenants.fair import FairQueue
+from headgate.policy.tenants.limits import Grant, OverLimit, TenantLimits, over_message
+from headgate.policy.tenants.shared_limits import TenantGate
+from headgate.policy.tenants.standing_room import NO_TENANTS, NamedTenants
 
 TIMEOUTS: Final = TimeoutsConfig()
 
@@ -84,11 +88,14 @@ class Dispatcher(DispatcherReads):
         retries: RetryBudget | None = None,
         hedger: Hedger | None = None,
         no_replica_wait_s: float = TIMEOUTS.no_replica_wait_s,
+        prefixes: PrefixIndex | None = None,
     ) -> None:
         """`hedger` None: no request is hedged. `no_replica_wait_s`: maximum seconds that a request waits for a usable
-        replica."""
-        affinity, gate = Affinity(), TenantGate(settings.tenants)
-        book = ReplicaBook(health, affinity, ALGORITHMS[settings.routing.algorithm].order)
+        replica. `prefixes`: what is known of the replicas' caches; None: nothing yet."""
+        gate = TenantGate(settings.tenants)
+        book = ReplicaBook(
+            health, PrefixIndex() if prefixes is None else prefixes, ALGORITHMS[settings.routing.algorithm].order
+        )
         queues = Queues(book.index, settings.lanes, settings.tiers)
         super().__init__(queues, book, health, gate, hedger)
         self.unfinished: list[Command] = []
@@ -97,10 +104,11 @@ class Dispatcher(DispatcherReads):
         self.retries: Final = retries or RetryBudget()
         self._full: Final = book.full
         self._set_aside: Final = queues.set_aside
-        self._turns: Final = Turns(book.index, queues.pools, settings.lanes, settings.tiers, settings.expected)
-        self._sending: Final = Sending(queues, book, affinity, self._turns, hedger, settings.routing, rng)
+        self._turns: Final = Turns(book.index, queues.model_queues, settings.lanes, settings.tiers, settings.expected)
+        self._sending: Final = Sending(queues, book, self._turns, hedger, settings.routing, rng)
         self._versions: Final = Versions(queues, book.index)
         self._refusals: Final = Refusals(queues, book, self._turns, gate, self._versions, rng, no_replica_wait_s)
+        self._quoting: Final = Quoting(queues, book, self._turns, self._sending, self._refusals, gate)
         self._failover: Final = Failover(queues, book, self._sending, self._refusals, self._versions, self.retries)
         self._races: Races | None = None
         if hedger is not None:
@@ -139,6 +147,8 @@ class Dispatcher(DispatcherReads):
         elif isinstance(event, ReplicaParked):
             self.book.park(event.replica_id, event.parked, event.ramp, now)
             self._pump_all(now, commands)
+        elif isinstance(event, QuoteAsked):
+            commands.append(self._quoting.quote(event.request, now))
         elif isinstance(event, Leased):
             self.gate.leased(event, now)
         elif isinstance(event, Shared):
@@ -154,13 +164,20 @@ class Dispatcher(DispatcherReads):
         """Applies a new config from now on. A lane that is no longer named stays for the requests in it; tiers are
         always the same two."""
         routing, tiers = settings.routing, settings.tiers
-        if ALGORITHMS[routing.algorithm].order != self.fleet.order:
+        if ALGORITHMS[routing.algorithm].order != self.index.order:
             known = self._sending.routing.algorithm
             raise ValueError(f"{routing.algorithm} needs another index than {known}: start again")
         self._seen = None
         self.gate.tenants, self.tiers, self._sending.routing = settings.tenants, tiers, routing
         self.queues.reconfigure(settings.lanes, tiers)
         self._turns.reconfigure(self.lanes, tiers, settings.expected)
+
+    def cached_tokens(
+        self, prefix: tuple[bytes, ...], link_tokens: float, prompt_tokens: int, model: str, lane: str | None = None
+    ) -> int:
+        """Tokens of this prompt that the best replica of the lane is expected to have in its cache. `lane` None: the
+        best of all."""
+        return self.book.cached_tokens(prefix, link_tokens, prompt_tokens, model, lane)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -173,49 +190,58 @@ class Dispatcher(DispatcherReads):
         if self.retries.debt or self.retries.gentle_debt:
             self.retries.earn(now)
         self.arrived_tokens += request.tokens
-        state = self.queues.of(request)
-        passage = self.passages[request.id] = Passage(request, granted, state)
+        lane_queue = self.queues.of(request)
+        passage = self.passages[request.id] = Passage(request, granted, lane_queue)
         if (request.fallback or request.pinned) and self._versions.add(passage):
-            request, state = passage.request, passage.state
-        pool = state.pool
-        pool.arrived(request, self._turns.expected, now)
-        if not len(state.queue):
-            state.tally.served = max(state.tally.served, pool.turn)  # what a lane has not used is not saved up
-        at_once = not pool.waiting and self._turns.may_go(state, request, now)
-        if not at_once or not self._sending.place(passage, state, now, commands):
-            self._queue(passage, state, now, commands)
+            request, lane_queue = passage.request, passage.lane_queue
+        model_queue = lane_queue.model_queue
+        model_queue.arrived(request, self._turns.expected, now)
+        if not len(lane_queue.queue):
+            lane_queue.tally.served = max(
+                lane_queue.tally.served, model_queue.turn
+            )  # what a lane has not used is not saved up
+        at_once = not model_queue.waiting and self._turns.may_go(lane_queue, request, now)
+        if not at_once or not self._sending.place(passage, lane_queue, now, commands):
+            self._queue(passage, lane_queue, now, commands)
 
     def _charge(self, request: Request, now: float) -> Grant | OverLimit | None:
         gate = self.gate
         limits = gate.tenants.get(request.tenant)
-        return gate.limits.take(request.tenant, limits, request.tokens, now) if limits is not None else None
+        if limits is None:
+            return None
+        tokens = request.tokens if limits.uncached else request.whole_tokens
+        return gate.limits.take(request.tenant, limits, tokens, now)
 
-    def _queue(self, passage: Passage, state: LaneQueue, now: float, commands: list[Command]) -> None:
+    def _queue(self, passage: Passage, lane_queue: LaneQueue, now: float, commands: list[Command]) -> None:
         """Lets an arrival wait that was not sent at once, if its model is known and its lane has room."""
         request = passage.request
-        if self.fleet.any() and not self.fleet.any_for(request.model, request.lane):
-            known = ", ".join(self.fleet.models()[:16])
+        if self.index.any() and not self.index.any_for(request.model, request.lane):
+            known = ", ".join(self.index.models()[:16])
             message = f"no model {request.model!r} for lane {request.lane!r} here; there is {known or 'none for it'}"
             self._refusals.refuse(passage, Outcome.UNKNOWN_MODEL, message, now, commands)
             return
-        passage.ahead = _ahead(state.queue)
-        if len(state.queue) >= state.lane.queue_limit:
+        passage.ahead = _ahead(lane_queue.queue)
+        if len(lane_queue.queue) >= lane_queue.lane.queue_limit:
             # Before any other work on the request: in a flood this is what happens to most.
-            message = f"lane {state.lane.name!r} has {state.lane.queue_limit} waiting"
-            displaced = state.queue.displaced_by(request.tenant)
+            message = f"lane {lane_queue.lane.name!r} has {lane_queue.lane.queue_limit} waiting"
+            displaced = lane_queue.queue.displaced_by(request.tenant)
             if displaced is None:
                 self._refusals.refuse(passage, Outcome.LANE_FULL, message, now, commands)
                 return
             self._refusals.refuse(self.passages[displaced.id], Outcome.LANE_FULL, message, now, commands)
-        self.queues.push(passage, state, now)
-        self._sending.pump(state.pool, now, commands)
+        self.queues.push(passage, lane_queue, now)
+        self._sending.pump(lane_queue.model_queue, now, commands)
         if passage.load is None:
-            self._refusals.wait_or_refuse(passage, state, now, commands)
+            self._refusals.wait_or_refuse(passage, lane_queue, now, commands)
+            if passage.request.relegated:  # the lower lane may have replicas of its own
+                self._sending.pump(lane_queue.model_queue, now, commands)
+            self._refusals.tell(passage, now)
 
     def _first_token(self, request_id: str, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(request_id)
-        if passage is None or passage.load is None or passage.first_token_at is not None:
+        if passage is None or passage.load is None or passage.quote is None or passage.first_token_at is not None:
             return
+        self.queues.quotes.judge(passage.quote, now - passage.request.arrived, now)
         if self._sending.first_token(passage, passage.load, now):
             self._pump_all(now, commands)
 
@@ -224,40 +250,57 @@ class Dispatcher(DispatcherReads):
         passage = self.passages.pop(event.request_id, None)
         if passage is None:
             return
-        state, request, load = passage.state, passage.request, passage.load
+        lane_queue, request, load = passage.lane_queue, passage.request, passage.load
+        if passage.quote is not None and passage.quote.open:
+            self._judge_quote(passage, passage.quote, event, now)
         if request.fallback or request.pinned:
             self._versions.forget(passage)
         if load is None:
-            self.queues.remove(event.request_id, state, now)
+            self.queues.remove(event.request_id, lane_queue, now)
         else:
             if self._races is not None:
                 self._races.end(passage, event.outcome, now)
             try:
                 self._sending.judge_end(passage, load, event, now)
             finally:  # whatever the verdict on its replica, the request's slots are free
-                self._let_go(passage, load, usage, now)
+                self._let_go(passage, load, event, now)
         if load is None and passage.grant is not None:
-            self._settle(passage, passage.grant, usage, now)
+            self._settle(passage, passage.grant, event, now)
         if usage is not None:
-            prompt, output = usage
-            state.queue.charge(
-                request.tenant, request.weight, prompt + output - (passage.charged or request.prompt_tokens)
-            )
+            computed = passage.computed(usage, event.cached) + usage[1]
+            lane_queue.queue.charge(request.tenant, request.weight, computed - (passage.charged or passage.uncached))
         elif request.choices > 1:
             self.queues.take_back(passage)
         if load is not None:
-            self._pump_all(now, commands)  # all: replicas that serve any model are shared between pools
+            self._pump_all(now, commands)  # all: replicas that serve any model are shared between models
 
-    def _let_go(self, passage: Passage, load: Load, usage: tuple[int, int] | None, now: float) -> None:
+    def _judge_quote(self, passage: Passage, quote: OpenQuote, event: Ended, now: float) -> None:
+        """Judges what a request was told whose first token was not heard: by the time that its engine reports, or by
+        how it ended. An answer in one piece tells nothing by itself."""
+        quotes, arrived, outcome = self.queues.quotes, passage.request.arrived, event.outcome
+        if event.first_s is not None:
+            quotes.judge(quote, passage.sent_at - arrived + event.first_s, now)
+        elif outcome in MISSED:
+            quotes.judge(quote, inf, now)
+        elif outcome in LEFT and now - arrived > quote.p99_s:
+            quotes.judge(quote, now - arrived, now)
+
+    def _let_go(self, passage: Passage, load: Load, event: Ended, now: float) -> None:
         """Releases the request's slots at its replica, and settles its tenant's limits."""
-        self._sending.release(passage, load, passage.state)
-        passage.state.pool.ended(passage.request.tenant, now - passage.sent_at, now)
+        self._sending.release(passage, load, passage.lane_queue)
+        passage.lane_queue.model_queue.ended(passage.request.tenant, now - passage.sent_at, now)
         if passage.grant is not None:
-            self._settle(passage, passage.grant, usage, now)
+            self._settle(passage, passage.grant, event, now)
 
-    def _settle(self, passage: Passage, grant: Grant, usage: tuple[int, int] | None, now: float) -> None:
-        prompt = passage.request.prompt_tokens if passage.first_token_at else 0
-        self.gate.limits.settle(grant, prompt if usage is None else sum(usage), now)
+    def _settle(self, passage: Passage, grant: Grant, event: Ended, now: float) -> None:
+        usage, uncached = event.usage, grant.limits.uncached
+        if usage is not None:
+            used = usage[1] + (passage.computed(usage, event.cached) if uncached else usage[0])
+        elif passage.first_token_at:
+            used = passage.uncached if uncached else passage.request.prompt_tokens
+        else:
+            used = 0
+        self.gate.limits.settle(grant, used, now)
 
     def _attempt_failed(self, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         passage = self.passages.get(failed.request_id)
@@ -287,26 +330,27 @@ class Dispatcher(DispatcherReads):
             self._sending.place_set_aside(now, commands)
         if self._versions.asked:
             self._refusals.move_over(now, commands)
-        for pool in self.pools.values():
-            if pool.waiting:
-                self._sending.pump(pool, now, commands)
+        for model_queue in self.model_queues.values():
+            if model_queue.waiting:
+                self._sending.pump(model_queue, now, commands)
 
     def _tick(self, now: float, commands: list[Command]) -> None:
-        for pool in self.pools.values():
-            for state in pool.lanes.values() if pool.waiting else ():
-                for request in state.queue.expired(now):
-                    pool.waiting -= 1
-                    pool.wide -= request.choices > 1
-                    self._refusals.time_out(self.passages[request.id], state, now, commands)
+        # A copy: what is relegated may be the first for a model that replicas have come to name.
+        for model_queue in tuple(self.model_queues.values()):
+            for lane_queue in model_queue.lanes.values() if model_queue.waiting else ():
+                for request in lane_queue.queue.expired(now):
+                    model_queue.waiting -= 1
+                    model_queue.wide -= request.choices > 1
+                    self._refusals.time_out(self.passages[request.id], lane_queue, now, commands)
         self.book.tick(now)
         if self._full.wake_at <= now:
             self._full.tick(now)
-            for pool in self.pools.values():
+            for model_queue in self.model_queues.values():
                 # One request is tried, of those that were not refused if there are any.
-                self._sending.pump(pool, now, commands)
+                self._sending.pump(model_queue, now, commands)
         if self._set_aside.wake_at <= now:
             for passage in self._set_aside.expire(now):
-                self._refusals.time_out(passage, passage.state, now, commands)
+                self._refusals.time_out(passage, passage.lane_queue, now, commands)
         if self._races is not None:
             self._races.start(now, commands)
         self._pump_all(now, commands)
@@ -314,11 +358,11 @@ class Dispatcher(DispatcherReads):
     def _set_alarm(self) -> None:
         # `min` of two at a time: compiled, `min` of three is a call, for every event.
         wake_at = min(min(self._full.wake_at, self._set_aside.wake_at), self.health.wake_at())
-        for pool in self.pools.values():
-            if pool.waiting:
+        for model_queue in self.model_queues.values():
+            if model_queue.waiting:
                 wake_at = min(wake_at, self._sending.prefills.wake_at)
-                for state in pool.lanes.values():
-                    wake_at = min(wake_at, state.queue.next_expiry)
+                for lane_queue in model_queue.lanes.values():
+                    wake_at = min(wake_at, lane_queue.queue.next_expiry)
         if self.hedger is not None:
             wake_at = min(wake_at, self.hedger.wake_at)
         self.wake_at = wake_at

@@ -21,7 +21,7 @@ from math import ceil, inf
 from typing import Final
 
 from headgate.config.hedge import HedgeConfig
-from headgate.policy.dispatch.queues import Passage
+from headgate.policy.dispatch.passage import Passage
 
 KEPT: Final = 1000
 """First-token times remembered per lane, the latest: enough for a p99, and few enough to be current."""
@@ -109,7 +109,7 @@ class Hedger:
         if passage.since == -inf:  # however often it is sent, one request earns once
             lane.budget = min(BURST, lane.budget + config.share)
         times = lane.times(request.stream)
-        if len(times) < config.least_samples or request.prompt_tokens > config.longest_prompt_tokens:
+        if len(times) < config.least_samples or request.uncached_tokens > config.longest_prompt_tokens:
             return
         if request.choices > 1:
             return  # a hedge would cost as many requests as there are choices

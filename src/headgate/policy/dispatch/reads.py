@@ -10,9 +10,7 @@ from typing import Final
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.hedge import Hedger
-from headgate.policy.dispatch.limits import OverLimit, RateView, TenantLimits
 from headgate.policy.dispatch.queues import Queues
-from headgate.policy.dispatch.shared_limits import SharedLimits, TenantGate
 from headgate.policy.dispatch.view import (
     DispatcherView,
     LaneCounts,
@@ -28,6 +26,8 @@ from headgate.policy.dispatch.view import (
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.health import Health, Standing
 from headgate.policy.replicas.utilisation import Said, Use, Utilisation
+from headgate.policy.tenants.limits import OverLimit, RateView, TenantLimits
+from headgate.policy.tenants.shared_limits import SharedLimits, TenantGate
 
 
 class DispatcherReads:
@@ -40,9 +40,9 @@ class DispatcherReads:
         self.tiers = queues.tiers
         self.queues: Final = queues
         self.passages: Final = queues.passages
-        self.pools: Final = queues.pools
+        self.model_queues: Final = queues.model_queues
         self.book: Final = book
-        self.fleet: Final = book.index
+        self.index: Final = book.index
         self.health: Final = health
         self.gate: Final = gate
         self.hedger: Final = hedger
@@ -75,7 +75,7 @@ class DispatcherReads:
         return seen
 
     def _counts(self, lane: Lane) -> LaneCounts:
-        tokens = queued_tokens(self.pools.values(), lane.name)
+        tokens = queued_tokens(self.model_queues.values(), lane.name)
         return LaneCounts(lane, self.waiting(lane.name), self.running(lane.name), tokens)
 
     def waiting(self, lane: str) -> int:
@@ -88,7 +88,9 @@ class DispatcherReads:
 
     def queued(self) -> tuple[int, int]:
         """(requests, tokens) in all queues, without requests that full replicas refused."""
-        return sum(pool.waiting for pool in self.pools.values()), queued_tokens(self.pools.values())
+        return sum(model_queue.waiting for model_queue in self.model_queues.values()), queued_tokens(
+            self.model_queues.values()
+        )
 
     @property
     def under_way(self) -> int:
@@ -101,8 +103,8 @@ class DispatcherReads:
         return {
             "passages": len(self.passages),
             "reservations": self.gate.limits.reserved,
-            **held_in_queues(self.pools.values()),
-            **held_at_replicas(self.fleet.seats()),
+            **held_in_queues(self.model_queues.values()),
+            **held_at_replicas(self.index.seats()),
         }
 
     def computed(self, request_id: str, now: float) -> int:
@@ -119,7 +121,7 @@ class DispatcherReads:
 
     def replicas(self) -> list[Replica]:
         """A copy of what is known of every replica, with the names that were found out; safe from any thread."""
-        return self.fleet.replicas()
+        return self.index.replicas()
 
     def replica(self, replica_id: ReplicaId, now: float) -> ReplicaView | None:
         """One replica as it is now. None: it has left."""
@@ -133,20 +135,20 @@ class DispatcherReads:
 
     def sent_to(self, replica_id: ReplicaId) -> float | None:
         """A number that grows with each request that the replica is sent. None: it has requests now, or has left."""
-        seat = self.fleet.seat(replica_id)
+        seat = self.index.seat(replica_id)
         return None if seat is None or seat.requests else seat.turn
 
     def room(self, model: str | None) -> tuple[int, int, int]:
         """(limit, used, waiting) of a model: requests that its usable replicas may have at once, those of these slots
         that are taken, and requests that wait for it. None: of models that no replica names."""
-        limit, used = self.fleet.capacity(model)
-        pool = self.pools.get(model if model is not None and self.fleet.by_name(model) else None)
-        return limit, used, 0 if pool is None else pool.waiting
+        limit, used = self.index.capacity(model)
+        model_queue = self.model_queues.get(model if model is not None and self.index.by_name(model) else None)
+        return limit, used, 0 if model_queue is None else model_queue.waiting
 
     def slots(self) -> tuple[int, int]:
         """(limit, requests) of all usable replicas."""
         limit = requests = 0
-        for seat in self.fleet.seats():
+        for seat in self.index.seats():
             if seat.load.usable > 0:
                 limit += int(seat.load.limit)
                 requests += seat.load.requests
@@ -154,24 +156,24 @@ class DispatcherReads:
 
     def with_room(self, model: str) -> list[ReplicaId]:
         """Usable replicas that name this model and have a free slot."""
-        loads = [seat.load for seat in self.fleet.seats()]
+        loads = [seat.load for seat in self.index.seats()]
         return [load.id for load in loads if load.usable > 0 and load.room > 0 and model in load.replica.names]
 
     def any_usable(self) -> bool:
-        return any(seat.load.usable > 0 for seat in self.fleet.seats())
+        return any(seat.load.usable > 0 for seat in self.index.seats())
 
     def unserved(self, replica_ids: Iterable[ReplicaId]) -> tuple[list[str], list[str]]:
         """(lanes, models) that these replicas serve, and no usable replica does."""
         lanes: dict[str, None] = {}
         models: dict[str, None] = {}
         for replica_id in replica_ids:
-            seat = self.fleet.seat(replica_id)
+            seat = self.index.seat(replica_id)
             if seat is not None:
                 lanes.update(dict.fromkeys(sorted(seat.load.replica.lanes)))
                 models.update(dict.fromkeys(sorted(seat.load.replica.names)))
         return (
-            [name for name in lanes if name in self.lanes and not self.fleet.serves_lane(name)],
-            [name for name in models if not self.fleet.usable(name)],
+            [name for name in lanes if name in self.lanes and not self.index.serves_lane(name)],
+            [name for name in models if not self.index.usable(name)],
         )
 
     def utilisation(self, now: float) -> Use:

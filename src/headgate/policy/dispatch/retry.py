@@ -24,7 +24,8 @@ from headgate.model.outcome import Outcome
 from headgate.model.replica import Load
 from headgate.model.request import Request
 from headgate.policy.dispatch.admit import PINNED, Refusals
-from headgate.policy.dispatch.queues import Passage, Queues
+from headgate.policy.dispatch.passage import Passage
+from headgate.policy.dispatch.queues import Queues
 from headgate.policy.dispatch.sending import Sending
 from headgate.policy.dispatch.versions import Versions
 from headgate.policy.replicas.book import ReplicaBook
@@ -112,7 +113,7 @@ class Failover:
     ) -> None:
         self._queues: Final = queues
         self._book: Final = book
-        self._fleet: Final = book.index
+        self._index: Final = book.index
         self._sending: Final = sending
         self._refusals: Final = refusals
         self._versions: Final = versions
@@ -120,10 +121,11 @@ class Failover:
 
     def failed(self, passage: Passage, load: Load, failed: AttemptFailed, now: float, commands: list[Command]) -> None:
         """Takes in a failed attempt: the request goes to another replica, waits, or is refused."""
-        in_flight = self._sending.release(passage, load, passage.state)
+        in_flight = self._sending.release(passage, load, passage.lane_queue)
         passage.load = None
         if not failed.refused:
             passage.lost_s += now - passage.sent_at
+        self._book.unremember(passage.request, load.id, passage.remembered_at)
         self.judge(passage, load, passage.sent_at, failed, now)
         passage.tried |= {failed.replica_id}
         self._try_again(passage, failed, in_flight, now, commands)
@@ -160,7 +162,7 @@ class Failover:
         elsewhere = self._untried(passage)
         if not elsewhere and not failed.refused and self._versions.stand_in(passage, failed.unsent):
             elsewhere = self._untried(passage)
-        if elsewhere and self._sending.place(passage, passage.state, now, commands):
+        if elsewhere and self._sending.place(passage, passage.lane_queue, now, commands):
             return
         if failed.refused:
             passage.refusals += 1
@@ -170,26 +172,32 @@ class Failover:
                 return
         # Other replicas are full, or there are none: the request waits like any other, also for replicas that failed
         # it.
-        request, lane = passage.request, passage.state.lane
+        request = passage.request
         passage.tried = request.unfit
-        gone = not self._fleet.usable(request.model, request.lane)
+        gone = not self._index.usable(request.model, request.lane)
         if request.pinned and (gone or (failed.unsent and not elsewhere)):
             refuse(passage, Outcome.NO_REPLICA, PINNED, now, commands)
             return
-        alone = passage.begun or gone
-        patience_s = max(self._refusals.no_replica_wait_s, lane.wait_bound_s) if alone else lane.wait_bound_s
+        patience_s = passage.lane_queue.lane.wait_bound_of(request.ttft_s)
+        if passage.begun or gone:
+            patience_s = max(self._refusals.no_replica_wait_s, patience_s)
         # A stream that has begun is no new work that could be refused. Any other request has waited since its arrival,
         # except for the time that it was at replicas.
         since = passage.broke_at if passage.begun else request.arrived + passage.lost_s
-        self._queues.wait_until(passage, since + patience_s, now)
+        until = since + patience_s
+        if request.relegated and failed.refused and not passage.begun:
+            # Where replicas are full a client is told soon, and this replica may refuse this request alone.
+            until = min(request.wait_until, now + passage.own_bound_s) if passage.refusals == 1 else request.wait_until
+            passage.request = request.but(wait_until=until)
+        self._queues.wait_until(passage, until, now)
         if failed.refused:
-            self._queues.remove(request.id, passage.state, now)
+            self._queues.remove(request.id, passage.lane_queue, now)
             self._queues.set_aside.add(passage, now)
 
     def _untried(self, passage: Passage) -> int:
         """Number of usable replicas that the request has not been at."""
         request, tried = passage.request, passage.tried
-        return self._fleet.left(self._fleet.pools(request.model, request.lane, tried), tried)
+        return self._index.left(self._index.groups(request.model, request.lane, tried), tried)
 
 
 def _about(request: Request) -> About:

@@ -2,18 +2,19 @@
 
 from typing import Final
 
-from headgate.policy.dispatch.queues import Passage, Queues
+from headgate.policy.dispatch.passage import Passage
+from headgate.policy.dispatch.queues import Queues
 from headgate.policy.replicas.index import RouteIndex
 
 
 class Versions:
     """Requests in progress that name a fallback model, or are pinned to a version."""
 
-    def __init__(self, queues: Queues, fleet: RouteIndex) -> None:
+    def __init__(self, queues: Queues, index: RouteIndex) -> None:
         self.asked: Final[dict[str, dict[str, Passage]]] = {}
         """Requests by id, by the model that they ask for."""
         self._queues = queues
-        self._fleet = fleet
+        self._index = index
 
     def add(self, passage: Passage) -> bool:
         """Notes a request that has arrived. Returns whether a fallback model is to answer it."""
@@ -33,13 +34,13 @@ class Versions:
         reached. Not once the client has received output: two models would say one sentence. The caller moves a request
         that is queued."""
         request = passage.request
-        if passage.begun or (self._fleet.usable(request.model, request.lane) and not unreached):
+        if passage.begun or (self._index.usable(request.model, request.lane) and not unreached):
             return False
         for model in request.fallback:
-            if self._fleet.usable(model, request.lane):
+            if self._index.usable(model, request.lane):
                 self.forget(passage)
                 passage.request = request.but(model=model, fallback=())
-                passage.state = self._queues.of(passage.request)
+                passage.lane_queue = self._queues.of(passage.request)
                 passage.stands_in = model
                 passage.tried = request.unfit
                 return True
@@ -49,6 +50,6 @@ class Versions:
         """Requests that wait for a version without usable replicas."""
         found: list[Passage] = []
         for model, those in self.asked.items():
-            if not self._fleet.usable(model):
+            if not self._index.usable(model):
                 found += [passage for passage in those.values() if passage.load is None]
         return found

@@ -11,12 +11,12 @@ import msgspec
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.hedge import RESULTS, Hedger
-from headgate.policy.dispatch.queues import LaneQueue, ModelQueue
-from headgate.policy.dispatch.shared_limits import SharedLimits
+from headgate.policy.dispatch.passage import LaneQueue, ModelQueue
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.utilisation import Use, Utilisation
+from headgate.policy.tenants.shared_limits import SharedLimits
 
 
 class LaneCounts(msgspec.Struct, frozen=True, gc=False):
@@ -138,16 +138,16 @@ def shared_view(limits: SharedLimits | None, part: tuple[float, float]) -> Share
     return None if limits is None else SharedView(limits.gateways, limits.connected, part[1] - part[0])
 
 
-def held_in_queues(pools: Collection[ModelQueue]) -> dict[str, int]:
+def held_in_queues(model_queues: Collection[ModelQueue]) -> dict[str, int]:
     """Counts by name of what requests hold in the queues."""
-    states = list(_states(pools))
+    lane_queues = list(_lane_queues(model_queues))
     return {
-        "waiting": sum(len(state.queue) for state in states),
-        "waiting_in_pools": sum(pool.waiting for pool in pools),
-        "waiting_tokens": sum(state.queue.tokens for state in states),
-        "running": sum(tally.running for pool in pools for tally in pool.tallies.values()),
-        "prefills": sum(state.prefills for state in states),
-        "prefills_tokens": sum(state.prefill_tokens for state in states),
+        "waiting": sum(len(lane_queue.queue) for lane_queue in lane_queues),
+        "waiting_by_model": sum(model_queue.waiting for model_queue in model_queues),
+        "waiting_tokens": sum(lane_queue.queue.tokens for lane_queue in lane_queues),
+        "running": sum(tally.running for model_queue in model_queues for tally in model_queue.tallies.values()),
+        "prefills": sum(lane_queue.prefills for lane_queue in lane_queues),
+        "prefills_tokens": sum(lane_queue.prefill_tokens for lane_queue in lane_queues),
     }
 
 
@@ -164,10 +164,14 @@ def held_at_replicas(seats: Collection[IndexEntry]) -> dict[str, int]:
     }
 
 
-def queued_tokens(pools: Iterable[ModelQueue], lane: str | None = None) -> int:
+def queued_tokens(model_queues: Iterable[ModelQueue], lane: str | None = None) -> int:
     """Tokens of the requests queued in a lane. None: in all lanes."""
-    return sum(state.queue.tokens for state in _states(pools) if lane is None or state.lane.name == lane)
+    return sum(
+        lane_queue.queue.tokens
+        for lane_queue in _lane_queues(model_queues)
+        if lane is None or lane_queue.lane.name == lane
+    )
 
 
-def _states(pools: Iterable[ModelQueue]) -> Iterator[LaneQueue]:
-    return (state for pool in pools for state in pool.lanes.values())
+def _lane_queues(model_queues: Iterable[ModelQueue]) -> Iterator[LaneQueue]:
+    return (lane_queue for model_queue in model_queues for lane_queue in model_queue.lanes.values())

@@ -136,7 +136,8 @@ class FleetReading:
     down: tuple[str, ...] = ()
     """Replicas that were in use before, or should be by now, and are neither usable nor parked."""
     why: str = ""
-    """Why the first replica in `down` is down, as far as known; empty: unknown."""
+    """Why the first replica in `down` is down, as far as known, or the first starting one not ready where none is down;
+    empty: unknown."""
     starting: int = 0
     parked: int = 0
     """Replicas that intentionally get no requests: parked or draining."""

@@ -95,6 +95,8 @@ class Known:
     tell: Callable[[], str]
     tail: Tail = NOTHING
     """For a promise: the percentile that it was last judged by."""
+    easing: bool = False
+    """The alert is raised although its last score would not raise it."""
 
     @property
     def standing(self) -> str:
@@ -364,4 +366,5 @@ def _known(alert: Alert, tail: Tail = NOTHING) -> Known:
         since=alert.since,
         tell=partial(alert.tell, alert),
         tail=tail,
+        easing=alert.easing,
     )

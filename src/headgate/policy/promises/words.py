@@ -140,7 +140,7 @@ def about_outage(fleet: FleetReading) -> str:
             f"{does}; /admin/fleet says what is known of each."
         )
     if fleet.unserved:
-        return f"no replica is usable for {_few(fleet.unserved)}. Start theirs again, or look at their logs."
+        return f"no replica is usable for {few(fleet.unserved)}. Start theirs again, or look at their logs."
     return f"usable replicas: {fleet.up}" + (f" ({there})" if there else "")
 
 
@@ -149,7 +149,7 @@ def about_down(alert: Alert, fleet: FleetReading) -> str:
         return "no replica is down" if alert.severity is Severity.OK else "none is down any more, since a few seconds"
     why = f" ({fleet.why})" if fleet.why else ""
     return (
-        f"{len(fleet.down)} of {len(fleet.down) + fleet.up} replicas down: {_few(fleet.down)}{why}. "
+        f"{len(fleet.down)} of {len(fleet.down) + fleet.up} replicas down: {few(fleet.down)}{why}. "
         "Start them again, or look at their logs; health.failures and .cooldown_s say when they are out and back."
     )
 
@@ -174,9 +174,10 @@ def about_cold(alert: Alert, joined: Sequence[str]) -> str:
         return _with_advice(alert, "cold replicas: no requests in the last 5 min", "")
     now = f"{share(alert.value)} of {alert.count} requests met a cold replica in the last 5 min"
     if alert.severity is not Severity.OK and not alert.easing:
-        now += f", over {share(alert.bound)}, since {_few(joined)} came into use"
+        now += f", over {share(alert.bound)}, since {few(joined)} came into use"
     return _with_advice(alert, now, "Look at its warm-up and at health.ramp_s.")
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first four names, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

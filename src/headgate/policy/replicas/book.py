@@ -11,7 +11,6 @@ from typing import Final
 
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import Affinity
 from headgate.policy.replicas.allowance import room_of
 from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, new_entry
 from headgate.policy.replicas.full import Full
@@ -19,6 +18,7 @@ from headgate.policy.replicas.gradient import GradientLimit
 from headgate.policy.replicas.health import Health, Standing
 from headgate.policy.replicas.index import Order, RouteIndex
 from headgate.policy.replicas.outlier import About
+from headgate.policy.replicas.prefix_index import CacheGuess, PrefixIndex
 from headgate.policy.replicas.signs import HealthState, Saw
 
 UNKNOWN_SIZE: Final = (64, 8)
@@ -27,9 +27,13 @@ IMMATERIAL_S: Final = 0.05
 IMMATERIAL_TOKEN_S: Final = 0.01
 """Seconds added to the observed TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
 
+LEAST_TOKEN_S: Final = 1e-6
+"""Least seconds per prompt token by which routing compares replicas: where first tokens took the same time whatever
+their prompts, a prompt should still count for something."""
+
 
 class ReplicaBook:
-    def __init__(self, health: Health, affinity: Affinity, order: Order = "work") -> None:
+    def __init__(self, health: Health, prefixes: PrefixIndex, order: Order = "work") -> None:
         self.entries: dict[ReplicaId, ReplicaEntry] = {}
         """In the order in which replicas joined or were described anew."""
         self.index = RouteIndex(self.entries, order)
@@ -37,8 +41,13 @@ class ReplicaBook:
         self.part = (0.0, 1.0)
         """Range of each replica's slots that this gateway may use, 0 to 1: all, unless other gateways share them."""
         self._health = health
-        self._affinity = affinity
+        self.prefixes: Final = prefixes
         self._came = 0
+        self._usual_token_s: float | None = None
+        """Seconds per prompt token of the replicas that are measured, averaged; None: none is yet."""
+        self._unmeasured: list[Load] = []
+        """Loads whose own seconds per prompt token are not known: they have the usual ones. With a guess instead,
+        replicas that are measured would get all requests, or none."""
 
     # -- which replicas are there -------------------------------------------------------------------------------
 
@@ -57,6 +66,8 @@ class ReplicaBook:
             entry.found = GradientLimit(*UNKNOWN_SIZE)
             limit = entry.found.limit
         load = Load(replica, limit, usable=0.0 if entry.parked else 1.0, joined_at=now)
+        load.prefill_token_s = self._usual_token_s or load.prefill_token_s
+        self._unmeasured.append(load)
         self._share_tokens(self.index.add(entry, load))
         entry.unseen, entry.came = True, 0
         self._watch_anew(entry, replica, HealthState.PROBATION, now)
@@ -105,7 +116,9 @@ class ReplicaBook:
         entry = self.entries.get(replica_id)
         if entry is not None:
             self.full.forget(entry)
-            self._affinity.forget(entry.links)
+            self.prefixes.forget(entry.links)
+            if entry.seat is not None:
+                self._unmeasured = [load for load in self._unmeasured if load is not entry.seat.load]
             if entry.health is not None:
                 self._health.remove(entry.health)
             self.index.remove(entry)
@@ -136,8 +149,10 @@ class ReplicaBook:
 
     # -- what they have to do -----------------------------------------------------------------------------------
 
-    def sent(self, load: Load, slots: int, prompt_tokens: int) -> None:
+    def sent(self, load: Load, slots: int, prompt_tokens: int, output_tokens: int, now: float) -> None:
         """Counts a request that takes this many slots at the replica."""
+        load.recent_tokens = load.recent(now) + prompt_tokens + output_tokens
+        load.recent_at = now
         load.requests += slots
         load.prefill_tokens += prompt_tokens
         load.sent_tokens += prompt_tokens
@@ -156,11 +171,10 @@ class ReplicaBook:
         load.decode_tokens += output_tokens
         self.index.changed(load)
 
-    def first_token(self, load: Load, prompt_tokens: int, before: int, sent_at: float, now: float) -> None:
-        """Takes in the first token of a request that was sent when `before` prompt tokens waited there."""
+    def first_token(self, load: Load, sent_at: float) -> None:
+        """Takes in the first token of a request."""
         if load.ceiling < inf:
             self.took(load, sent_at)
-        load.pace.see(prompt_tokens, before, now - sent_at)
         if load.silent_tokens:
             self.heard_again(load)
 
@@ -177,11 +191,41 @@ class ReplicaBook:
         load.silent_tokens = 0
         self.index.changed(load)
 
-    def remember(self, request: Request, replica_id: ReplicaId) -> None:
-        """Notes that the replica is about to see this prompt."""
+    def remember(self, request: Request, replica_id: ReplicaId, uncached_tokens: int) -> int:
+        """Notes that the replica is about to see this prompt, and to compute this many tokens of it. Returns its clock,
+        for `unremember`."""
+        entry = self.entries.get(replica_id)
+        if entry is None:
+            return 0
+        return self.prefixes.remember(request, entry.links, uncached_tokens + request.max_output)
+
+    def unremember(self, request: Request, replica_id: ReplicaId, clock: int) -> None:
+        """Takes back what was remembered at this clock: the replica has failed the request, so that the prompt is not
+        in its cache, or the next request with the same prompt would fail there too."""
         entry = self.entries.get(replica_id)
         if entry is not None:
-            self._affinity.remember(request, entry.links)
+            self.prefixes.unremember(request, entry.links, clock)
+
+    def cached_tokens(
+        self, prefix: tuple[bytes, ...], link_tokens: float, prompt_tokens: int, model: str, lane: str | None
+    ) -> int:
+        """Prompt tokens that the usable replica with most of this prompt in its cache is expected to have there, among
+        those that a request of this lane goes to. `lane` None: among all. May be called from another thread."""
+        most, groups = 0.0, None if lane is None else self.index.groups_now(model, lane)
+        for replica_id in self.prefixes.holders(prefix):
+            entry = self.entries.get(replica_id)
+            seat = None if entry is None else entry.seat
+            if entry is None or seat is None or (groups is not None and seat.group not in groups):
+                continue
+            if seat.load.usable > 0.0:
+                most = max(most, self.prefixes.guess(prefix, link_tokens, prompt_tokens, entry.links).tokens)
+        return int(most)
+
+    def learn_cached(self, replica_id: ReplicaId, guess: CacheGuess, share: float) -> None:
+        """Takes in that the replica had this share, 0 to 1, of what it was remembered to have been sent."""
+        entry = self.entries.get(replica_id)
+        if entry is not None:
+            self.prefixes.learn(guess, share, entry.links)
 
     def refused(
         self, load: Load, sent_at: float, after_s: float | None, now: float, *, again: bool, unreached: bool
@@ -251,7 +295,7 @@ class ReplicaBook:
             if verdict is not None:
                 self._apply(entry, verdict.usable)
         if ttft_s is not None:
-            load.prefill_token_s += 0.1 * (ttft_s / max(1, prompt_tokens) - load.prefill_token_s)
+            self._measured(load)
         pace_s = tpot_s if tpot_s is not None else token_s
         if pace_s is not None:
             load.tpot_s += 0.1 * (pace_s - load.tpot_s)
@@ -264,6 +308,19 @@ class ReplicaBook:
             if load.limit != found.limit:
                 load.limit = found.limit
                 self.index.changed(load)
+
+    def _measured(self, load: Load) -> None:
+        """Takes over the replica's own seconds per prompt token, once they are known, and what is usual from all."""
+        each_s = load.pace.token_s
+        if each_s is None:
+            return
+        load.prefill_token_s = each_s = max(LEAST_TOKEN_S, each_s)
+        usual_s = self._usual_token_s
+        self._usual_token_s = usual_s = each_s if usual_s is None else usual_s + 0.1 * (each_s - usual_s)
+        if self._unmeasured:
+            self._unmeasured = [other for other in self._unmeasured if other is not load]
+            for other in self._unmeasured:
+                other.prefill_token_s = usual_s
 
     def answered(self, load: Load, took_s: float, output_tokens: int) -> None:
         """Takes in how long an unstreamed answer took, for `answer_token_s`."""
@@ -291,7 +348,7 @@ class ReplicaBook:
             return False
         load = entry.seat.load
         if usable == 0.0:
-            self._affinity.forget(entry.links)  # when the replica is back its cache is empty
+            self.prefixes.forget(entry.links)  # when the replica is back its cache is empty
             load.cold = True
             self.full.forget(entry)
         self._use(entry, load, usable)
@@ -301,5 +358,13 @@ class ReplicaBook:
         if load.usable == 0.0:
             self._came += 1
             entry.came = self._came
+            self._catch_up(load)
         load.usable = share
         self.index.changed(load)
+
+    def _catch_up(self, load: Load) -> None:
+        """Counts a replica that comes into use as given as much of late as any other: one that was out, perhaps because
+        it fails, would otherwise get every prompt that is cached nowhere."""
+        loads = [entry.seat.load for entry in self.entries.values() if entry.seat is not None]
+        latest = max(each.recent_at for each in loads)
+        load.recent_tokens, load.recent_at = max(each.recent(latest) for each in loads), latest

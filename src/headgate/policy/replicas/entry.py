@@ -8,16 +8,17 @@ from math import inf
 from typing import Final
 
 from headgate.model.replica import Load, ReplicaId
-from headgate.policy.replicas.affinity import PrefixLinks, Ring
 from headgate.policy.replicas.gradient import GradientLimit
 from headgate.policy.replicas.health import HealthEntry
+from headgate.policy.replicas.prefix_index import PrefixLinks
+from headgate.policy.replicas.session_ring import Ring
 
 MOST_OWED_S: Final = 30.0
 """Maximum seconds of prefill work that a replica is assumed to have: a wrong pace is forgotten as soon."""
 
 
 @dataclass(slots=True, eq=False)
-class ReplicaPool:
+class ReplicaGroup:
     """Replicas that serve the same model and lanes, and their sums."""
 
     names: frozenset[str]
@@ -43,7 +44,7 @@ class IndexEntry:
     id: ReplicaId
     load: Load
     number: int
-    pool: ReplicaPool
+    group: ReplicaGroup
     token_limit: int | None
     entry: tuple[float, int, "IndexEntry"] | None = None
     """The replica's place in `ready`. None: it is not there."""

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from headgate.model.replica import ReplicaId
-from headgate.policy.replicas.entry import Closed, IndexEntry, ReplicaEntry, ReplicaPool
+from headgate.policy.replicas.entry import Closed, IndexEntry, ReplicaEntry, ReplicaGroup
 from headgate.policy.replicas.index import RouteIndex
 
 LEAST_S: Final = 0.1
@@ -33,8 +33,8 @@ class Full:
     """Keeps the ceilings of full replicas, in the `closed` of their entries. The book reports which replicas refused,
     and which accepted a request after all."""
 
-    def __init__(self, fleet: RouteIndex) -> None:
-        self._fleet = fleet
+    def __init__(self, index: RouteIndex) -> None:
+        self._index = index
         self._closed: list[Closed] = []
         """In the order in which they were closed."""
         self.wake_at = inf
@@ -65,7 +65,7 @@ class Full:
         one.refused_at, one.opened, one.try_at = now, False, now + wait_s
         load.unreached = unreached
         load.ceiling = 0.0 if unreached else float(load.requests)
-        self._fleet.changed(load)
+        self._index.changed(load)
         self.wake_at = min(self.wake_at, one.try_at)
 
     def took(self, entry: ReplicaEntry, sent_at: float) -> None:
@@ -79,7 +79,7 @@ class Full:
             load.ceiling += 1.0
             if load.ceiling >= load.limit:
                 self._lift(one)
-            self._fleet.changed(load)
+            self._index.changed(load)
 
     def answered(self, entry: ReplicaEntry) -> bool:
         """Notes that a probe reached the replica. Returns whether that opens it."""
@@ -87,7 +87,7 @@ class Full:
         if one is None or not one.seat.load.unreached:
             return False
         self._lift(one)
-        self._fleet.changed(one.seat.load)
+        self._index.changed(one.seat.load)
         return True
 
     def forget(self, entry: ReplicaEntry) -> None:
@@ -105,15 +105,15 @@ class Full:
             wake_at = min(wake_at, one.try_at)
         self.wake_at = wake_at
 
-    def opens_in(self, pools: tuple[ReplicaPool, ...], unfit: frozenset[ReplicaId], now: float) -> float:
+    def opens_in(self, groups: tuple[ReplicaGroup, ...], unfit: frozenset[ReplicaId], now: float) -> float:
         """Seconds until the first of these replicas is tried again, where all that are usable and fit are closed. 0:
         some are not."""
-        open_at, closed, usable = inf, 0, self._fleet.left(pools, unfit)
+        open_at, closed, usable = inf, 0, self._index.left(groups, unfit)
         if not usable or len(self._closed) < usable:
             return 0.0
         for one in self._closed:
             seat = one.seat
-            if seat.usable and not one.opened and seat.pool in pools and seat.id not in unfit:
+            if seat.usable and not one.opened and seat.group in groups and seat.id not in unfit:
                 closed += 1
                 open_at = min(open_at, one.try_at)
         return max(0.0, open_at - now) if closed >= usable else 0.0
@@ -128,7 +128,7 @@ class Full:
         one.opened = True
         if load.ceiling < inf:
             one.try_at = now + STEP_S
-        self._fleet.changed(load)
+        self._index.changed(load)
 
     def _lift(self, one: Closed) -> None:
         load = one.seat.load

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from headgate.model.replica import Load, Replica, ReplicaId
-from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, ReplicaPool
+from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, ReplicaGroup
 
 Order = Literal["work", "requests", "turn", "weighted_turn"]
 """What the index is ordered by. A turn grows with each request sent: the replica with the lowest is next."""
@@ -37,8 +37,8 @@ class RouteIndex:
         """`entries`: those of the book."""
         self.order = order
         self.entries: Final = entries
-        self._pools: dict[tuple[frozenset[str], frozenset[str]], ReplicaPool] = {}
-        self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]] = {}
+        self._groups: dict[tuple[frozenset[str], frozenset[str]], ReplicaGroup] = {}
+        self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaGroup, ...], tuple[ReplicaGroup, ...]]] = {}
         self._models: dict[str, None] = {}
         self._joined = 0
 
@@ -48,17 +48,17 @@ class RouteIndex:
         if seat is not None:
             self._take_out(seat)
         names = replica.names
-        pool = self._pools.get((names, replica.lanes))
-        if pool is None:
-            pool = self._pools[names, replica.lanes] = ReplicaPool(names, replica.lanes)
+        group = self._groups.get((names, replica.lanes))
+        if group is None:
+            group = self._groups[names, replica.lanes] = ReplicaGroup(names, replica.lanes)
             self._look_again()
-        pool.replicas += 1
-        pool.ring.add(replica.id)
+        group.replicas += 1
+        group.ring.add(replica.id)
         if seat is None:
             self._joined += 1
-            seat = entry.seat = IndexEntry(replica.id, load, self._joined, pool, replica.token_limit)
+            seat = entry.seat = IndexEntry(replica.id, load, self._joined, group, replica.token_limit)
         else:
-            seat.load, seat.pool, seat.token_limit, seat.turn = load, pool, replica.token_limit, 0.0
+            seat.load, seat.group, seat.token_limit, seat.turn = load, group, replica.token_limit, 0.0
         seat.requests = load.requests
         self.changed(load)
         return seat
@@ -69,13 +69,13 @@ class RouteIndex:
             entry.seat = None
 
     def _take_out(self, seat: IndexEntry) -> None:
-        pool = seat.pool
+        group = seat.group
         self._place(seat, None)
         self._count(seat, False, 0, 0)
-        pool.replicas -= 1
-        pool.ring.remove(seat.id)
-        if not pool.replicas:
-            del self._pools[pool.names, pool.lanes]
+        group.replicas -= 1
+        group.ring.remove(seat.id)
+        if not group.replicas:
+            del self._groups[group.names, group.lanes]
             self._look_again()
 
     def changed(self, load: Load) -> None:
@@ -88,7 +88,7 @@ class RouteIndex:
         usable, requests = load.usable, load.requests
         if requests > seat.requests:
             share = max(replica.weight, 1e-3) if self.order == "weighted_turn" else 1.0
-            seat.pool.turn = max(seat.pool.turn, seat.turn)
+            seat.group.turn = max(seat.group.turn, seat.turn)
             seat.turn += (requests - seat.requests) / (share * max(usable, 0.01))
         seat.requests = requests
         if usable <= 0:
@@ -143,7 +143,7 @@ class RouteIndex:
 
     def any(self) -> bool:
         """Whether any replica has joined."""
-        return len(self._pools) > 0
+        return len(self._groups) > 0
 
     def any_for(self, model: str | None, lane: str | None = None) -> bool:
         """Whether a replica serves this model and lane, usable or not."""
@@ -152,23 +152,23 @@ class RouteIndex:
 
     def usable(self, model: str | None, lane: str | None = None) -> int:
         """Number of replicas that may be used for this, with free slots or without."""
-        return sum(pool.usable for pool in self.pools(model, lane))
+        return sum(group.usable for group in self.groups(model, lane))
 
     def serves_lane(self, lane: str) -> bool:
         """Whether any replica may be used for this lane, of whatever model."""
-        return any(pool.usable and (not pool.lanes or lane in pool.lanes) for pool in self._pools.values())
+        return any(group.usable and (not group.lanes or lane in group.lanes) for group in self._groups.values())
 
     def capacity(self, model: str | None, lane: str | None = None) -> tuple[int, int]:
         """(limit, used): requests that usable replicas may have at once, and how many of these slots are taken."""
         limit = used = 0
-        for pool in self.pools(model, lane):
-            limit += pool.limit
-            used += pool.limit - pool.room
+        for group in self.groups(model, lane):
+            limit += group.limit
+            used += group.limit - group.room
         return limit, used
 
-    def pools(
+    def groups(
         self, model: str | None, lane: str | None, tried: frozenset[ReplicaId] = frozenset()
-    ) -> tuple[ReplicaPool, ...]:
+    ) -> tuple[ReplicaGroup, ...]:
         """Replicas that serve this lane and no other, if any of them is usable and untried: they are there so that the
         lane disturbs no other. Otherwise all that serve it among others."""
         dedicated, others = self._view(model, lane)
@@ -176,18 +176,28 @@ class RouteIndex:
             return dedicated
         return others
 
-    def left(self, pools: tuple[ReplicaPool, ...], tried: frozenset[ReplicaId]) -> int:
+    def groups_now(self, model: str, lane: str) -> list[ReplicaGroup] | None:
+        """As `groups`, for any thread: looked for each time. None: all replicas of the model serve all lanes."""
+        groups = [group for group in tuple(self._groups.values()) if not group.names or model in group.names]
+        if not any(group.lanes for group in groups):
+            return None
+        dedicated = [group for group in groups if group.lanes == {lane}]
+        if sum([group.usable for group in dedicated]):
+            return dedicated
+        return [group for group in groups if not group.lanes or lane in group.lanes]
+
+    def left(self, groups: tuple[ReplicaGroup, ...], tried: frozenset[ReplicaId]) -> int:
         """Number of usable replicas that have not been tried."""
-        usable = sum(pool.usable for pool in pools)
+        usable = sum(group.usable for group in groups)
         for replica_id in tried:
             seat = self.seat(replica_id)
-            if seat is not None and seat.usable and seat.pool in pools:
+            if seat is not None and seat.usable and seat.group in groups:
                 usable -= 1
         return usable
 
-    def least(self, pools: tuple[ReplicaPool, ...]) -> Iterator[tuple[float, int, IndexEntry]]:
+    def least(self, groups: tuple[ReplicaGroup, ...]) -> Iterator[tuple[float, int, IndexEntry]]:
         """Replicas with free slots, least loaded first."""
-        return iter(pools[0].ready) if len(pools) == 1 else merge(*(pool.ready for pool in pools))
+        return iter(groups[0].ready) if len(groups) == 1 else merge(*(group.ready for group in groups))
 
     def roomiest(
         self, model: str | None, lane: str | None, slots: int, tried: frozenset[ReplicaId]
@@ -196,7 +206,7 @@ class RouteIndex:
         many as it has. None: one lacks none, or none has a free slot."""
         best: IndexEntry | None = None
         lacks = 0
-        for entry in islice(self.least(self.pools(model, lane, tried)), LOOKED_AT):
+        for entry in islice(self.least(self.groups(model, lane, tried)), LOOKED_AT):
             seat = entry[2]
             lack = min(slots, seat.limit) - seat.room
             if seat.id not in tried and (best is None or lack < lacks):
@@ -214,11 +224,11 @@ class RouteIndex:
         if seat.entry is None:
             # A replica that is new, or back from being full or out, continues from here, and has no turns to catch up
             # on.
-            seat.turn = max(seat.turn, seat.pool.turn)
+            seat.turn = max(seat.turn, seat.group.turn)
         return seat.turn
 
     def _place(self, seat: IndexEntry, key: float | None) -> None:
-        ready, old = seat.pool.ready, seat.entry
+        ready, old = seat.group.ready, seat.entry
         if old is not None:
             if key == old[0]:
                 return
@@ -230,23 +240,23 @@ class RouteIndex:
             insort(ready, seat.entry)
 
     def _count(self, seat: IndexEntry, usable: bool, limit: int, room: int) -> None:
-        pool = seat.pool
-        pool.usable += usable - seat.usable
-        pool.limit += limit - seat.limit
-        pool.room += room - seat.room
+        group = seat.group
+        group.usable += usable - seat.usable
+        group.limit += limit - seat.limit
+        group.room += room - seat.room
         seat.usable, seat.limit, seat.room = usable, limit, room
 
-    def _view(self, model: str | None, lane: str | None) -> tuple[tuple[ReplicaPool, ...], tuple[ReplicaPool, ...]]:
+    def _view(self, model: str | None, lane: str | None) -> tuple[tuple[ReplicaGroup, ...], tuple[ReplicaGroup, ...]]:
         # Names come from clients: names that no replica serves share one answer, so that the cache is bounded.
         key = (model if model in self._models else None, lane)
         view = self._views.get(key)
         if view is None:
-            serving = [pool for pool in self._pools.values() if not pool.names or model in pool.names]
-            dedicated = tuple(pool for pool in serving if lane is not None and pool.lanes == {lane})
-            open_to = (pool for pool in serving if lane is None or not pool.lanes or lane in pool.lanes)
-            view = self._views[key] = (dedicated, tuple(pool for pool in open_to if pool not in dedicated))
+            serving = [group for group in self._groups.values() if not group.names or model in group.names]
+            dedicated = tuple(group for group in serving if lane is not None and group.lanes == {lane})
+            open_to = (group for group in serving if lane is None or not group.lanes or lane in group.lanes)
+            view = self._views[key] = (dedicated, tuple(group for group in open_to if group not in dedicated))
         return view
 
     def _look_again(self) -> None:
         self._views.clear()
-        self._models = dict.fromkeys(name for pool in self._pools.values() for name in sorted(pool.names))
+        self._models = dict.fromkeys(name for group in self._groups.values() for name in sorted(group.names))

@@ -4,9 +4,10 @@ Filter → score → pick over a shortlist of at most eight, never over the whol
 session's own replicas, the least loaded, a few at random. `RouteIndex` keeps the index that makes the shortlist cheap;
 an algorithm is a `Recipe` that says by what the index is ordered and what the shortlist is made of.
 
-Load is seconds of work: prompt tokens that wait for prefill and output tokens still to come, each at the replica's own
-measured speed. Affinity is a preference among replicas near the least load and never more: alone it once put a whole
-fleet's traffic on one engine of eight.
+Replicas are compared by what the request would cost there, in seconds: the work that is there (prompt tokens that wait
+for prefill and output tokens still to come) and the prompt tokens that the replica would have to compute, each at its
+own measured speed. So a cached prefix counts for the time that it saves, until the holder's backlog costs more than to
+compute the prompt elsewhere. A session is a preference among replicas near the least cost.
 """
 
 import random
@@ -19,24 +20,33 @@ from headgate.config.hints import Algorithm
 from headgate.model.record import ConsideredReplica
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import Affinity, session_order
-from headgate.policy.replicas.entry import IndexEntry, ReplicaPool
+from headgate.policy.replicas.entry import IndexEntry, ReplicaGroup
 from headgate.policy.replicas.index import Order, RouteIndex, work_s
+from headgate.policy.replicas.prefix_index import NOTHING_CACHED, CacheGuess, PrefixIndex
+from headgate.policy.replicas.session_ring import session_order
 
 SCAN: Final = 32
 """Index entries examined when the least loaded do not fit: they were tried, or lack room for the request's tokens."""
 HOMES: Final = 2
 """Maximum replicas of a session on the shortlist."""
 URGENT_UPTO: Final = 0
-"""Requests of this priority and above (smaller goes first) go to the least loaded, or to a warm cache no further behind
-than the prefill it could save. They are never used to explore."""
+"""Requests of this priority and above (smaller goes first) are never used to explore, and their session counts only
+between equal costs."""
 SPREAD_FROM: Final = 3
 """Requests of this priority and below are spread at random, so that the least loaded are there for the urgent."""
 
+COLD: Final = 4
+"""Least loaded replicas on the shortlist of a prompt that no replica knows."""
+SOON: Final = 0.1
+"""Share of a prompt's own prefill by which it may begin later, for an even share of the caches."""
+INSTANT_S: Final = 1e-9
+"""Seconds added to every cost, so that nothing is compared with nothing."""
+
 Entry = tuple[float, int, IndexEntry]
 Shortlist = dict[ReplicaId, Entry]
-NO_MATCHES: dict[ReplicaId, int] = {}
+NO_HOLDERS: list[ReplicaId] = []
 NO_HOMES: list[ReplicaId] = []
+NOTHING_KNOWN: dict[ReplicaId, CacheGuess] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +58,9 @@ class Recipe:
     prefix: bool = False
     sticky: Literal["session", "tenant"] | None = None
     tight: bool = False
-    """Affinity counts only as far as the prefill it could save outweighs the wait it costs."""
+    """A session counts only between equal costs."""
     reason: str = "least_loaded"
-    """Reason for a choice that no affinity decided."""
+    """Reason for a choice that neither prefix nor session decided."""
 
 
 ALGORITHMS: dict[Algorithm, Recipe] = {
@@ -77,12 +87,20 @@ EXPLORE = Recipe(least=0, random=2, reason="exploration")
 
 class RouteChoice:
     # Written out, not a dataclass, whose constructor would stay interpreted where this is compiled.
-    __slots__ = ("reason", "replica_id", "scores")
+    __slots__ = ("cached", "reason", "replica_id", "scores")
 
-    def __init__(self, replica_id: ReplicaId, reason: str, scores: tuple[ConsideredReplica, ...]) -> None:
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        reason: str,
+        scores: tuple[ConsideredReplica, ...],
+        cached: CacheGuess = NOTHING_CACHED,
+    ) -> None:
         self.replica_id: Final = replica_id
         self.reason: Final = reason
         self.scores: Final = scores
+        self.cached: Final = cached
+        """What the replica is expected to have of the prompt."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RouteChoice):
@@ -110,8 +128,8 @@ class NoReplica:
 
 def route(
     request: Request,
-    fleet: RouteIndex,
-    affinity: Affinity,
+    index: RouteIndex,
+    prefixes: PrefixIndex,
     config: RoutingConfig,
     now: float,
     rng: random.Random,
@@ -119,29 +137,41 @@ def route(
 ) -> RouteChoice | NoRoom | NoReplica:
     """Where to send the request, and why; or that it has to wait; or that there is no replica to wait for."""
     recipe = _recipe(request, config, now, rng)
-    if fleet.order != recipe.order:
-        raise ValueError(f"{config.algorithm} needs a fleet ordered by {recipe.order}, not by {fleet.order}")
-    pools = fleet.pools(request.model, request.lane, tried)
-    matches = affinity.holders(request.prefix) if recipe.prefix and request.prefix else NO_MATCHES
-    homes = _homes(request, recipe, pools) if recipe.sticky is not None else NO_HOMES
+    if index.order != recipe.order:
+        raise ValueError(f"{config.algorithm} needs an index ordered by {recipe.order}, not by {index.order}")
+    groups = index.groups(request.model, request.lane, tried)
+    holders = prefixes.holders(request.prefix) if recipe.prefix or recipe is EXPLORE else NO_HOLDERS
+    if holders and recipe is EXPLORE:
+        recipe = BALANCED  # a second copy of a prefix at a replica drawn at random would cost all others its room there
+    homes = _homes(request, recipe, groups) if recipe.sticky is not None else NO_HOMES
     near: Shortlist = {}
-    if matches or homes:
-        _add_known(near, request, fleet, pools, (*matches, *homes), tried)
+    if holders or homes:
+        _add_known(near, request, index, groups, (*holders, *homes), tried)
     if recipe.random:
-        _add_random(near, request, pools, recipe.random, tried, rng)
+        _add_random(near, request, groups, recipe.random, tried, rng)
     if recipe.least or not near:
-        _add_least(near, request, fleet, pools, recipe.least or 1, tried)
+        many = COLD if recipe is BALANCED and not holders else recipe.least or 1
+        _add_least(near, request, index, groups, many, tried)
     if not near:
-        left = fleet.left(pools, tried)
-        return NoRoom(left) if left else NoReplica(sum(pool.replicas for pool in pools))
-    scored, best = _score(request, near, matches, homes, recipe, config)
-    if best.match:
+        left = index.left(groups, tried)
+        return NoRoom(left) if left else NoReplica(sum(group.replicas for group in groups))
+    cached = _cached(request, near, index, prefixes) if holders else NOTHING_KNOWN
+    least = None
+    if recipe is BALANCED and not holders:
+        least = _least_given(request, near, now)
+        most = near[least][2].load.recent(now) + request.tokens
+        homes = [one for one in homes if one in near and near[one][2].load.recent(now) <= most]
+    scored, best = _score(request, near, cached, homes, recipe, config)
+    if least is not None and not best.home:
+        best = next(one for one in scored if one.replica_id == least)
+    guess = cached.get(best.replica_id, NOTHING_CACHED)
+    if guess.tokens:
         reason = "prefix"
     elif best.home and recipe.sticky is not None:
         reason = recipe.sticky
     else:
         reason = recipe.reason
-    return RouteChoice(best.replica_id, reason, tuple(scored))
+    return RouteChoice(best.replica_id, reason, tuple(scored), guess)
 
 
 def _recipe(request: Request, config: RoutingConfig, now: float, rng: random.Random) -> Recipe:
@@ -171,44 +201,44 @@ def _fits(request: Request, seat: IndexEntry, tried: frozenset[ReplicaId]) -> bo
     return not seat.requests or seat.load.tokens + request.tokens <= seat.token_limit
 
 
-def _homes(request: Request, recipe: Recipe, pools: tuple[ReplicaPool, ...]) -> list[ReplicaId]:
+def _homes(request: Request, recipe: Recipe, groups: tuple[ReplicaGroup, ...]) -> list[ReplicaId]:
     """The replicas that the request's session, or its tenant, belongs to."""
     key = request.session if recipe.sticky == "session" else request.tenant
-    return session_order(key, [pool.ring for pool in pools], HOMES) if key is not None else NO_HOMES
+    return session_order(key, [group.ring for group in groups], HOMES) if key is not None else NO_HOMES
 
 
 def _add_known(
     near: Shortlist,
     request: Request,
-    fleet: RouteIndex,
-    pools: tuple[ReplicaPool, ...],
+    index: RouteIndex,
+    groups: tuple[ReplicaGroup, ...],
     known: tuple[ReplicaId, ...],
     tried: frozenset[ReplicaId],
 ) -> None:
     for replica_id in known:
-        seat = fleet.seat(replica_id)
-        if seat is not None and seat.entry is not None and seat.pool in pools and _fits(request, seat, tried):
+        seat = index.seat(replica_id)
+        if seat is not None and seat.entry is not None and seat.group in groups and _fits(request, seat, tried):
             near[replica_id] = seat.entry
 
 
 def _add_random(
     near: Shortlist,
     request: Request,
-    pools: tuple[ReplicaPool, ...],
+    groups: tuple[ReplicaGroup, ...],
     count: int,
     tried: frozenset[ReplicaId],
     rng: random.Random,
 ) -> None:
     total = 0
-    for pool in pools:
-        total += len(pool.ready)
+    for group in groups:
+        total += len(group.ready)
     for _ in range(count if total else 0):
         at = int(rng.random() * total)
         which = 0
-        while at >= len(pools[which].ready):
-            at -= len(pools[which].ready)
+        while at >= len(groups[which].ready):
+            at -= len(groups[which].ready)
             which += 1
-        entry = pools[which].ready[at]
+        entry = groups[which].ready[at]
         if _fits(request, entry[2], tried):
             near[entry[2].id] = entry
 
@@ -216,12 +246,12 @@ def _add_random(
 def _add_least(
     near: Shortlist,
     request: Request,
-    fleet: RouteIndex,
-    pools: tuple[ReplicaPool, ...],
+    index: RouteIndex,
+    groups: tuple[ReplicaGroup, ...],
     count: int,
     tried: frozenset[ReplicaId],
 ) -> None:
-    for entry in islice(fleet.least(pools), SCAN):
+    for entry in islice(index.least(groups), SCAN):
         if count <= 0:
             break
         if _fits(request, entry[2], tried):
@@ -232,48 +262,84 @@ def _add_least(
 # -- score ----------------------------------------------------------------------------------------------------
 
 
-def _own_and_band(request: Request, floor: Entry, recipe: Recipe, config: RoutingConfig) -> tuple[float, float]:
-    """Load that the request adds to a replica, and the maximum load at which affinity still counts."""
+def _cached(request: Request, near: Shortlist, fleet: RouteIndex, prefixes: PrefixIndex) -> dict[ReplicaId, CacheGuess]:
+    """What each replica of the shortlist is expected to have of the prompt; those with nothing are left out."""
+    found: dict[ReplicaId, CacheGuess] = {}
+    for replica_id in near:
+        links = fleet.entries[replica_id].links
+        guess = prefixes.guess(request.prefix, request.link_tokens, request.prompt_tokens, links)
+        if guess.remembered:
+            found[replica_id] = guess
+    return found
+
+
+def _cost(request: Request, entry: Entry, guess: CacheGuess | None, recipe: Recipe, prefix_weight: float) -> float:
+    """What the request would cost at this replica, in seconds: the work that is there, and the prompt tokens that it
+    would have to compute. Where replicas are not ordered by work: requests, or turns."""
     if recipe.order != "work":
-        return 1.0, 0.0
-    load = floor[2].load
-    prefill_s = work_s(load, request.prompt_tokens, 0)
-    own = prefill_s + work_s(load, 0, request.max_output)
-    return own, floor[0] + prefill_s if recipe.tight else (1.0 + config.bounded_load_epsilon) * floor[0] + own
+        return entry[0] + 1.0
+    uncached = float(request.prompt_tokens)
+    if guess is not None:
+        uncached = max(1.0, uncached - guess.tokens)
+    return entry[0] + prefix_weight * uncached * entry[2].load.prefill_token_s
 
 
 def _score(
     request: Request,
     near: Shortlist,
-    matches: dict[ReplicaId, int],
+    cached: dict[ReplicaId, CacheGuess],
     homes: list[ReplicaId],
     recipe: Recipe,
     config: RoutingConfig,
 ) -> tuple[list[ConsideredReplica], ConsideredReplica]:
     """All scores, and the best; among equals the least loaded, then the first to have joined."""
-    floor = min(near.values())
-    least = floor[0]
-    own, band = _own_and_band(request, floor, recipe, config)
-    home = None
-    for replica_id in homes:
-        if replica_id in near and near[replica_id][0] <= band:
-            home = replica_id
-            break
     weights = config.weights
     load_weight, prefix_weight, session_weight = weights["load"], weights["prefix"], weights["session"]
-    total = sum(weights.values())
+    times = {
+        replica_id: _cost(request, entry, cached.get(replica_id), recipe, prefix_weight)
+        for replica_id, entry in near.items()
+    }
+    least_s = min(times.values())
+    home = None
+    if homes:
+        band_s = _band_s(request, near, least_s, recipe, config)
+        for replica_id in homes:
+            if replica_id in near and times[replica_id] <= band_s:
+                home = replica_id
+                break
+    total = (load_weight + session_weight) or 1.0
     scored: list[ConsideredReplica] = []
-    best_at, best_score, best_entry = 0, -1.0, floor
+    best_at, best_score, best_entry = 0, -1.0, min(near.values())
     for replica_id, entry in near.items():
-        load = entry[0]
-        match = 0.0
-        score = load_weight * (least + own) / (load + own)
-        if replica_id in matches and load <= band:
-            match = matches[replica_id] / len(request.prefix)
-            score += prefix_weight * match
+        score = load_weight * (least_s + INSTANT_S) / (times[replica_id] + INSTANT_S)
         if replica_id == home:
             score += session_weight
         if score > best_score or (score == best_score and entry < best_entry):
             best_at, best_score, best_entry = len(scored), score, entry
-        scored.append(ConsideredReplica(replica_id, score / total, load, match, replica_id == home))
+        guess = cached.get(replica_id)
+        match = 0.0 if guess is None else guess.tokens / max(1, request.prompt_tokens)
+        scored.append(ConsideredReplica(replica_id, score / total, entry[0], match, replica_id == home))
     return scored, scored[best_at]
+
+
+def _least_given(request: Request, near: Shortlist, now: float) -> ReplicaId:
+    """Chooses the replica that was given fewest tokens of late, among those that begin nearly as soon as the least
+    loaded. The later turns of a prompt that is cached nowhere will go there, too, and push out of the cache what others
+    come back for."""
+    first = min(near.values())
+    soon_s = first[0] + SOON * request.prompt_tokens * first[2].load.prefill_token_s
+    best, fewest = first, first[2].load.recent(now)
+    for entry in near.values():
+        given = entry[2].load.recent(now)
+        if entry[0] <= soon_s and (given < fewest or (given == fewest and entry < best)):
+            best, fewest = entry, given
+    return best[2].id
+
+
+def _band_s(request: Request, near: Shortlist, least_s: float, recipe: Recipe, config: RoutingConfig) -> float:
+    """The cost, in seconds, up to which the session's own replica is preferred. All recipes with sessions order
+    replicas by work."""
+    if recipe.tight:
+        return least_s
+    own_s = work_s(min(near.values())[2].load, 0, request.max_output)
+    return (1.0 + config.bounded_load_epsilon) * least_s + own_s

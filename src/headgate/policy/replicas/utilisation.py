@@ -10,8 +10,8 @@ by itself, 0 to 1, and the largest is the utilisation that is warned of, scaled 
     waiting   share of time in which requests wait for a replica, and not for a cap of their own lane or tenant
 
 Where there is always something to do, `waiting` is never more than the share of time in which replicas are busy: it
-does not overstate, and it covers what the others can't see. Replicas that serve the same models and lanes are one pool;
-of several pools the fullest counts, since free replicas of another pool do not help it.
+does not overstate, and it covers what the others can't see. Replicas that serve the same models and lanes are a group;
+of several groups the fullest counts, since free replicas of another group do not help it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -80,7 +80,7 @@ def words(resource: str) -> str:
 
 
 class _Sum:
-    """Sums over the replicas of one pool."""
+    """Sums over the replicas of one group."""
 
     __slots__ = ("kv", "kv_of", "prefill", "prefill_of", "slots", "slots_of", "tokens", "tokens_of")
 
@@ -93,18 +93,18 @@ class Utilisation:
     """Reads the dispatcher's own figures, and what engines report. The dispatcher's driver calls `look` about once a
     second, and `read` may be called at any time. The dispatcher decides nothing by it."""
 
-    def __init__(self, fleet: RouteIndex, held_up: Callable[[], bool]) -> None:
+    def __init__(self, index: RouteIndex, held_up: Callable[[], bool]) -> None:
         """`held_up`: whether requests wait for usable replicas."""
         self.said: Callable[[ReplicaId], Said] = lambda _: _NOTHING
         """What an engine reports of itself. The reader of engines' gauges sets this."""
-        self._fleet = fleet
+        self._index = index
         self._held_up = held_up
         self._waiting = 0.0
         self._at: float | None = None
 
     def look(self, now: float) -> None:
         """Takes in what has happened since the last look. Sooner than LOOK_S after that one it does nothing."""
-        entries = self._fleet.entries.values()
+        entries = self._index.entries.values()
         if self._at is None:
             self._at = now
             for entry in entries:
@@ -125,9 +125,9 @@ class Utilisation:
                 owed.look(load, passed_s, share)
 
     def read(self) -> Use:
-        """Utilisation of the whole fleet: for each resource that of the fullest pool."""
+        """Utilisation of the whole fleet: for each resource that of the fullest group."""
         sums: dict[int, _Sum] = {}
-        for entry in self._fleet.entries.values():
+        for entry in self._index.entries.values():
             if entry.seat is not None and entry.seat.load.usable > 0:
                 self._add(entry, entry.seat, sums)
         if not sums:
@@ -143,11 +143,11 @@ class Utilisation:
 
     def of(self, replica_id: ReplicaId) -> Use:
         """Utilisation of one replica. Nothing is known of a replica that has left or may not be used."""
-        entry, sums = self._fleet.entries.get(replica_id), dict[int, _Sum]()
+        entry, sums = self._index.entries.get(replica_id), dict[int, _Sum]()
         if entry is None or entry.seat is None or entry.seat.load.usable <= 0:
             return Use()
         self._add(entry, entry.seat, sums)
-        one = sums[id(entry.seat.pool)]
+        one = sums[id(entry.seat.group)]
         return Use(
             prefill=_share(one.prefill, one.prefill_of),
             slots=_share(one.slots, one.slots_of),
@@ -157,21 +157,21 @@ class Utilisation:
 
     def busy(self, replica_id: ReplicaId) -> float | None:
         """Share of its time that one replica needs for the prompts sent from here. None: its pace is unknown."""
-        entry = self._fleet.entries.get(replica_id)
+        entry = self._index.entries.get(replica_id)
         return None if entry is None or entry.seat is None else _busy(entry, entry.seat.load)
 
     def _add(self, entry: ReplicaEntry, seat: IndexEntry, sums: dict[int, _Sum]) -> None:
         load, token_limit = seat.load, seat.token_limit
-        total = sums.get(id(seat.pool))
+        total = sums.get(id(seat.group))
         if total is None:
-            total = sums[id(seat.pool)] = _Sum()
+            total = sums[id(seat.group)] = _Sum()
         said = self.said(seat.id)
         room = max(1, seat.limit or int(load.limit * load.usable))
         total.slots += room * max(min(1.0, load.requests / room), _own_batch(said))
         total.slots_of += room
         busy = _busy(entry, load)
         if busy is not None:
-            total.prefill += min(1.0, busy)
+            total.prefill += busy
             total.prefill_of += 1.0
         kv = said.get("kv_ratio")
         if kv is not None:

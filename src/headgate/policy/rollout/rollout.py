@@ -220,6 +220,11 @@ class Rollout:
         if self.judge is not None:
             self.judge.take(sample)
 
+    def score(self, canary: bool, score: float) -> None:
+        """Takes the score of an answer of the version that is tried out, or of the one beside it."""
+        if self.judge is not None:
+            self.judge.score(canary, score)
+
     def look(self, now: float) -> RolloutStep | None:
         """The step that follows from the samples so far; None: no change."""
         judge, canary = self.judge, self.config.canary

@@ -1,14 +1,14 @@
 """Judges a new version against the old one beside it: worse, fine, or undecided.
 
     worse       proven to be slower than `acceptable` times the old one at p90, p95 or p99 of TTFT, TPOT or end to end,
-                or at p95 of the queue wait; to fail more often; or to answer at another length
+                or at p95 of the queue wait; to fail more often; to answer at another length; or to have a lower score
     fine        proven to be faster than `unacceptable` times the old one at every percentile of TTFT, TPOT and end to
-                end, and to fail at most `error_margin` more often
+                end, to fail at most `error_margin` more often, and, where scores are asked for, to be no worse by them
     undecided   neither, so far
 
-The proofs are in contest.py. For "worse" all tests together are wrong in at most FALSE_ALARM of rollouts, however long
-they last: the mean of their likelihood ratios is a likelihood ratio too. For "fine" each test is wrong in at most
-FALSE_PROMISE of rollouts, and since all must agree, so is the verdict.
+The proofs are in contest.py, and in quality.py for scores. For "worse" all tests together are wrong in at most
+FALSE_ALARM of rollouts, however long they last: the mean of their likelihood ratios is a likelihood ratio too. For
+"fine" each test is wrong in at most FALSE_PROMISE of rollouts, and since all must agree, so is the verdict.
 """
 
 from math import erf, exp, log, sqrt
@@ -22,6 +22,7 @@ from headgate.model.labels import plain
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.policy.rollout.contest import Contest, Failures, Harm, log_mean
+from headgate.policy.rollout.quality import QualityBet, QualityContest
 
 FALSE_ALARM: Final = 0.02
 """Maximum share of rollouts of an equal version that are rolled back by mistake."""
@@ -112,6 +113,9 @@ class Judge:
         self._shorter = Contest((50,), config.longer, None)
         """The reverse test: the baseline's answers are longer."""
         self._failures = Failures(MORE_FAILURES, FAILURE_BLOCK)
+        asked = config.quality
+        self._quality = None if asked is None else QualityContest(asked.acceptable, asked.unacceptable)
+        """None: no scores are asked for."""
         self.requests = 0
         self.canary_requests = 0
         self._news = False
@@ -142,6 +146,17 @@ class Judge:
             news |= self._shorter.take(not canary, float(sample.output_tokens))
         self._news |= news
 
+    def score(self, canary: bool, score: float) -> None:
+        """Takes the score of one answer, from 0 to 1. Scores are not counted as requests."""
+        if self._quality is not None:
+            self._news |= self._quality.take(canary, score)
+
+    @property
+    def scores(self) -> tuple[int, int] | None:
+        """Scores of the canary, and of the baseline; None: none are asked for."""
+        quality = self._quality
+        return None if quality is None else (quality.counts[True], quality.counts[False])
+
     @property
     def news(self) -> bool:
         """Whether the evidence changed since the last call."""
@@ -154,6 +169,8 @@ class Judge:
         for contest in (*self._contests.values(), self._shorter):
             contest.close()
         self._failures.close()
+        if self._quality is not None:
+            self._quality.close()
         self._share = share
         self._in_all = None if requests_left is None else self._exposure + requests_left * share * (1.0 - share)
 
@@ -176,6 +193,8 @@ class Judge:
             )
         if extra > self._config.error_margin:
             return Verdict("undecided", f"up to {extra:.1%} more of its requests may fail", 0.0)
+        if self._quality is not None and not self._quality.proven_fine(FALSE_PROMISE):
+            return Verdict("undecided", self._unproven(self._quality), _proven(self._quality.fine))
         return Verdict("fine", f"less than {plain(bound, 6)} times as slow at every percentile", _sure(slowest[2]))
 
     def rows(self) -> list[VerdictRow]:
@@ -189,12 +208,18 @@ class Judge:
                 sides = [contest.sketch(side).quantile(percentile / 100) for side in (False, True)]
             elif figure != "error":
                 continue
-            worse = 1.0 - exp(-max(0.0, harm.log_evidence))
+            worse = _proven(harm)
             rows.append(VerdictRow(figure, percentile, sides[0], sides[1], worse, proven.get((figure, percentile))))
+        quality = self._quality
+        if quality is not None:
+            means = quality.mean(False), quality.mean(True)
+            rows.append(VerdictRow("quality", 0, *means, _proven(quality.harm), _proven(quality.fine)))
         return rows
 
-    def _harms(self) -> list[tuple[str, int, Harm]]:
-        found = [("error", 0, self._failures.harm)]
+    def _harms(self) -> list[tuple[str, int, Harm | QualityBet]]:
+        found: list[tuple[str, int, Harm | QualityBet]] = [("error", 0, self._failures.harm)]
+        if self._quality is not None:
+            found.append(("quality", 0, self._quality.harm))
         for name, contest in (*self._contests.items(), ("shorter", self._shorter)):
             found += [(name, percentile, harm) for percentile, harm in contest.harms.items()]
         return found
@@ -213,10 +238,28 @@ class Judge:
         if figure == "error":
             (n, failed), (m, others) = self._failures.counts[True], self._failures.counts[False]
             return f"{failed} of {n} of its requests failed, {others} of {m} of the baseline's"
+        if figure == "quality" and self._quality is not None:
+            (n, m), mean = (self._quality.counts[True], self._quality.counts[False]), self._quality.mean
+            return f"its mean score is {mean(True):.3f} of {n} scores, the baseline's {mean(False):.3f} of {m}"
         if figure in ("output", "shorter"):
             how = "long" if figure == "output" else "short"
             return f"its answers are more than {plain(self._config.longer, 6)} times as {how}"
         return f"{_words(figure, percentile)} is more than {plain(self._config.acceptable, 6)} times the baseline's"
+
+    def _unproven(self, quality: QualityContest) -> str:
+        margin = self._config.quality
+        assert margin is not None
+        if not quality.counts[True] or not quality.counts[False]:
+            whose = "its" if not quality.counts[True] else "the baseline's"
+            return f"no score of {whose} answers has come; post them to /admin/rollout/NAME/scores"
+        return (
+            f"its mean score may still be {plain(margin.unacceptable, 6)} lower"
+            f" ({quality.counts[True]} of its scores, {quality.counts[False]} of the baseline's)"
+        )
+
+
+def _proven(evidence: Harm | QualityBet) -> float:
+    return 1.0 - exp(-max(0.0, evidence.log_evidence))
 
 
 def _sure(z: float) -> float:

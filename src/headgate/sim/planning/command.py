@@ -12,7 +12,7 @@ from rich.text import Text
 from headgate.config.gateway import GatewayConfig
 from headgate.garbage import rarely_collected
 from headgate.machine.profile import Profile
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.replay.event_log import EventLog
 from headgate.replay.replay import DecisionDifference, replay
 from headgate.report import goodput, html_page, json_file, table
@@ -23,6 +23,7 @@ from headgate.sim.fleet import Failure, SimFleet, batch_from, dilated, fleet_fro
 from headgate.sim.planning import report as plan_report
 from headgate.sim.planning.impossible import Impossible
 from headgate.sim.planning.plan import plan
+from headgate.sim.planning.sentence import compared, planned, simulated
 from headgate.sim.run import Level, Simulated, run
 from headgate.sim.slo import parse
 from headgate.workload.load import Workload
@@ -86,6 +87,8 @@ class SimulateOptions:
     json: Path | None = None
     html: Path | None = None
     title: str = ""
+    command: str = ""
+    """The command line, without secrets, for the report; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,8 @@ class PlanOptions:
     """Workloads to draw, each with a seed of its own; all must keep the SLOs."""
     json: Path | None = None
     html: Path | None = None
+    command: str = ""
+    """The command line, without secrets, for the report; empty: unknown."""
 
 
 # -- simulate ---------------------------------------------------------------------------------------------------
@@ -124,9 +129,15 @@ def run_simulate(options: SimulateOptions, out: Console | None = None, err: Cons
         )
         found.append(_simulated(other, err))
     seed = options.load.seed
-    for results in found:
-        table.show(results, summarise(results, seed), out)
+    summaries = [summarise(results, seed) for results in found]
+    said = [(one.title, simulated(one, summary)) for one, summary in zip(found, summaries, strict=True)]
+    first = compared(said)
+    for line in first:
+        out.print(Text(line, "bold"))
+    for results, summary in zip(found, summaries, strict=True):
         out.print()
+        out.print(table.render(results, summary, out.width))
+    out.print()
     for results in found[1:]:
         show_compared(found[0], results, seed, out)
     if options.json is not None:
@@ -134,7 +145,7 @@ def run_simulate(options: SimulateOptions, out: Console | None = None, err: Cons
         json_file.write(options.json, found[0], summarise(found[0], seed), more=more)
         err.print(f"wrote {options.json}", markup=False)
     if options.html is not None:
-        html_page.write(options.html, found, seed=seed)
+        html_page.write(options.html, found, seed=seed, first=first, command=options.command)
         err.print(f"wrote {options.html}", markup=False)
     if not found[0].ok.any():
         err.print("headgate: not one request was completed", markup=False)
@@ -178,7 +189,7 @@ def _simulated(options: SimulateOptions, err: Console) -> Results:
                 log.close()
     results = simulated.results
     facts = {"workload": options.load.workload, **results.facts, **_use(simulated)}
-    return replace(results, goodput=goodput.parse(options.goodput), facts=facts)
+    return replace(results, goodput=goodput.parse(options.goodput or workload.goodput), facts=facts)
 
 
 def _use(simulated: Simulated) -> dict[str, str]:
@@ -212,7 +223,7 @@ def _fleet(options: SimulateOptions) -> SimFleet:
 def failure(text: str) -> Failure:
     parts = re.fullmatch(r"(\d{1,6})@(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?", text.strip())
     if parts is None or (parts[3] is not None and float(parts[3]) <= float(parts[2])):
-        raise StartupError(f"{text!r}: a failure is REPLICA@SECONDS or REPLICA@SECONDS-SECONDS, such as 0@60-90")
+        raise UsageError(f"{text!r}: a failure is REPLICA@SECONDS or REPLICA@SECONDS-SECONDS, such as 0@60-90")
     return Failure(int(parts[1]), float(parts[2]), None if parts[3] is None else float(parts[3]))
 
 
@@ -252,7 +263,8 @@ def run_plan(options: PlanOptions, out: Console | None = None, err: Console | No
     if options.html is not None:
         results = replace(answer.case.simulated.results, title=f"{answer.replicas} × {answer.profile}")
         more = [("Plan", plan_report.section(answer)), ("Latency against load", plan_report.plot(answer.curve))]
-        html_page.write(options.html, [results], seed=seed, more=more)
+        first = [planned(answer)]
+        html_page.write(options.html, [results], seed=seed, more=more, first=first, command=options.command)
         err.print(f"wrote {options.html}", markup=False)
     return 0
 
@@ -272,7 +284,7 @@ def write_json(path: Path, data: object, err: Console) -> None:
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
     except OSError as error:
-        raise StartupError(f"{path} can't be written: {error.strerror or error}") from None
+        raise UsageError(f"{path} can't be written: {error.strerror or error}") from None
     err.print(f"wrote {path}", markup=False)
 
 
@@ -302,4 +314,4 @@ def run_replay(path: Path, out: Console | None = None) -> int:
 def check_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
-            raise StartupError(f"{path} can't be written: there is no folder {path.absolute().parent}")
+            raise UsageError(f"{path} can't be written: there is no folder {path.absolute().parent}")

@@ -16,7 +16,7 @@ from math import ceil
 
 from headgate.config.gateway import GatewayConfig
 from headgate.machine.profile import Profile
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.report.results import KINDS, Results, Target
 from headgate.report.words import count
 from headgate.sim.fleet import Failure
@@ -78,6 +78,8 @@ class Plan:
     lost: Trial | None
     """The run in which one replica dies after a third of the time, judged over the arrivals from then on; None: there
     is only one replica."""
+    least_lost: Trial | None
+    """The same with the fewest replicas; None: that is one."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,12 +114,12 @@ def plan(
     profile's. `loads`: the points of the curve. `usual`: the workload that the load is measured by; None: the first
     workload."""
     if not workloads or min(len(workload) for workload in workloads) < 2:
-        raise StartupError("there is nothing to plan for: the workload has fewer than two requests")
+        raise UsageError("there is nothing to plan for: the workload has fewer than two requests")
     lanes = [_lane_of(config, workload) for workload in workloads]
     present = list(dict.fromkeys(lane for found in lanes for lane in found))
     targets = tuple(one for one in (slos or promised(config)) if one.lane is None or one.lane in present)
     if not targets:
-        raise StartupError(f"no SLO is about a lane of the workload, which has {', '.join(present)}")
+        raise UsageError(f"no SLO is about a lane of the workload, which has {', '.join(present)}")
     trials = Trials(config, profile, slots, level, say)
     impossible = alone(trials, workloads[0], lanes[0], targets)
     if impossible is not None:
@@ -242,11 +244,7 @@ def _answer(
     say("the latency curve")
     drawn = curve(trials.config, workload, trials.profile, trials.fleet(best), trials.level, loads=loads)
     enough = trials.worst(twice, twice_split, targets, "twice the traffic").kept
-    lost = None
-    if best.replicas > 1:
-        say("one replica lost")
-        at_s = workload[0].at_s + LOST_AT * span_s(workload)
-        lost = trials.case(workload, best, targets, 1, (Failure(0, at_s),), at_s)
+    lost = _lost(trials, workloads, best, targets)
     return Plan(
         profile=trials.profile.name,
         split=best,
@@ -260,8 +258,31 @@ def _answer(
         twice=trials.case(twice[0], best, targets, 1),
         twice_split=twice_split if enough else None,
         lost=lost,
+        least_lost=lost if least == best else _lost(trials, workloads, least, targets),
         notes=tuple(_notes(results, case.judged)),
     )
+
+
+def _lost(
+    trials: Trials, workloads: Sequence[Workload], split: ReplicaSplit, targets: Sequence[Target]
+) -> Trial | None:
+    """The worst run in which one of these replicas dies, of the draws up to the first that misses an SLO; where a lane
+    has replicas of its own, one of each kind dies in turn. None: there is only one replica."""
+    if split.replicas < 2:
+        return None
+    trials.say(f"one of {split} lost")
+    # Replicas of a lane's own come first; see Trials.fleet.
+    kinds = (0, split.own) if split.own else (0,)
+    worst: Trial | None = None
+    for number, workload in enumerate(workloads):
+        at_s = workload[0].at_s + LOST_AT * span_s(workload)
+        for lost in kinds:
+            case = trials.case(workload, split, targets, number + 1, (Failure(lost, at_s),), at_s)
+            if worst is None or case.strain > worst.strain:
+                worst = case
+        if worst is not None and not worst.kept:
+            break
+    return worst
 
 
 def _little(case: Trial) -> PlanLittle:

@@ -13,6 +13,7 @@ from headgate.report import svg
 from headgate.report.words import count, ms, percent, rate
 from headgate.sim.planning.curve import OPERATING, Curve
 from headgate.sim.planning.plan import Plan
+from headgate.sim.planning.sentence import planned
 from headgate.sim.planning.trial import Trial
 from headgate.sim.slo import Judged, name
 
@@ -20,9 +21,10 @@ NAMES = ("p50", "p95", "p99")
 
 
 def render(plan: Plan) -> RenderableType:
-    parts: list[RenderableType] = [Text.assemble((f"{plan.replicas} × {plan.profile}", "bold green"), f"  {how(plan)}")]
+    parts: list[RenderableType] = [Text(planned(plan), "bold green")]
+    parts += ["", judged_table(plan.case.judged), "", curve_table(plan.curve), ""]
+    parts.append(Text.assemble((f"{plan.replicas} × {plan.profile}", "bold"), f"  {how(plan)}"))
     parts += [Text(f"  {line}") for line in sentences(plan)]
-    parts += ["", judged_table(plan.case.judged), "", curve_table(plan.curve)]
     parts += [Text(f"! {note}", style="yellow") for note in plan.notes]
     return Group(*parts)
 
@@ -54,7 +56,9 @@ def sentences(plan: Plan) -> list[str]:
     if plan.lost is None:
         said.append("one replica lost: nobody is left")
     else:
-        said.append(f"one replica lost: {_case(plan.lost)}")
+        said.append(f"one of {plan.replicas} lost: {_case(plan.lost)}")
+    if plan.least_lost is not None and plan.least != plan.split:
+        said.append(f"one of {plan.least.replicas} lost: {_case(plan.least_lost)}")
     return said
 
 
@@ -142,6 +146,7 @@ def section(plan: Plan) -> str:
 
 def as_dict(plan: Plan) -> dict[str, Any]:
     return {
+        "answer": planned(plan),
         "profile": plan.profile,
         "replicas": plan.replicas,
         "shared": plan.split.shared,
@@ -166,6 +171,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "replicas_needed": None if plan.twice_split is None else plan.twice_split.replicas,
         },
         "replica_lost": None if plan.lost is None else _outcome(plan.lost),
+        "replica_lost_of_fewest": None if plan.least_lost is None else _outcome(plan.least_lost),
         "curve": [
             {
                 "load": point.load,

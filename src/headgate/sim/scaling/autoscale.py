@@ -269,7 +269,9 @@ def autoscale(
         books.close(ticket, outcome, now)
         firsts.add(ticket, now)
 
-    gateway = SimGateway(world, dispatcher, SimIntake(config, dispatcher.lanes), delays, close)
+    gateway = SimGateway(
+        world, dispatcher, SimIntake(config, dispatcher.lanes, dispatcher.cached_tokens), delays, close
+    )
 
     def make(number: int) -> ScaledSeat:
         member = scaled.member

@@ -9,7 +9,7 @@ from rich.text import Text
 from headgate.config.gateway import GatewayConfig
 from headgate.config.scale import contradictions
 from headgate.garbage import rarely_collected
-from headgate.model.errors import StartupError
+from headgate.model.errors import UsageError
 from headgate.policy.scaling.forecast import Forecast
 from headgate.report import html_page, table
 from headgate.report.results import Results, Target
@@ -43,14 +43,17 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
     out, err = out or Console(highlight=False), err or Console(stderr=True, highlight=False)
     base = options.simulate
     if not 0 <= options.history <= MOST_DAYS:
-        raise StartupError(f"--history is a number of days from 0 to {MOST_DAYS}, not {options.history}")
+        raise UsageError(f"--history is a number of days from 0 to {MOST_DAYS}, not {options.history}")
     _check(base)
     check_folders(base.json, base.html)
     with rarely_collected(), err.status("simulating") as status:
         cases = _cases(options, lambda text: status.update(text))
+    for line in report.sentences(cases):
+        out.print(Text(line, "bold"))
+    out.print()
     for case in cases if not options.compare else []:
         results = replace(case.outcomes.simulated.results, title=case.name)
-        table.show(results, summarise(results, base.load.seed), out)
+        out.print(table.render(results, summarise(results, base.load.seed), out.width))
         out.print()
         for line in report.decisions(case, SHOWN):
             out.print(Text(line, style="dim"), soft_wrap=True)
@@ -70,10 +73,10 @@ def run_scaled(options: ScaleOptions, out: Console | None = None, err: Console |
 def _check(base: SimulateOptions) -> None:
     for name, given in (("--fail", base.failures), ("--event-log", base.events), ("--replicas", base.replicas)):
         if given:
-            raise StartupError(f"{name} can't be used with --scale: how many there are is the scaler's to say")
+            raise UsageError(f"{name} can't be used with --scale: how many there are is the scaler's to say")
     for config in filter(None, (base.config, base.what_if)):
         for path, problem in contradictions(config.fleet.scale, "fleet.scale"):
-            raise StartupError(f"{path}: {problem}")
+            raise UsageError(f"{path}: {problem}")
 
 
 def _cases(options: ScaleOptions, say: Callable[[str], None]) -> list[ScaledDay]:
@@ -135,5 +138,7 @@ def _write(base: SimulateOptions, cases: Sequence[ScaledDay], err: Console) -> N
         within_s = min((target.within_s for target in _targets(base.config)), default=1.0)
         drawn = report.legend(cases) + report.replicas_plot(cases) + report.p99_plot(cases, within_s)
         more = [("Scaling", report.section(cases)), ("Replicas, and TTFT p99, over time", drawn)]
-        html_page.write(base.html, results, seed=base.load.seed, more=more)
+        html_page.write(
+            base.html, results, seed=base.load.seed, more=more, first=report.sentences(cases), command=base.command
+        )
         err.print(f"wrote {base.html}", markup=False)

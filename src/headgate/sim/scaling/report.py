@@ -21,6 +21,19 @@ PLOT_S = 1800.0
 MOST_REASONS = 6
 
 
+def sentences(cases: Sequence[ScaledDay]) -> list[str]:
+    """What each day came to, the cheapest that keeps the promise first; an oracle's, to compare with, last."""
+    ranked = sorted(cases, key=lambda case: (case.name == ORACLE, not case.kept, case.replica_hours))
+    return [_sentence(case) for case in ranked]
+
+
+def _sentence(case: ScaledDay) -> str:
+    hours_missed = f"{case.hours_missed} hour{'' if case.hours_missed == 1 else 's'}"
+    kept = "keeps TTFT p99" if case.kept else f"misses TTFT p99 in {hours_missed}"
+    away = f", {percent(1 - case.turned_away)} answered" if case.turned_away else ""
+    return f"{case.name}: {kept} with {case.replica_hours:.1f} replica-hours{away}."
+
+
 def rows(cases: Sequence[ScaledDay]) -> list[tuple[str, ...]]:
     """Returns a row of text for each day."""
     best = next((case.replica_hours for case in cases if case.name == ORACLE), None)

@@ -54,6 +54,20 @@ ADMIN: Operations = {
         answer=ref("Slow"),
         errors=(400, 401, 503),
     ),
+    ("GET", "/admin/blame"): _look(
+        "blame",
+        "Which tenant cost which how much of its p99",
+        "The requests around each tenant's p99 are explained, and what others' requests took is charged to them. "
+        "`costs` is ranked by seconds; for each tenant `own_s`, `others_s` and `none_s` (replicas, the gateway, or "
+        "unknown) add up to `p99_s`.",
+        parameters=(
+            Parameter(name="lane", about="Only of this lane."),
+            LAST,
+            Parameter(name="by", about="Whose p99.", schema=of("string", enum=["ttft", "e2e"])),
+        ),
+        answer=ref("Blame"),
+        errors=(400, 401, 503),
+    ),
     ("GET", "/admin/slo"): _look(
         "slo",
         "Promises, availability and alerts",
@@ -88,7 +102,38 @@ ADMIN: Operations = {
         answer=of("object", "Counts by name.", additionalProperties={"type": "integer"}),
         errors=(401,),
     ),
+    ("GET", "/admin/incidents"): _look(
+        "incidents",
+        "Incidents that are kept, the newest first",
+        "The last minute is kept when an alert turns critical (`observe.incidents`).",
+        errors=(401, 503),
+    ),
+    ("POST", "/admin/incidents"): _change(
+        "incident_record",
+        "Record the last minute now",
+        tag=INSIDE,
+        body=of("object", "Why.", properties={"reason": of("string")}),
+        body_needed=False,
+        example={"reason": "before the restart"},
+        answer=OBJECT,
+        errors=(400, 401, 415, 503),
+    ),
+    ("GET", "/admin/incidents/*"): _look(
+        "incident",
+        "One incident: alerts, queues, replicas, the slowest requests",
+        "With `/trace` behind the id: Chrome trace events, which https://ui.perfetto.dev opens.",
+        path="/admin/incidents/{id}",
+        parameters=(_named("id", "As in the list."),),
+        errors=(401, 404, 503),
+    ),
     ("GET", "/admin/state"): _look("state", "All that the page shows", errors=(401,)),
+    ("GET", "/admin/history"): _look(
+        "history",
+        "Each lane's last ten minutes, hour or day, in slices",
+        "10m: slices of ten seconds. 1h: of a minute. 24h: of a quarter of an hour. Kept in memory since the start.",
+        parameters=(Parameter(name="range", about="How far back.", schema=of("string", enum=["10m", "1h", "24h"])),),
+        errors=(400, 401),
+    ),
     ("GET", "/admin/live"): _look(
         "watch",
         "The same every second, as server-sent events",
@@ -171,14 +216,17 @@ ADMIN: Operations = {
     ),
     ("POST", "/admin/rollout/*"): _change(
         "rollout_act",
-        "Start, promote or roll back",
-        "Only a start has a body. rollback: none of the requests from the next one on.",
+        "Start, promote or roll back; score answers",
+        "A start has this body. scores have one of their own: "
+        '`{"scores": [{"request": "ID", "score": 0.8}, {"version": "v2", "score": 1}]}`, from 0 to 1, at most 1000, '
+        "where models[].canary.quality asks for them. rollback: none of the requests from the next one on.",
         tag=ROLLOUT,
         path="/admin/rollout/{name}/{verb}",
         parameters=(
             _named("name", "The public name."),
             Parameter(
-                name="verb", about="What.", where="path", schema=of("string", enum=["start", "promote", "rollback"])
+                name="verb", about="What.", where="path",
+                schema=of("string", enum=["start", "promote", "rollback", "scores"]),
             ),
         ),
         body=ref("RolloutStart"),

@@ -25,7 +25,7 @@ ERRORS: Final = {
     413: "The body is larger than is allowed.",
     415: "The content type is not application/json.",
     426: "A GET here opens a WebSocket.",
-    429: "The tenant is over its limit; `retry-after` and `x-ratelimit-*` say when to come back.",
+    429: "The tenant is over its limit; `retry-after` says when to come back. Every answer to it has `x-ratelimit-*`.",
     431: "The headers are larger than is allowed.",
     500: "Our fault.",
     502: "Every replica that was tried failed.",

@@ -1,6 +1,7 @@
 """Renders the API for people: a page at /docs and docs/api.md, from the same description as /openapi.json.
 
-The page is one plain file without scripts, made on the first request for it.
+The page is one plain file, made on the first request for it. Its script only tries calls; a key given for that stays in
+the page's memory.
 """
 
 import json
@@ -35,7 +36,8 @@ class ApiPage:
         return {
             ("GET", "/openapi.json"): self._document,
             ("GET", "/docs"): self._page,
-            ("GET", "/docs/style.css"): self._style,
+            ("GET", "/docs/style.css"): lambda exchange: _send(exchange, "style.css", "text/css"),
+            ("GET", "/docs/try.js"): lambda exchange: _send(exchange, "try.js", "text/javascript"),
         }
 
     def _document(self, exchange: Exchange) -> None:
@@ -44,10 +46,6 @@ class ApiPage:
     def _page(self, exchange: Exchange) -> None:
         exchange.respond(200, self._html, "text/html; charset=utf-8", HEADERS)
 
-    def _style(self, exchange: Exchange) -> None:
-        style = files("headgate.surface.api").joinpath("style.css").read_bytes()
-        exchange.respond(200, style, "text/css; charset=utf-8", HEADERS)
-
     @cached_property
     def _encoded(self) -> bytes:
         return msgspec.json.encode(document(self._table()))
@@ -55,6 +53,11 @@ class ApiPage:
     @cached_property
     def _html(self) -> bytes:
         return as_html(described(self._table())).encode()
+
+
+def _send(exchange: Exchange, name: str, kind: str) -> None:
+    content = files("headgate.surface.api").joinpath(name).read_bytes()
+    exchange.respond(200, content, f"{kind}; charset=utf-8", HEADERS)
 
 
 def _by_tag(operations: Operations) -> dict[str, list[tuple[str, str, Operation]]]:
@@ -139,9 +142,12 @@ def as_html(operations: Operations) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         '<link rel="icon" href="page/icon.svg" type="image/svg+xml"><link rel="stylesheet" href="docs/style.css">'
-        '</head><body><nav aria-label="Routes">'
+        '<script type="module" src="docs/try.js"></script></head><body><nav aria-label="Routes">'
         '<p><a href="./">Headgate</a> · <a href="openapi.json">openapi.json</a></p>'
-        f"<ul>{links}</ul></nav><main><h1>The API</h1><p>{_marked(ABOUT)}</p>{sections}</main></body></html>\n"
+        f"<ul>{links}</ul></nav><main><h1>The API</h1><p>{_marked(ABOUT)}</p>"
+        '<p class="key"><label for="key">Key for the calls that you try</label> '
+        '<input id="key" type="password" autocomplete="off" placeholder="kept in this page only"></p>'
+        f"{sections}</main></body></html>\n"
     )
 
 
@@ -150,14 +156,41 @@ def _article(method: str, path: str, operation: Operation) -> str:
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(kind)}</td><td>{_marked(about)}</td></tr>"
         for name, kind, about in _rows(operation)
     )
-    said = f"<details><summary>What can be said</summary><table>{rows}</table></details>" if rows else ""
+    said = _table("Parameters", ("Name", "In", "Meaning"), rows) if rows else ""
     answers = "".join(f"<tr><td>{status}</td><td>{_marked(about)}</td></tr>" for status, about in _answers(operation))
     about = f"<p>{_marked(operation.about)}</p>" if operation.about else ""
     return (
         f'<article id="{operation.name}"><h3><i class="{method}">{method}</i> <code>{escape(path)}</code></h3>'
         f"<p><b>{escape(operation.summary)}.</b> For {escape(WHO[operation.who])}.</p>{about}"
-        f'<pre tabindex="0">{escape(_example(method, path, operation))}</pre>{said}'
-        f"<details><summary>Answers</summary><table>{answers}</table></details></article>"
+        f'<pre tabindex="0" aria-label="An example">{escape(_example(method, path, operation))}</pre>{said}'
+        f"{_table('Responses', ('Status', 'Meaning'), answers)}{_trial(method, path, operation)}</article>"
+    )
+
+
+def _table(name: str, heads: tuple[str, ...], rows: str) -> str:
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<details><summary>{name}</summary>{table}</details>"
+
+
+def _trial(method: str, path: str, operation: Operation) -> str:
+    """A form that tries the call; docs/try.js sends it."""
+    if operation.status == 101:
+        return ""
+    fields = "".join(
+        f'<label for="{operation.name}-{p.name}">{escape(p.name)}</label>'
+        f'<input id="{operation.name}-{p.name}" name="{escape(p.name)}" data-in="{p.where}" autocomplete="off">'
+        for p in operation.parameters
+    )
+    if operation.body is not None:
+        body = escape(json.dumps(operation.example, indent=2) if operation.example is not None else "{}")
+        name = f"{operation.name}-body"
+        fields += f'<label for="{name}">body</label><textarea id="{name}" rows="6">{body}</textarea>'
+    return (
+        f'<details><summary>Try it</summary><form data-method="{method}" data-path="{escape(path)}">{fields}'
+        f'<p><button type="submit" aria-label="Send {method} {escape(path)}">Send</button> '
+        '<span role="status"></span></p></form><pre class="said" tabindex="0" aria-label="The response" hidden></pre>'
+        "</details>"
     )
 
 
@@ -175,9 +208,10 @@ def as_markdown(operations: Operations) -> str:
             lines += ["", *(f"    {line}" for line in _example(method, path, operation).splitlines()), ""]
             rows = _rows(operation)
             if rows:
-                lines += ["| what | where | |", "|---|---|---|"]
+                lines += ["| Parameter | In | Meaning |", "|---|---|---|"]
                 lines += [f"| `{name}` | {_cell(kind)} | {_cell(about)} |" for name, kind, about in rows]
                 lines.append("")
+            lines += ["Responses:", ""]
             lines += [f"- {status}: {about}" for status, about in _answers(operation)]
             lines.append("")
     return "\n".join(lines)

@@ -14,6 +14,13 @@ def _header(name: str, about: str) -> Parameter:
     return Parameter(name=name, about=about, where="header")
 
 
+def _promise(what: str, alias: str, field: str) -> str:
+    return (
+        f"For trusted keys: milliseconds {what} that this request promises, instead of its lane's; the config's "
+        f"`promises` bounds it. Also {alias}, or {field} in the body."
+    )
+
+
 ASKING = (
     _header("x-request-id", "Becomes the request's id, in answers, records and traces; one is made otherwise."),
     _header(
@@ -23,6 +30,14 @@ ASKING = (
     _header("x-headgate-session", "Requests of one session prefer one replica."),
     _header("x-headgate-lane", "For trusted keys: fast, slow, long, batch, or one of your own."),
     _header("x-headgate-priority", "For trusted keys: 0 goes first."),
+    _header(
+        "x-headgate-when-late",
+        "refuse or relegate: what happens if the request would wait too long in its lane. relegate: it waits in the "
+        "next lane, and the answer's header x-headgate-relegated says so. By default as the lane's when_late says, and "
+        "refuse for a request that promises a first token itself.",
+    ),
+    _header("x-headgate-ttft-ms", _promise("to its first token", "x-llm-d-slo-ttft-ms", "ttft_target_ms")),
+    _header("x-headgate-tpot-ms", _promise("for each further token", "x-llm-d-slo-tpot-ms", "tpot_target_ms")),
     _header("x-headgate-version", "For trusted keys: which version of a model."),
     _header(
         "x-headgate-timings",
@@ -105,10 +120,29 @@ PUBLIC: Operations = {
         answer=ref("Embeddings"),
         errors=REFUSALS,
     ),
+    ("POST", "/v1/quote"): Operation(
+        tag=COMPLETIONS,
+        name="quote",
+        summary="What would a completion meet now?",
+        about="The body of a chat or a text completion, with the same headers and the same errors. It is not served: "
+        "nothing is reserved, and no record is left. It counts as one request of its tenant's limit per minute, and as "
+        "no tokens. Refused is told in the answer, with `Retry-After`; 429 is only for the question itself.",
+        parameters=ASKING,
+        body={"anyOf": [ref("ChatRequest"), ref("CompletionRequest")]},
+        example={"model": "default", "messages": [{"role": "user", "content": "Hello!"}], "stream": True},
+        answer=ref("Quote"),
+        errors=REFUSALS,
+    ),
     ("GET", "/v1/chat/completions"): _socket("chat_socket", "Chats on a WebSocket"),
     ("GET", "/v1/completions"): _socket("complete_socket", "Text completions on a WebSocket"),
     ("GET", "/v1/models"): Operation(
-        tag=MODELS, name="models", summary="List the models", answer=ref("Models"), errors=(401, 403)
+        tag=MODELS,
+        name="models",
+        summary="List the models",
+        about="`created`, `owned_by` and `max_model_len` (its longest sequence, in tokens) are what replicas state, "
+        "the shortest `max_model_len` where they differ. Not stated: `created` is 0, and there is no `max_model_len`.",
+        answer=ref("Models"),
+        errors=(401, 403),
     ),
     ("GET", "/v1/models/*"): Operation(
         tag=MODELS,
@@ -148,6 +182,9 @@ PUBLIC: Operations = {
     ("GET", "/docs"): _open(DOCS, "docs", "This API, for people", content_type=HTML),
     ("GET", "/docs/style.css"): _open(
         DOCS, "docs_style", "How that page looks", content_type="text/css; charset=utf-8"
+    ),
+    ("GET", "/docs/try.js"): _open(
+        DOCS, "docs_try", "How that page tries calls", content_type="text/javascript; charset=utf-8"
     ),
     ("GET", "/openapi.json"): _open(DOCS, "openapi", "This API, as OpenAPI 3.1", answer={"type": "object"}),
 }

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headgate.config.file import hints_of
+from headgate.explain.costs import TenantCost, TenantTail
 from headgate.explain.explanation import Explanation
 from headgate.gateway.intake.fields import ChatFields
 from headgate.model.errors import ContextOverflow, Refused, Unauthorized, UnknownModel
@@ -202,8 +203,39 @@ SCHEMAS: dict[str, Schema] = {
         output=array(ANY_OBJECT),
         usage=obj("", input_tokens=COUNT, output_tokens=COUNT, total_tokens=COUNT),
     ),
+    "Quote": obj(
+        "Times are from the arrival of the request. What others send meanwhile may change them.",
+        ("object", "model", "admitted", "lane", "waits"),
+        object=of("string", enum=["quote"]),
+        model=TEXT,
+        admitted=of("boolean", "It would be sent, or let wait."),
+        lane=of("string", "The lane that it would be in, after any relegation."),
+        relegated_from=of(["string", "null"], "The lane in which it could not be in time."),
+        waits=of("boolean", "It would be let wait, because no replica can take it now."),
+        replica_class={
+            "oneOf": [
+                obj("", kind=of(["string", "null"], "The engine."), gpu_type=of(["string", "null"]),
+                    quantization=of(["string", "null"])),
+                {"type": "null"},
+            ],
+            "description": "The class of the replica that would have it, or of all that may. Null: they differ.",
+        },
+        expected_ttft_ms=of(["number", "null"], "Half of such requests have their first token sooner."),
+        p99_ttft_ms=of(["number", "null"], "99 of 100 such requests have their first token by then. Null: too few were"
+                       " seen, or more than one in a hundred leaves its lane without one."),
+        retry_after_ms=of(["number", "null"], "When to come back, where it would be refused. Null: now, or never."),
+        reason=of(["string", "null"], "Why it would be refused, as the code of the error."),
+        message=of(["string", "null"], "The same in words, or what it would wait for."),
+    ),
     "Model": obj(
-        "", ("id", "object"), id=TEXT, object=of("string", enum=["model"]), created=COUNT, owned_by=TEXT
+        "",
+        ("id", "object"),
+        id=TEXT,
+        object=of("string", enum=["model"]),
+        created=COUNT,
+        owned_by=TEXT,
+        max_model_len=COUNT,
+        served_by=TEXT,
     ),
     "Models": obj("", ("object", "data"), object=of("string", enum=["list"]), data=array(ref("Model"))),
     "Status": obj("", ("status",), status=of("string", enum=["live", "ready"])),
@@ -224,6 +256,10 @@ SCHEMAS: dict[str, Schema] = {
     "Explained": obj(
         "", ("record", "explanation"), record=ref("Record"), explanation=ref("Explanation"), running=of("boolean")
     ),
+    "Blame": obj(
+        "", by=TEXT, lane=of(["string", "null"]), last_s=of("number"), of=COUNT, costs=array(ref("TenantCost")),
+        tenants=array(ref("TenantTail")),
+    ),
     "Slow": obj("", slow=array(ANY_OBJECT), by=TEXT, lane=of(["string", "null"]), last_s=of("number"), of=COUNT),
 }  # fmt: skip
 
@@ -231,7 +267,8 @@ SCHEMAS: dict[str, Schema] = {
 def schemas() -> dict[str, Schema]:
     """All schemas by name, the generated ones included."""
     _, made = msgspec.json.schema_components(
-        [Record, Explanation, RolloutStart, UsageRow], ref_template="#/components/schemas/{name}"
+        [Record, Explanation, RolloutStart, UsageRow, TenantCost, TenantTail],
+        ref_template="#/components/schemas/{name}",
     )
     encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # before that, defaults are tuples
     return {**SCHEMAS, **encoded}

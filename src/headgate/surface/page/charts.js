@@ -1,4 +1,4 @@
-// Three plots over the same ten minutes, or fewer while there are no more: percentiles as lines, all requests as heat, traffic as bars.
+// Three plots over the same time, ten minutes to a day, or less while there is no more: percentiles as lines, all requests as heat, traffic as bars.
 //
 // Latency is on a log scale: a median of 80 ms and a p99 of 4 s both have to be readable, and equal distances are equal
 // factors. A line is red exactly where it is above its own promise.
@@ -8,13 +8,16 @@ import { bound, clock, count, exactClock } from "./format.js";
 
 export const LEFT = 46;
 const RIGHT = 6;
-export const SPAN_S = 600;
-const SPANS_S = [120, 300, SPAN_S];
+export const RANGES = {
+  "10m": { step: 10, spans: [120, 300, 600], words: "10 minutes" },
+  "1h": { step: 60, spans: [600, 1800, 3600], words: "hour" },
+  "24h": { step: 900, spans: [7200, 21_600, 86_400], words: "24 hours" },
+};
 export const PERCENTILES = ["p50", "p95", "p99"];
 
 export class Span {
-  constructor(oldest, newest, step, width) {
-    const length = SPANS_S.find((s) => s >= newest + step - oldest - 1) ?? SPAN_S;
+  constructor(oldest, newest, { step, spans }, width) {
+    const length = spans.find((s) => s >= newest + step - oldest - 1) ?? spans.at(-1);
     this.end = newest + step;
     this.begin = this.end - length;
     this.step = step;
@@ -138,7 +141,8 @@ function promiseLines(span, promises, low, high, y) {
     if (within <= high && within >= low) {
       parts.push(svg("line", { class: "promise", x1: LEFT, x2: span.right(), y1: at, y2: at }));
     }
-    const place = Math.max(at < 18 ? at + 12 : at - 4, lastLabel + 12);
+    let place = Math.max(at < 18 ? at + 12 : at - 4, lastLabel + 12);
+    if (within <= high && place > at - 3 && place < at + 11) place = at + 12; // no line through the words
     lastLabel = place;
     parts.push(label(LEFT + 4, place, within > high ? `${text} ↑` : text, "promise-label start"));
   }
@@ -217,7 +221,7 @@ export function drawTraffic(node, span, height, slices) {
     label(LEFT - 6, 9, `${count(most / span.step)}/s`, "axis"),
     ...Object.entries(bars).map(([kind, d]) => svg("path", { class: `bars ${kind}`, d })),
   ];
-  const every = [15, 30, 60, 120, 300].find((s) => s * span.perSecond > 64) ?? 600;
+  const every = [15, 30, 60, 120, 300, 600, 1200, 3600, 7200, 10_800].find((s) => s * span.perSecond > 64) ?? 21_600;
   for (let at = Math.ceil(span.begin / every) * every; at < span.end; at += every) {
     const x = span.x(at);
     if (x < LEFT + 24 || x > span.right() - 24) continue;

@@ -17,7 +17,7 @@ function headers() {
   return key === null ? {} : { authorization: `Bearer ${key}` };
 }
 
-async function messageOf(answer) {
+export async function messageOf(answer) {
   try {
     return (await answer.json()).error.message;
   } catch {

@@ -1,7 +1,7 @@
 // The replicas: all of them at a glance, worst first, and each in a row that can be sorted and searched.
 
 import { byId, el, keyed, say, set, show, style } from "./dom.js";
-import { count, NONE, share, span } from "./format.js";
+import { count, exactClock, NONE, share, span } from "./format.js";
 
 const BADNESS = { down: 3, ejected: 3, probation: 2, ramping: 1, up: 0 };
 // States of its life, where the gateway starts and stops replicas by itself, that say more than its health does.
@@ -31,7 +31,10 @@ const heads = new Map();
 
 export function setUp() {
   byId("replica-map").before(el("p", { id: "fleet-wanted", class: "muted", hidden: "" }));
-  byId("replica-box").after(el("ol", { id: "fleet-notes", class: "notes", "aria-label": "What the fleet decided, the latest first", hidden: "" }));
+  byId("replica-box").after(el(
+    "details", { id: "fleet-decisions", hidden: "" }, el("summary", {}, "What the fleet decided"),
+    el("ol", { id: "fleet-notes", class: "notes", "aria-label": "What the fleet decided, the latest first" }),
+  ));
   const row = el("tr");
   for (const column of COLUMNS) {
     const button = el("button", { type: "button", onclick: () => sortBy(column) }, column.name);
@@ -59,18 +62,22 @@ export function takeReplicas(news, fleet = null) {
   replicas = news.map((r) => (APART.has(r.lifecycle) ? { ...r, state: r.lifecycle } : r));
   redraw();
   takeFleet(fleet);
+  // What is missing is shown above the lanes.
+  set(byId("main"), "data-missing", replicas.some((r) => r.condition === "down" || MISSING.has(r.state)) ? "" : null);
 }
+
+const MISSING = new Set(["down", "ejected", "probation", "failed"]);
 
 // How many there should be, and what was decided for which reasons.
 function takeFleet(fleet) {
   show(byId("fleet-wanted"), fleet !== null);
-  show(byId("fleet-notes"), fleet !== null && fleet.notes.length > 0);
+  show(byId("fleet-decisions"), fleet !== null && fleet.notes.length > 0);
   if (fleet === null) return;
   const { serving, parked } = fleet.wanted;
   say(byId("fleet-wanted"), `Wanted: ${count(serving)} serving, ${count(parked)} parked. ${fleet.reasons[0] ?? ""}`);
   keyed(byId("fleet-notes"), fleet.notes, (n) => `${n.wall} ${n.text}`, (n) => {
     const at = new Date(n.wall * 1000);
-    return el("li", {}, el("time", { datetime: at.toISOString() }, at.toLocaleTimeString()), " ", el("b", {}, n.text), " ", el("small", {}, n.reasons.join(" ")));
+    return el("li", {}, el("time", { datetime: at.toISOString() }, exactClock(n.wall)), " ", el("b", {}, n.text), " ", el("small", {}, n.reasons.join(" ")));
   }, () => {});
 }
 
@@ -153,7 +160,7 @@ function updateRow(row, r) {
   say(kv.lastChild, share(r.kv_ratio));
   say(batch, count(r.batch_size));
   say(version, r.version || NONE);
-  say(model, r.model || NONE);
+  say(model, [r.model, r.emulated ? "emulated" : ""].filter(Boolean).join(" · ") || NONE);
   say(gpu, r.gpu_type || NONE);
   say(since, span(r.since_s));
 }

@@ -85,3 +85,10 @@ export function words(name) {
 function trim(digits) {
   return digits.includes(".") ? digits.replace(/\.?0+$/, "") : digits;
 }
+
+// What a million tokens cost, with its currency: 4.12 USD.
+export function money(value, currency) {
+  if (missing(value)) return NONE;
+  const digits = value >= 100 ? value.toFixed(0) : value >= 0.1 ? value.toFixed(2) : Number(value.toPrecision(2)).toString();
+  return `${digits} ${currency}`;
+}

@@ -1,8 +1,9 @@
 // One panel for each lane: what was promised, what is kept, and the ten minutes behind it.
 
-import { drawHeat, drawLines, drawTraffic, LEFT, PERCENTILES, Span, SPAN_S } from "./charts.js";
+import { drawHeat, drawLines, drawTraffic, LEFT, PERCENTILES, RANGES, Span } from "./charts.js";
 import { byId, el, keyed, say, set, show, style, svg } from "./dom.js";
-import { answered, axis, bound, count, duration, exactClock, NONE, rate, words } from "./format.js";
+import { ask } from "./feed.js";
+import { answered, axis, bound, clock, count, duration, exactClock, NONE, rate } from "./format.js";
 
 const FIGURES = {
   ttft: "time to first token",
@@ -13,14 +14,16 @@ const FIGURES = {
 };
 const SHOWN = [...PERCENTILES, "p999"];
 const NAMES = { p50: "p50", p95: "p95", p99: "p99", p999: "p99.9" };
-const WORST = ["ok", "warning", "critical"];
 const HEIGHT = 132;
 const HEAT = 40;
 const TRAFFIC = 26;
 
-const history = new Map();
+const REFRESH_MS = 30_000;
+const recent = new Map();
+const longer = new Map();
+let range = "10m";
+let askedAt = 0;
 let bands = null;
-const step = 10;
 let figure = "ttft";
 let lanes = [];
 let cursor = null;
@@ -28,20 +31,24 @@ let pointed = null;
 const panels = new Map();
 const resized = new ResizeObserver(() => requestAnimationFrame(redraw));
 
+const step = () => RANGES[range].step;
+const history = () => (range === "10m" ? recent : longer.get(range) ?? new Map());
+
 // A slice that is known already has grown, and takes its own place; what is older than the plots is let go. When a slice
 // began may be told a little differently each time, for it is reckoned back from now.
 export function takeHistory(news) {
   bands = news.bands ?? bands;
   for (const [name, slices] of Object.entries(news.lanes)) {
-    const all = history.get(name) ?? [];
+    const { step, spans } = RANGES["10m"];
+    const all = recent.get(name) ?? [];
     for (const slice of slices) {
       const known = all.findLastIndex((one) => Math.abs(one.at - slice.at) < step / 2);
       if (known >= 0) all[known] = slice;
       else all.push(slice);
     }
     all.sort((a, b) => a.at - b.at);
-    const oldest = (all.at(-1)?.at ?? 0) - SPAN_S - step;
-    history.set(name, all.filter((slice) => slice.at > oldest));
+    const oldest = (all.at(-1)?.at ?? 0) - spans.at(-1) - step;
+    recent.set(name, all.filter((slice) => slice.at > oldest));
   }
   redraw();
 }
@@ -69,8 +76,31 @@ export function chooseView(view) {
   redraw();
 }
 
+// The hour and the day are asked for only while they are looked at.
+export function chooseRange(name) {
+  range = name;
+  askedAt = 0;
+  for (const lane of lanes) update(panels.get(lane.name).node, lane);
+  redraw();
+  refreshRange();
+}
+
+export async function refreshRange() {
+  if (range === "10m" || Date.now() - askedAt < REFRESH_MS) return;
+  const wanted = range;
+  askedAt = Date.now();
+  try {
+    const told = await ask(`history?range=${wanted}`);
+    bands = told.bands;
+    longer.set(wanted, new Map(Object.entries(told.lanes)));
+    redraw();
+  } catch {
+    // The feed says what is wrong with the gateway; the next look is soon.
+  }
+}
+
 export function anyHistory() {
-  return [...history.values()].some((slices) => slices.some((slice) => slice.requests > 0));
+  return [...recent.values()].some((slices) => slices.some((slice) => slice.requests > 0));
 }
 
 const named = (promise) => ({ ...promise, label: `p${promise.percentile}` });
@@ -139,10 +169,8 @@ function headRow() {
 
 function update(_, lane) {
   const panel = panels.get(lane.name);
-  const worst = lane.promises.reduce((a, b) => (WORST.indexOf(b.state) > WORST.indexOf(a.state) ? b : a), { state: "ok" });
-  const state = lane.state ?? worst.state;
-  set(panel.node, "data-state", state);
-  say(panel.badge, badge(lane, state, worst));
+  set(panel.node, "data-state", lane.state);
+  say(panel.badge, lane.badge);
   const doing = [`${rate(lane.requests_per_s)} req/s`, `${count(lane.running)} running`, `${count(lane.waiting)} waiting`];
   if ((lane.availability ?? 1) < 1) doing.unshift(`${answered(lane.availability)} answered`);
   if (!panel.node.hasAttribute("data-idle") || lane.running || lane.waiting) say(panel.facts, doing.join(" · "));
@@ -156,18 +184,18 @@ function update(_, lane) {
     say(cell.served, all === served ? "" : `served ${duration(served)}`);
     show(cell.served, all !== served);
     say(cell.promise, promise ? `≤ ${bound(promise.within_s)}` : "");
-    set(cell.node, "data-state", all === "missed" ? "critical" : promise?.state ?? "none");
+    set(cell.node, "data-state", standing(all, promise));
   }
   describe(panel, lane, promises);
 }
 
-// Which promise, for it need not be of the figure that is shown.
-function badge(lane, state, worst) {
-  if (state === "idle") return "idle";
-  if (state === "unknown") return "too few to judge";
-  if (state === "ok") return "ok";
-  if (worst.state === state) return `${state}: ${words(worst.figure)} ${worst.label}`;
-  return (lane.availability ?? 1) < 1 ? `${state}: ${answered(lane.availability)} answered` : state;
+// Of the figure that is shown, which is the last minute's: the promise's own state is judged over five, and the badge
+// tells it.
+function standing(value, promise) {
+  if (value === "missed") return "critical";
+  if (!promise || value === null || value === undefined) return "none";
+  const ratio = value / promise.within_s;
+  return ratio > 1 ? "critical" : ratio > 0.8 ? "warning" : "ok";
 }
 
 function describe(panel, lane, promises) {
@@ -178,29 +206,32 @@ function describe(panel, lane, promises) {
   };
   const now = PERCENTILES.map((name) => `${name} ${told(name)}`).join(", ");
   const kept = promises.map((p) => `${p.label} within ${bound(p.within_s)}: ${p.state}`).join(", ");
-  const text = `${lane.name}: ${FIGURES[figure]}, last 10 minutes. Now ${now}. ${kept || "Nothing promised"}. Arrow keys walk through it.`;
+  const text = `${lane.name}: ${FIGURES[figure]}, last ${RANGES[range].words}. Now ${now}. ${kept || "Nothing promised"}. Arrow keys walk through it.`;
   set(panel.plots, "aria-label", text);
-  say(panel.caption, `${lane.name}: ${FIGURES[figure]} in slices of ${step} s, latest first`);
+  say(panel.caption, `${lane.name}: ${FIGURES[figure]} in slices of ${bound(step())}, latest first`);
 }
 
 // -- drawing -----------------------------------------------------------------------------------------------------
 
 export function redraw() {
-  const all = [...history.values()].flat();
+  const all = [...history().values()].flat();
   const newest = Math.max(0, ...all.map((slice) => slice.at));
   const oldest = Math.min(newest, ...all.filter((slice) => slice.requests > 0).map((slice) => slice.at));
   for (const panel of panels.values()) draw(panel, oldest, newest);
+  // Two in a row; where one is left over, it takes the row.
+  const busy = [...byId("lane-list").children].filter((node) => !node.hasAttribute("data-idle"));
+  busy.forEach((node, i) => set(node, "data-wide", busy.length % 2 && i === busy.length - 1 ? "" : null));
 }
 
 function draw(panel, oldest, newest) {
   const lane = lanes.find((l) => l.name === panel.name);
   const width = panel.plots.clientWidth || panel.node.clientWidth;
   if (!lane || !newest || !width) return;
-  const span = new Span(oldest, newest, step, width);
-  const slices = (history.get(panel.name) ?? []).filter((slice) => span.covers(slice));
+  const span = new Span(oldest, newest, RANGES[range], width);
+  const slices = (history().get(panel.name) ?? []).filter((slice) => span.covers(slice));
   const busy = slices.some((slice) => slice.requests > 0) || lane.running > 0 || lane.waiting > 0;
   set(panel.node, "data-idle", busy ? null : "");
-  if (!busy) say(panel.facts, "no requests in the last 10 minutes");
+  if (!busy) say(panel.facts, `no requests in the last ${RANGES[range].words}`);
   panel.span = span;
   panel.slices = slices;
   fillTable(panel);
@@ -233,7 +264,7 @@ function fillTable(panel) {
     return el("tr", {}, el("th", { scope: "row" }), ...Array.from({ length: 7 }, () => el("td")));
   }, (row, slice) => {
     const values = slice[figure] ?? [null, null, null];
-    const cells = [exactClock(slice.at), ...values.map(duration), count(slice.requests), count(slice.refused)];
+    const cells = [range === "24h" ? clock(slice.at) : exactClock(slice.at), ...values.map(duration), count(slice.requests), count(slice.refused)];
     [...cells, count(slice.failed), usual(slice)].forEach((text, i) => say(row.children[i], text));
   });
 }
@@ -245,12 +276,12 @@ function point(panel, event) {
   const x = event.clientX - panel.plots.getBoundingClientRect().left;
   const wall = panel.span.begin + (x - LEFT) / panel.span.perSecond;
   const slice = sliceAt(panel, wall);
-  moveCursor(panel, slice ? slice.at + step / 2 : null);
+  moveCursor(panel, slice ? slice.at + step() / 2 : null);
 }
 
 // Lanes' slices need not begin together.
 function sliceAt(panel, wall) {
-  return wall === null ? undefined : panel.slices?.find((slice) => slice.at <= wall && wall < slice.at + step);
+  return wall === null ? undefined : panel.slices?.find((slice) => slice.at <= wall && wall < slice.at + step());
 }
 
 function walk(panel, event) {
@@ -261,7 +292,7 @@ function walk(panel, event) {
   const last = panel.slices.length - 1;
   const now = panel.slices.indexOf(sliceAt(panel, cursor));
   const next = Math.min(last, Math.max(0, (now < 0 ? last + 1 : now) + moves[event.key]));
-  moveCursor(panel, panel.slices[next].at + step / 2);
+  moveCursor(panel, panel.slices[next].at + step() / 2);
   say(byId("spoken"), facts(panel.slices[next]).map(([name, text]) => `${name} ${text}`).join(", "));
 }
 

@@ -1,82 +1,106 @@
-// The whole gateway in a line of figures; what is wrong with it; and where requests wait.
+// The verdict, the whole gateway in a line of figures, what is wrong with it and why, and where requests wait.
 
 import { byId, el, keyed, say, set, show, style } from "./dom.js";
-import { answered, count, duration, NONE, rate, share, span, words } from "./format.js";
+import { answered, count, duration, money, NONE, rate, share, span, words } from "./format.js";
+
+// -- the verdict ---------------------------------------------------------------------------------------------------
+
+// The gateway finds the words, so that the page, the terminal and the alerts say the same.
+export function takeVerdict({ verdict, replicas }) {
+  set(byId("verdict"), "data-state", verdict.level);
+  say(byId("verdict-text"), verdict.text);
+  document.title = `${verdict.text} – Headgate`;
+  const serving = [listed(replicas.flatMap((r) => (r.model ? r.model.split(", ") : []))), listed(replicas.map((r) => r.version), "version ")];
+  if (replicas.some((r) => r.emulated)) serving.push("emulated: no model runs");
+  say(byId("serving"), serving.filter(Boolean).join(" · "));
+}
+
+const NAMED = 2;
+
+function listed(names, before = "") {
+  const known = [...new Set(names.filter(Boolean))].sort();
+  if (!known.length) return "";
+  const more = known.length > NAMED ? ` and ${known.length - NAMED} more` : "";
+  return `${before}${known.slice(0, NAMED).join(", ")}${more}`;
+}
 
 // -- figures -------------------------------------------------------------------------------------------------------
 
 const sum = (lanes, name) => lanes.reduce((total, lane) => total + lane[name], 0);
 
 const VITALS = [
+  ["Answered", (s) => answered(s.totals.availability), (s) => missed(s.totals.availability ?? 1)],
+  ["Failed/s", (s) => rate(s.totals.failed_per_s), (s) => (s.totals.failed_per_s > 0 ? "critical" : "ok")],
+  ["Refused/s", (s) => rate(s.totals.refused_per_s), (s) => (s.totals.refused_per_s > 0 ? "warning" : "ok")],
   ["Requests/s", (s) => rate(s.totals.requests_per_s)],
   ["Tokens/s", (s) => count(s.totals.tokens_per_s)],
   ["Running", (s) => count(sum(s.lanes, "running"))],
   ["Waiting", (s) => count(sum(s.lanes, "waiting"))],
-  ["Answered", (s) => answered(s.totals.availability), (s) => missed(s.totals.availability ?? 1)],
-  ["Refused/s", (s) => rate(s.totals.refusals_per_s), (s) => (s.totals.refusals_per_s > 0 ? "warning" : "ok")],
   ["Utilisation", (s) => share(s.totals.utilisation), (s) => strain(s.totals.utilisation, 0.65, 0.8)],
+  ["Cost / 1M tokens", (s) => money(s.totals.cost_per_million_tokens, s.totals.currency)],
+  ["Tokens not decoded", (s) => count(saved(s))],
   ["Loop lag p99", (s) => duration(s.totals.loop_lag_p99_s), (s) => strain(s.totals.loop_lag_p99_s, 0.02, 0.1)],
-  ["Cost / 1k tokens", (s) => money(s.totals.cost_per_1000_tokens)],
-  ["Decode saved", (s) => `${count(saved(s))} tokens`],
-  ["Requests so far", (s) => count(s.totals.requests)],
 ];
+const ABOUT = {
+  Answered: "Of the requests of the last minute, those that got a whole answer. Refused and failed ones count against it; clients' own errors do not",
+  "Tokens not decoded": "Since the start: what time limits and the end of repetition left undecoded",
+  "Loop lag p99": "How late the gateway's own event loop is",
+};
 
-// What caps, time limits and the end of repetition left undecoded since the start; of caps nobody knows.
+// What caps, time limits and the end of repetition left undecoded since the start; of caps that is unknown.
 const saved = (s) => Object.values(s.totals.ended_early ?? {}).reduce((total, by) => total + by.saved_tokens, 0);
 const missed = (ratio) => (ratio < 0.95 ? "critical" : ratio < 0.999 ? "warning" : "ok");
 const strain = (value, warning, critical) => (value >= critical ? "critical" : value >= warning ? "warning" : "ok");
-const money = (value) => (value === null || value === undefined ? NONE : Number(value.toPrecision(3)).toString());
 
 export function takeVitals(snapshot) {
   const absent = new Set();
-  if (snapshot.totals.cost_per_1000_tokens === null) absent.add("Cost / 1k tokens");
-  if (!saved(snapshot)) absent.add("Decode saved");
+  if (snapshot.totals.cost_per_million_tokens === null) absent.add("Cost / 1M tokens");
+  if (!saved(snapshot)) absent.add("Tokens not decoded");
   const shown = VITALS.filter(([name]) => !absent.has(name));
   keyed(byId("vitals"), shown, ([name]) => name, ([name]) => {
-    return el("div", {}, el("dt", {}, name), el("dd"));
+    return el("div", { title: ABOUT[name] ?? null }, el("dt", {}, name), el("dd"));
   }, (node, [, text, state]) => {
     say(node.lastChild, text(snapshot));
     set(node, "data-state", state?.(snapshot) ?? "ok");
   });
 }
 
-// -- alerts and findings -------------------------------------------------------------------------------------------
+// -- what is wrong -------------------------------------------------------------------------------------------------
 
-const RANK = { critical: 0, warning: 1 };
-const rank = (item) => RANK[item.severity] ?? 2;
-const EVIDENCE = 6;
 let announced = null;
 
-let outage = "";
-
-// Nothing can be answered: that is said before anything else.
-export function takeOutage(why) {
-  outage = why;
-  show(byId("outage"), Boolean(why));
-  say(byId("outage-why"), why);
-}
-
-export function takeAlerts({ alerts, lanes }) {
-  const first = (alert) => (alert.name === "no_usable_replica" ? 0 : 1);
-  const sorted = [...alerts].sort((a, b) => rank(a) - rank(b) || first(a) - first(b) || a.since_s - b.since_s);
-  keyed(byId("alert-list"), sorted, keyOf, () => {
-    return el("li", {}, el("span", { class: "state" }), el("b"), el("small"), el("p"));
-  }, (node, alert) => {
-    set(node, "data-state", alert.severity);
-    const [badge, lane, since, message] = node.children;
-    say(badge, alert.severity);
-    say(lane, alert.lane || "all lanes");
-    say(since, `for ${span(alert.since_s)}`);
-    say(message, alert.message);
+export function takeTroubles({ troubles, alerts, verdict }) {
+  keyed(byId("trouble-list"), troubles, (t) => `${t.lane} ${t.subject} ${t.alerts[0] ?? t.text}`, () => {
+    return el(
+      "li", {}, el("span", { class: "state" }), el("b"), el("small"), el("p"), el("p", { class: "because" }),
+      el("p", { class: "knob" }), el("dl", { class: "evidence" }),
+    );
+  }, (node, trouble) => {
+    const [badge, lane, since, text, because, knob, evidence] = node.children;
+    set(node, "data-state", trouble.severity);
+    say(badge, trouble.severity);
+    say(lane, trouble.lane || "all lanes");
+    say(since, trouble.since_s === null ? "" : `for ${span(trouble.since_s)}`);
+    say(text, sentence(trouble.text));
+    say(because, trouble.cause ? `Because ${trouble.cause}.` : "");
+    show(because, Boolean(trouble.cause));
+    say(knob, trouble.knob);
+    show(knob, Boolean(trouble.knob));
+    keyed(evidence, Object.entries(trouble.evidence), ([name]) => name, ([name]) => {
+      return el("div", {}, el("dt", {}, words(name.replace(/_s$/, ""))), el("dd"));
+    }, (fact, [name, value]) => say(fact.lastChild, evident(name, value)));
   });
-  const idle = lanes.every((lane) => lane.state === "idle");
-  say(byId("no-alerts"), idle ? "None. No requests in five minutes to judge by." : "None. Every promise is being kept.");
-  show(byId("no-alerts"), !alerts.length);
-  announce(sorted);
-  const title = alerts.length ? `(${alerts.length}) Headgate` : "Headgate";
-  document.title = outage ? `Outage: ${title}` : title;
+  say(byId("no-troubles"), CALM[verdict.level] ?? "No alert has been raised.");
+  show(byId("no-troubles"), !troubles.length);
+  announce(alerts);
 }
 
+const CALM = {
+  ok: "Nothing. Every promise is being kept.",
+  idle: "Nothing to judge by: no requests in five minutes.",
+};
+
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const keyOf = (alert) => `${alert.name} ${alert.lane}`;
 
 // Only what has changed is spoken: the list itself is rewritten every second.
@@ -92,24 +116,6 @@ function announce(alerts) {
     if (said.length) say(byId("announcer"), said.join(". "));
   }
   announced = now;
-}
-
-export function takeFindings(findings) {
-  const sorted = [...findings].sort((a, b) => rank(a) - rank(b));
-  keyed(byId("finding-list"), sorted, (f) => `${f.lane} ${f.figure} ${f.cause}`, () => {
-    return el("li", {}, el("p", {}, el("b"), " ", el("span")), el("p", { class: "knob" }), el("dl", { class: "evidence" }));
-  }, (node, finding) => {
-    set(node, "data-state", finding.severity);
-    const [cause, knob, evidence] = node.children;
-    say(cause.firstChild, [finding.lane, words(finding.figure)].filter(Boolean).join(" "));
-    say(cause.lastChild, finding.cause);
-    say(knob, finding.knob);
-    show(knob, Boolean(finding.knob));
-    keyed(evidence, Object.entries(finding.evidence ?? {}).slice(0, EVIDENCE), ([name]) => name, ([name]) => {
-      return el("div", {}, el("dt", {}, words(name.replace(/_s$/, ""))), el("dd"));
-    }, (fact, [name, value]) => say(fact.lastChild, evident(name, value)));
-  });
-  show(byId("findings"), findings.length > 0);
 }
 
 function evident(name, value) {
@@ -129,6 +135,7 @@ export function takeQueues(lanes) {
     return el("tr", {}, el("th", { scope: "row" }, lane.name), meter, ...more);
   }, (row, lane) => {
     const [, waiting, running, p95, refused, failed, little] = row.children;
+    set(row, "data-idle", lane.state === "idle" ? "" : null);
     style(waiting.firstChild, "--fill", `${(lane.waiting / longest) * 100}%`);
     say(waiting.lastChild, count(lane.waiting));
     say(running, count(lane.running));

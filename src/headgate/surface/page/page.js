@@ -1,13 +1,16 @@
 // The page: takes what the feed brings, and says plainly when it brings nothing.
 
+import * as blame from "./blame.js";
 import { byId, say, set, show } from "./dom.js";
 import { Feed } from "./feed.js";
 import * as fleet from "./fleet.js";
 import { span } from "./format.js";
-import { anyHistory, chooseFigure, chooseView, redraw, takeHistory, takeLanes } from "./lanes.js";
-import { takeAlerts, takeFindings, takeOutage, takeQueues, takeVitals } from "./news.js";
+import * as keys from "./keys.js";
+import { anyHistory, chooseFigure, chooseRange, chooseView, redraw, refreshRange, takeHistory, takeLanes } from "./lanes.js";
+import { takeQueues, takeTroubles, takeVerdict, takeVitals } from "./news.js";
 import * as rollout from "./rollout.js";
 import * as slow from "./slow.js";
+import * as trial from "./trial.js";
 
 let latest = null;
 let heardAt = 0;
@@ -30,16 +33,18 @@ function draw() {
   const snapshot = latest;
   say(byId("version"), snapshot.version);
   say(byId("uptime"), `up ${span(snapshot.uptime_s)}`);
+  takeVerdict(snapshot);
   takeVitals(snapshot);
-  takeOutage(snapshot.outage ?? "");
-  takeAlerts(snapshot);
-  takeFindings(snapshot.findings);
+  takeTroubles(snapshot);
   takeLanes(snapshot);
   takeQueues(snapshot.lanes);
   fleet.takeReplicas(snapshot.replicas, snapshot.fleet ?? null);
   rollout.takeRollouts(snapshot.rollouts);
   slow.takeSlowest(snapshot.slowest);
+  trial.takeChoices(snapshot);
   welcome(snapshot);
+  refreshRange();
+  blame.refresh(snapshot.totals.requests > 0);
   show(byId("loading"), false);
   show(byId("main"), true);
 }
@@ -61,7 +66,7 @@ function welcome(snapshot) {
 
 // -- the link to the gateway -------------------------------------------------------------------------------------------
 
-const LINKS = { connecting: "connecting", live: "live", gone: "no answer", locked: "locked", paused: "paused" };
+const LINKS = { connecting: "connecting", live: "connected", gone: "no answer", locked: "locked", paused: "paused" };
 
 function linked(state, detail) {
   link = { state, detail };
@@ -77,6 +82,7 @@ function linked(state, detail) {
   }
   show(byId("gone"), state === "gone");
   set(byId("main"), "data-stale", state === "gone" || state === "paused" ? "" : null);
+  if (state === "gone") document.title = "No answer from the gateway – Headgate";
   if (state === "gone") say(byId("gone-why"), `${detail.why}.`);
   age();
 }
@@ -134,8 +140,20 @@ const feed = new Feed(take, linked);
 fleet.setUp();
 rollout.setUp();
 slow.setUp();
+trial.setUp();
+keys.setUp({
+  "/": () => byId("find-id").focus(),
+  t: trial.openTrial,
+  d: turnTheme,
+  c: () => keys.choose("view", document.documentElement.dataset.view === "chart" ? "table" : "chart"),
+  1: () => keys.choose("range", "10m"),
+  2: () => keys.choose("range", "1h"),
+  3: () => keys.choose("range", "24h"),
+});
 choices("figure", chooseFigure);
+choices("range", chooseRange);
 choices("view", chooseView);
+choices("blame", blame.chooseBlame);
 byId("theme").addEventListener("click", turnTheme);
 byId("copy").addEventListener("click", copyCommand);
 byId("again").addEventListener("click", () => feed.connect());

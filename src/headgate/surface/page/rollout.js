@@ -4,7 +4,7 @@ import { byId, el, keyed, say, set, show } from "./dom.js";
 import { post } from "./feed.js";
 import { count, duration, share, span } from "./format.js";
 
-const FIGURES = { ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue", error: "Failed", output: "Output" };
+const FIGURES = { ttft: "TTFT", tpot: "TPOT", e2e: "End to end", queue: "Queue", error: "Failed", output: "Output", quality: "Score" };
 
 const UNDER_WAY = new Set(["canary", "soaking", "held", "split", "shadow"]);
 const UNDO = new Set([...UNDER_WAY, "promoted"]);
@@ -89,5 +89,6 @@ function rows(body, items, keyOf, cells) {
 
 function figure(name, value) {
   if (name === "error") return `${(value * 100).toFixed(2)} %`;
+  if (name === "quality") return value.toFixed(3);
   return name === "output" ? count(Math.round(value)) : duration(value);
 }

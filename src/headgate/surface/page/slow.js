@@ -7,14 +7,16 @@ import { count, duration, exactClock, NONE, share, span, words } from "./format.
 export function takeSlowest(slowest) {
   keyed(byId("slow-rows"), slowest, (s) => s.id, (s) => {
     const button = el("button", { type: "button", class: "plain", "aria-haspopup": "dialog" });
-    const cells = ["e2e", "ttft", "lane", "tenant", "outcome", "ago"].map((kind) => el("td", { class: `c-${kind}` }));
+    const cells = ["e2e", "ttft", "strain", "lane", "tenant", "outcome", "ago"].map((kind) => el("td", { class: `c-${kind}` }));
     return el("tr", { "data-request": s.id, onclick: () => open(s.id) }, el("th", { scope: "row", class: "c-why" }, button), ...cells);
   }, (row, s) => {
-    const [why, e2e, ttft, lane, tenant, outcome, ago] = row.children;
+    const [why, e2e, ttft, strain, lane, tenant, outcome, ago] = row.children;
     say(why.firstChild, s.headline || "no reason found");
     set(why.firstChild, "title", `Request ${s.id}`);
     say(e2e, duration(s.e2e_s));
     say(ttft, duration(s.ttft_s));
+    say(strain, times(s.strain));
+    set(strain, "data-state", s.strain > 1 ? "critical" : "ok");
     say(lane, s.lane);
     say(tenant, s.tenant);
     set(tenant, "title", s.tenant);
@@ -24,6 +26,12 @@ export function takeSlowest(slowest) {
   });
   show(byId("no-slow"), slowest.length === 0);
   show(byId("slow-table"), slowest.length > 0);
+}
+
+// 3.4×: the request took so many times what its lane promises, for the promise that it strained most.
+function times(strain) {
+  if (!strain) return NONE;
+  return strain >= 9.95 ? `${count(Math.round(strain))}×` : `${strain.toFixed(1)}×`;
 }
 
 // -- one request -----------------------------------------------------------------------------------------------------
@@ -70,7 +78,7 @@ export async function open(id) {
   if (asked === id) byId("request-body").replaceChildren(...parts);
 }
 
-function view(answer) {
+export function view(answer) {
   const record = answer.record ?? answer;
   const why = answer.explanation ?? answer;
   const headline = why.headline ?? answer.headline;

@@ -1,0 +1,59 @@
+"""Maps paths to handlers: completions, models, health, and the routes of the instruments.
+
+Each route has its own rule for who may use it, listed in `surface/api`. Completions and models need a tenant's key
+where tenants have keys, /admin needs an admin's key (surface/access.py). Health, figures and the page's files are
+public.
+"""
+
+from headgate.gateway.catalog import Catalog
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.intake.abilities import QUOTE
+from headgate.gateway.quotes import QuoteRoute
+from headgate.model.clock import monotonic
+from headgate.model.errors import NotReady
+from headgate.wire.exchange import Exchange, Handler
+from headgate.wire.router import Router, Routes
+
+
+class ApiRoutes:
+    def __init__(self, gateway: Gateway, catalog: Catalog, more: Routes) -> None:
+        self.draining = False
+        self._gateway = gateway
+        self.router = Router(
+            {
+                ("POST", "/v1/chat/completions"): gateway.complete,
+                ("POST", "/v1/completions"): gateway.complete,
+                ("POST", "/v1/embeddings"): gateway.complete,
+                ("POST", "/v1/responses"): gateway.complete,
+                ("POST", QUOTE): QuoteRoute(gateway, monotonic).serve,
+                ("GET", "/v1/models"): self._keyed(catalog.serve_list),
+                ("GET", "/v1/models/*"): self._keyed(catalog.serve_one),
+                ("GET", "/health/live"): self._live,
+                ("GET", "/health/ready"): self._ready,
+                ("GET", "/health"): self._ready,
+                **more,
+            }
+        )
+
+    def _keyed(self, handler: Handler) -> Handler:
+        """The handler, restricted to clients that may ask for a completion."""
+
+        def keyed(exchange: Exchange) -> None:
+            self._gateway.acceptor.known(exchange.headers)
+            handler(exchange)
+
+        return keyed
+
+    def drain(self) -> None:
+        """The gateway is not ready any more."""
+        self.draining = True
+
+    def _live(self, exchange: Exchange) -> None:
+        exchange.respond(200, b'{"status":"live"}')
+
+    def _ready(self, exchange: Exchange) -> None:
+        if self.draining:
+            raise NotReady("draining")
+        if not self._gateway.dispatcher.any_usable():
+            raise NotReady("no replica is ready yet")
+        exchange.respond(200, b'{"status":"ready"}')
