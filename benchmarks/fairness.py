@@ -22,7 +22,7 @@ from headgate.machine.profile import PROFILES
 from headgate.model.lane import LANES, Lane
 from headgate.sim.fleet import SimFleet, SimGroup
 from headgate.sim.run import run
-from headgate.workload.arrival import Arrival
+from headgate.workload.arrival import BLOCK_TOKENS, Arrival
 
 SEEDS = (31, 32, 33, 34, 35)
 """None that a setting was chosen on: the standing room, and which cases are judged, were chosen on seed 11."""
@@ -51,6 +51,10 @@ class Case:
     """Exactly one request each second; otherwise one on average."""
     judged_from: int | None = 8
     """Slots from which on it is judged; None: only shown."""
+    replicas: int = 1
+    """Replicas, which have the slots together."""
+    shared: bool = False
+    """The loud tenant's prompts begin alike but for their last 60 tokens, so that its requests prefer one replica."""
 
 
 CASES = (
@@ -63,6 +67,8 @@ CASES = (
     # The neighbour's prompts are ten times as long here, and it has twice the room: what differs is the engine's steps.
     Case(name="own lane with a reserve of 0.25, beside slow", quiet_lane="vip", loud_prompt=600, judged_from=None),
     Case(name="fast beside slow", loud_prompt=600, judged_from=None),
+    # What is new in its prompts is short, so they are of the same lane as the quiet one's.
+    Case(name="same lane, four replicas, its prompts begin alike", loud_prompt=4156, replicas=4, shared=True),
 )
 
 
@@ -85,17 +91,17 @@ def arrivals(case: Case, slots: int, seed: int, *, quiet: bool = True) -> list[A
     rng, now, made = random.Random(seed), 0.0, []
     output = int(HELD_S / 0.0078)
     while (now := now + rng.expovariate(OVERLOAD * slots / HELD_S)) < SECONDS:
-        made.append(Arrival(now, case.loud_prompt, output, tenant="loud", name="loud"))
+        prefix = tuple(range(case.loud_prompt // BLOCK_TOKENS)) if case.shared else ()
+        made.append(Arrival(now, case.loud_prompt, output, tenant="loud", name="loud", prefix=prefix))
     now = QUIET_FROM_S
     while quiet and (now := now + (1.0 if case.steady else rng.expovariate(1.0))) < SECONDS:
         made.append(Arrival(now, 60, 10, tenant="quiet", name="quiet"))
     return sorted(made, key=lambda arrival: arrival.at_s)
 
 
-def measure(config: GatewayConfig, comes: list[Arrival], slots: int, seed: int) -> Measured:
-    simulated = run(
-        config, comes, SimFleet(members=(SimGroup(profile=PROFILE, slots=slots),)), seed, "gateway", by_stream=True
-    )
+def measure(config: GatewayConfig, comes: list[Arrival], slots: int, seed: int, replicas: int) -> Measured:
+    group = SimGroup(profile=PROFILE, count=replicas, slots=slots // replicas)
+    simulated = run(config, comes, SimFleet(members=(group,)), seed, "gateway", by_stream=True)
     results = simulated.results
     of_quiet = results.of_lane("quiet")
     asked = int(of_quiet.sum())
@@ -110,10 +116,11 @@ def judged(case: Case, slots: int, seeds: tuple[int, ...]) -> dict[str, float]:
     both, fair, alone = [], [], []
     for seed in seeds:
         comes = arrivals(case, slots, seed)
-        both.append(measure(config_of(case), comes, slots, seed))
-        fair.append(measure(config_of(replace(case, named=True), slots // 2), comes, slots, seed))
+        both.append(measure(config_of(case), comes, slots, seed, case.replicas))
+        half = config_of(replace(case, named=True), slots // 2)
+        fair.append(measure(half, comes, slots, seed, case.replicas))
         lone = GatewayConfig(tenants=(Tenant(name="loud"),))
-        alone.append(measure(lone, arrivals(case, slots, seed, quiet=False), slots, seed))
+        alone.append(measure(lone, arrivals(case, slots, seed, quiet=False), slots, seed, case.replicas))
     return {
         "refused": max(one.refused for one in both),
         "ttft_p99_ms": 1000 * statistics.median(one.ttft_p99_s for one in both),

@@ -17,6 +17,9 @@ harm is still looked for; the verdict itself must come within 20 000 requests. T
 
 "+20 %" is made in three ways: everything 1.2 times as slow; TTFT only; or only the slowest 5 % of TTFT stretched until
 its p99 is 1.2 times what it was, with p95 and everything else unchanged.
+
+Quality: versions that differ in their scores alone. The old one's mean is 0.8; scores are beta-distributed, with a
+standard deviation of 0.2 ("judge", of one request in three), or 0 and 1 ("thumbs", of every request).
 """
 
 import argparse
@@ -34,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-from headgate.config.models import CanaryConfig, ModelConfig, VersionConfig
+from headgate.config.models import CanaryConfig, ModelConfig, QualityConfig, VersionConfig
 from headgate.policy.rollout.rollout import Rollout, RolloutStep, Stage
 from headgate.policy.rollout.verdict import VersionSample
 
@@ -42,6 +45,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 PER_S = 0.25
 """Requests a second: so that the soak is no shorter than the verdict."""
 MOST = 45_000
+MEAN_SCORE = 0.8
+JUDGED = 1 / 3
+"""Share of the answers that a judge scores."""
 SPELLS = {"steady": 0.0, "wandering": 0.0, "bursty": 1 / 3000, "stormy": 1 / 800}
 Floats = NDArray[np.float64]
 
@@ -51,7 +57,7 @@ class Scenario:
     title: str
     weather: str
     how: str = "all"
-    """Which figure the factor changes: all, ttft, tail, error, short, mixed."""
+    """Which figure the factor changes: all, ttft, tail, error, short, mixed; judge, thumbs: the mean score."""
     factor: float = 1.0
     goal: str = ""
     """What must come out in 95 % of cases."""
@@ -79,6 +85,12 @@ SCENARIOS = (
     Scenario("+50 %: p99 of TTFT only", "steady", "tail", 1.5),
     Scenario("2 % of requests fail, 0.2 % before", "steady", "error", 0.02),
     Scenario("answers half as long", "steady", "short", 0.5),
+    Scenario("quality, judge: equal", "steady", "judge", 1.0, "promoted"),
+    Scenario("quality, judge: −5 %", "steady", "judge", 0.95, "rolled back"),
+    Scenario("quality, judge: −10 %", "steady", "judge", 0.9, "rolled back"),
+    Scenario("quality, thumbs: equal", "steady", "thumbs", 1.0),
+    Scenario("quality, thumbs: −5 %", "steady", "thumbs", 0.95, "rolled back"),
+    Scenario("quality, thumbs: −10 %", "steady", "thumbs", 0.9, "rolled back"),
 )
 
 
@@ -125,6 +137,7 @@ class Traffic:
         shared = 0.3 * waves(rng, n, 0.995) if weather != "steady" else np.zeros(n)
         self.draw = rng.random(n).tolist()
         self.sides = [self._side(rng, n, shared, scenario, canary) for canary in (False, True)]
+        self.scores = [scores(rng, n, scenario, canary) for canary in (False, True)]
 
     def _side(
         self, rng: np.random.Generator, n: int, shared: Floats, scenario: Scenario, canary: bool
@@ -153,6 +166,17 @@ class Traffic:
         return VersionSample(canary, ttft[index], tpot[index], whole[index], 0.0, output[index], False)
 
 
+def scores(rng: np.random.Generator, n: int, scenario: Scenario, canary: bool) -> list[float]:
+    """The score of each answer; NaN: it gets none."""
+    mean = MEAN_SCORE * (scenario.factor if canary else 1.0)
+    if scenario.how == "thumbs":
+        return [float(draw < mean) for draw in rng.random(n)]
+    if scenario.how != "judge":
+        return []
+    found = rng.beta(3 * mean, 3 * (1 - mean), n)
+    return [float(score) for score in np.where(rng.random(n) < JUDGED, found, np.nan)]
+
+
 def hash_of(scenario: Scenario) -> int:
     return sum(ord(letter) * 31**place % 1_000_003 for place, letter in enumerate(f"{scenario}"))
 
@@ -171,7 +195,7 @@ def roll_out(scenario: Scenario, seed: int) -> Run:
     config = ModelConfig(
         name="chat",
         versions=(VersionConfig(name="old", model="a", weight=1), VersionConfig(name="new", model="b")),
-        canary=CanaryConfig(),
+        canary=CanaryConfig(quality=QualityConfig() if scenario.how in ("judge", "thumbs") else None),
     )
     rollout, traffic = Rollout(config), Traffic(scenario, seed)
     assert isinstance(rollout.start("new", "canary", None, 1.0), RolloutStep)
@@ -180,6 +204,8 @@ def roll_out(scenario: Scenario, seed: int) -> Run:
         canary = traffic.draw[index] < rollout.share
         had += canary
         rollout.take(traffic.sample(index, canary))
+        if traffic.scores[canary] and not np.isnan(score := traffic.scores[canary][index]):
+            rollout.score(canary, score)
         step = rollout.look(1.0 + index / PER_S)
         if step is None:
             continue

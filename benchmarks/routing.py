@@ -21,9 +21,9 @@ from headgate.config.gateway import RoutingConfig
 from headgate.config.hints import Algorithm
 from headgate.model.replica import Load, Replica
 from headgate.model.request import Request
-from headgate.policy.replicas.affinity import Affinity
 from headgate.policy.replicas.entry import new_entry
 from headgate.policy.replicas.index import RouteIndex
+from headgate.policy.replicas.prefix_index import PrefixIndex
 from headgate.policy.replicas.route import ALGORITHMS, RouteChoice, route
 
 SLOTS = 16
@@ -53,11 +53,12 @@ def conversations(rng: random.Random, count: int) -> Iterator[Request]:
             model="m",
             lane="fast",
             priority=rng.choice((0, 0, 1, 3)),
-            prompt_tokens=rng.randrange(20, 200) * len(chain),
+            prompt_tokens=100 * len(chain),
             max_output=rng.randrange(20, 400),
             wait_until=1.0,
             first_token_by=10.0,
             prefix=chain,
+            link_tokens=100.0,
             session=f"session {at}" if at % 3 == 0 else None,
         )
 
@@ -68,7 +69,7 @@ class Traffic:
     def __init__(self, size: int, algorithm: Algorithm, rng: random.Random) -> None:
         self.config = RoutingConfig(algorithm=algorithm)
         self.fleet = RouteIndex({}, ALGORITHMS[algorithm].order)
-        self.affinity = Affinity()
+        self.prefixes = PrefixIndex()
         self.rng = rng
         self.running: deque[tuple[Load, Request]] = deque()
         self.most = int(size * SLOTS * 0.6)
@@ -81,7 +82,7 @@ class Traffic:
     def step(self, costs: Costs) -> None:
         request = next(self.requests)
         start = time.perf_counter()
-        choice = route(request, self.fleet, self.affinity, self.config, 0.0, self.rng)
+        choice = route(request, self.fleet, self.prefixes, self.config, 0.0, self.rng)
         chosen = time.perf_counter()
         if isinstance(choice, RouteChoice):
             self.take(self.fleet.loads[choice.replica_id], request)
@@ -93,7 +94,7 @@ class Traffic:
         load.requests += 1
         load.prefill_tokens += request.prompt_tokens
         self.fleet.changed(load)
-        self.affinity.remember(request, self.fleet.entries[load.id].links)
+        self.prefixes.remember(request, self.fleet.entries[load.id].links, request.tokens)
         self.running.append((load, request))
 
     def move_on(self) -> None:

@@ -5,8 +5,14 @@ bundled model itself: greedy, and not allowed to end, a small model soon repeats
 its end is one unit said four times or more (the numbers of a list may count on); it is caught in time if it is ended
 before the unit has been said a fifth time, that is within three repetitions.
 
-The rules were chosen by the answers to every second prompt; what they do with those to the others is told apart. The
-first 200 prompts are chats, which are watched by default; `--prompts 250` adds completions, which are not.
+The rules were chosen by the answers to every second of the first 200 prompts, by those to 400 prompts about other
+things, which are not asked here, and by ordinary texts of other seeds. What they do with the rest is told apart: with
+every other of the first 200, and with 200 about things that no rule was chosen by. All of them are chats, which are
+watched by default; `--prompts 450` adds completions, which are not.
+
+`--answers` names files with answers of other models, as AlpacaEval keeps them (a JSON list of objects with `output`).
+How many of those to every second prompt are ended is told, and how many of these went on with something else
+afterwards. Most of those had run away all the same, and run on differently.
 
 That can only be asked of units that say something. Of `| | |`, `0, ` or `retrying...` four in a row are nothing: the
 ordinary texts have tables of 29 equal rows, and 11 equal lines in a log. Such loops are counted all the same, by kind,
@@ -31,27 +37,30 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machine, verdict_grid  # noqa: E402
 from tests.ordinary.corpus import ordinary  # noqa: E402
 
-from headgate.gateway.answer.output import (  # noqa: E402
+from headgate.gateway.answer.transcript import (  # noqa: E402
     Repeats,
     text_of,
 )
-from headgate.policy.answers.runaway import (  # noqa: E402
+from headgate.policy.answers.repeat_kind import (  # noqa: E402
+    CIRCLES,
+    ITEMS,
     LEAST,
     LINES,
     MEMBERS,
+    MIXED,
     PATTERNS,
     PHRASES,
     SENTENCES,
     STAMMER,
-    Detector,
     RepeatKind,
     kind_of,
 )
+from headgate.policy.answers.runaway import KEY, Detector  # noqa: E402
 
 TITLE = "The runaway detector: what it ends, what it leaves alone, what it costs"
 RESULTS = ROOT / "benchmarks" / "results" / "runaway.json"
-SEEDS = 3
-"""Number of seeds for ordinary texts: the shipped ones are the same in all."""
+SEEDS = (6, 7, 8)
+"""Seeds of ordinary texts, none of which a rule was chosen by. The shipped texts are the same in all."""
 MOST_TOKENS, SLOTS, CONTEXT = 480, 8, 1024
 AT_A_TIME = 32
 """Prompts between two lines of progress."""
@@ -64,16 +73,24 @@ TOPICS = (
     "a lost dog|bicycles|the moon landing|prime numbers|a storm|honey bees|databases|the violin|glaciers|"
     "public libraries|a haunted house"
 )
+FRESH_TOPICS = (
+    "chocolate|rivers|spiders|the history of clocks|encryption|a shipwreck|the Silk Road|electricity|tennis|"
+    "a lost child|submarines|the planet Mars|triangles|a drought|penguins|compilers|the drum|deserts at night|"
+    "hospitals|a magic mirror"
+)
+"""Topics that no rule was chosen by."""
 ASKED = (
     "Tell me about {}.|Write a short story about {}.|Give me a list of facts about {}.|Explain {} to a child.|"
     "Write a poem about {}.|Write Python code about {}.|What are the advantages and disadvantages of {}?|"
     "Write a table in Markdown about {}.|Write an essay about {} in five paragraphs.|Make a JSON list about {}."
 )
 BEGUN = ("The {} is", "Once upon a time there was {},", "1. {}\n2.", "def make():\n    # {}\n", "Chapter 1: {}\n\n")
-CHATS = len(TOPICS.split("|")) * len(ASKED.split("|"))
+KNOWN = len(TOPICS.split("|")) * len(ASKED.split("|"))
+"""Chats about the first topics."""
+CHATS = KNOWN + len(FRESH_TOPICS.split("|")) * len(ASKED.split("|"))
 KINDS: dict[str, RepeatKind] = {
-    "sentences": SENTENCES, "members": MEMBERS, "lines": LINES, "phrases": PHRASES, "stammer": STAMMER,
-    "patterns": PATTERNS,
+    "sentences": SENTENCES, "members": MEMBERS, "circles": CIRCLES, "items": ITEMS, "mixed": MIXED, "lines": LINES,
+    "phrases": PHRASES, "stammer": STAMMER, "patterns": PATTERNS,
 }  # fmt: skip
 
 
@@ -90,7 +107,12 @@ class Said:
 def prompts() -> list[tuple[bool, str]]:
     """(is a chat, text)"""
     topics = TOPICS.split("|")
-    chats = [(True, ask.format(topic)) for ask in ASKED.split("|") for topic in topics]
+    chats = [
+        (True, ask.format(topic))
+        for some in (topics, FRESH_TOPICS.split("|"))
+        for ask in ASKED.split("|")
+        for topic in some
+    ]
     return chats + [(False, begun.format(topic)) for begun in BEGUN for topic in topics[:10]]
 
 
@@ -200,16 +222,16 @@ def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
         period, start = looped
         kind = next(name for name, kind in KINDS.items() if kind is kind_of(text[-period:]))
         repeated = None if ended is None else (ended - start - period) / period
-        in_time = float(repeated is not None and repeated <= IN_TIME)
-        samples.setdefault(f"{kind}.in_time", []).append(in_time)
-        if answer.number % 2:
-            samples.setdefault(f"odd.{kind}.in_time", []).append(in_time)
+        in_time = repeated is not None and repeated <= IN_TIME
         soon = ended is not None and ended - start - period <= max(IN_TIME * period, OR_BYTES)
-        samples.setdefault(f"{kind}.soon", []).append(float(soon))
-        samples.setdefault(f"{kind}.caught", []).append(float(ended is not None))
-        samples.setdefault(f"{kind}.period", []).append(float(period))
+        figures: dict[str, float] = {"in_time": in_time, "soon": soon, "caught": ended is not None, "period": period}
         if ended is not None:
-            samples.setdefault(f"{kind}.repetitions", []).append(max(0.0, repeated or 0.0))
+            figures["repetitions"] = max(0.0, repeated or 0.0)
+        fresh = answer.number >= KNOWN
+        for part in ("fresh",) if fresh else ("known", "odd") if answer.number % 2 else ("known",):
+            for name, value in figures.items():
+                samples.setdefault(f"{part}.{kind}.{name}", []).append(float(value))
+                samples.setdefault(f"{part}.all.{name}", []).append(float(value))
         unit = text[start : start + min(period, 120)]
         facts = {
             "number": answer.number,
@@ -219,8 +241,52 @@ def judge_loops(answers: list[Said], samples: Samples) -> list[dict[str, Any]]:
             "start": start,
             "ended": ended,
         }
-        found.append({**facts, "said": len(text), "unit": unit})
+        found.append({**facts, "in_time": in_time, "said": len(text), "unit": unit, "form": form_of(text[-period:])})
     return found
+
+
+def form_of(unit: str) -> str:
+    """What a unit looks like, for those that are not ended in time."""
+    lines = [line.strip() for line in (unit + unit).split("\n")[1:-1]]
+    if len(unit.encode()) < KEY:
+        return f"anything of fewer than {KEY} bytes"
+    if any(line.startswith("|") for line in lines) or unit.count("|") > 1:
+        return "rows of a table"
+    if re.search(r"[][{}=_<>;]|\\|\w\(|```|import |\",", unit):
+        return "code and data"
+    if lines and all(re.match(r"[-*•#]|\d+[.)]", line) for line in lines if line):
+        return "items and headings"
+    return "lines of text" if lines else "words in a line"
+
+
+def missed_rows(loops: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
+    missed = [found for found in loops if not found["in_time"]]
+    rows = []
+    for form in sorted({found["form"] for found in missed}):
+        some = [found for found in missed if found["form"] == form]
+        shown = sorted(some, key=lambda found: int(found["period"]))[len(some) // 2]["unit"]
+        counts = [sum(found["number"] >= KNOWN for found in some)]
+        rows.append(
+            (form, str(len(some) - counts[0]), str(counts[0]), f"`{json.dumps(shown[:60], ensure_ascii=False)}`")
+        )
+    return tuple((form, known, fresh, shown.replace("|", "¦")) for form, known, fresh, shown in rows)
+
+
+def judge_answers(paths: list[Path], samples: Samples) -> None:
+    """What is ended of other models' answers to every second prompt: the rules were chosen by those to the others. One
+    that still repeats where it ends has run away; what others have said afterwards is lost."""
+    texts = {one["output"] for path in paths for one in json.loads(path.read_text())[1::2] if one["output"]}
+    ended, lost = 0, 0
+    for text in texts:
+        data, detector = text.encode(), Detector()
+        at = next((at + 4 for at in range(0, len(data), 4) if detector.hear(data[at : at + 4])), None)
+        if at is not None:
+            same = 0
+            while at + same < len(data) and data[at + same] == data[at + same - detector.period]:
+                same += 1
+            ended, lost = ended + 1, lost + (len(data) - at - same > detector.period)
+    samples["answers"], samples["answers.ended"] = [float(len(texts))], [ended / max(1, len(texts))]
+    samples["answers.went_on"] = [lost / max(1, len(texts))]
 
 
 def judge_alike(least: int) -> float:
@@ -241,9 +307,9 @@ def judge_alike(least: int) -> float:
 def judge_ordinary(samples: Samples) -> list[str]:
     """Those that were ended, by kind and number."""
     ended, count = [], 0
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         for text in ordinary(seed):
-            if seed and text.kind in ("manual", "source"):
+            if seed != SEEDS[0] and text.kind in ("manual", "source"):
                 continue
             count += 1
             if ended_at([text.text[at : at + 4] for at in range(0, len(text.text), 4)]) is not None:
@@ -281,6 +347,7 @@ def main() -> int:
         "--said", type=Path, help="keep there what the model says, and take from there what it has said"
     )
     parser.add_argument("--prompts", type=int, default=CHATS, help="ask the first so many; 0: only what --said has")
+    parser.add_argument("--answers", type=Path, nargs="*", default=[], help="JSON files with answers of other models")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="where to keep the result; else results/runaway.json")
     args = parser.parse_args()
@@ -291,28 +358,35 @@ def main() -> int:
     samples["ordinary.if_alike_long"] = [judge_alike(OR_BYTES)]
     answers = said(args.said, args.threads, args.prompts, console)
     loops = judge_loops(answers, samples)
-    in_time = samples.get("sentences.in_time", [])
-    samples["sentences.in_time_share"] = [sum(in_time) / max(1, len(in_time))]
-    odd = samples.get("odd.sentences.in_time", [])
-    samples["odd.in_time_share"] = [sum(odd) / max(1, len(odd))]
-    every = [value for name in KINDS for value in samples.get(f"{name}.in_time", [])]
-    samples["all.loops"] = [float(len(every))]
-    samples["all.in_time_share"] = [sum(every) / max(1, len(every))]
-    soon = [value for name in KINDS for value in samples.get(f"{name}.soon", [])]
-    samples["all.soon_share"] = [sum(soon) / max(1, len(soon))]
-    samples["sentences.loops"] = [float(len(in_time))]
+    for part, kind in ((part, kind) for part in ("known", "odd", "fresh") for kind in ("sentences", "all")):
+        for figure in ("in_time", "soon"):
+            values = samples.get(f"{part}.{kind}.{figure}", [])
+            samples[f"{part}.{kind}.{figure}_share"] = [sum(values) / max(1, len(values))]
+        samples[f"{part}.{kind}.loops"] = [float(len(samples.get(f"{part}.{kind}.in_time", [])))]
     rows = [
         Row("ordinary texts", "ordinary.texts", None, "≥", 2000),
         Row("of them ended, share", "ordinary.false_share", None, "≤", 0.001, 0.0),
         Row("would be, if all that repeats were judged like a sentence", "ordinary.if_alike", None, "≤", None),
         Row(f"would be, if that took {OR_BYTES} bytes at least", "ordinary.if_alike_long", None, "≤", None),
-        Row("loops of sentences", "sentences.loops", None, "≥", 100),
-        Row("of them ended within three repetitions, share", "sentences.in_time_share", None, "≥", 0.95),
-        Row("of those that the rules were not chosen by, share", "odd.in_time_share", None, "≥", None),
-        Row("loops of any kind", "all.loops", None, "≥", 100),
-        Row("of them ended within three repetitions, share", "all.in_time_share", None, "≥", 0.75),
-        Row(f"of them ended within three repetitions or {OR_BYTES} bytes, share", "all.soon_share", None, "≥", None),
+        Row("loops of sentences", "known.sentences.loops", None, "≥", 100),
+        Row("of them ended within three repetitions, share", "known.sentences.in_time_share", None, "≥", 0.95),
+        Row("of those that the rules were not chosen by, share", "odd.sentences.in_time_share", None, "≥", None),
+        Row("loops of any kind", "known.all.loops", None, "≥", 100),
+        Row("of them ended within three repetitions, share", "known.all.in_time_share", None, "≥", 0.75),
+        Row("of those that the rules were not chosen by, share", "odd.all.in_time_share", None, "≥", None),
+        Row(f"of all within three repetitions or {OR_BYTES} bytes, share", "known.all.soon_share", None, "≥", None),
+        Row("about other things: loops of sentences", "fresh.sentences.loops", None, "≥", None),
+        Row("of them ended within three repetitions, share", "fresh.sentences.in_time_share", None, "≥", 0.95),
+        Row("about other things: loops of any kind", "fresh.all.loops", None, "≥", None),
+        Row("of them ended within three repetitions, share", "fresh.all.in_time_share", None, "≥", 0.75),
     ]
+    if args.answers:
+        judge_answers(args.answers, samples)
+        rows += [
+            Row("answers of other models, to prompts that no rule was chosen by", "answers", None, "≥", None),
+            Row("of them ended, share", "answers.ended", None, "≤", None),
+            Row("of them ended that went on with something else, share", "answers.went_on", None, "≤", 0.001),
+        ]
     verdicts = [judge(row, samples) for row in rows]
     grid = Grid(
         (
@@ -324,8 +398,9 @@ def main() -> int:
             "median period",
             "median repetitions until ended",
         ),
-        tuple(loop_row(name, samples) for name in KINDS),
+        tuple(loop_row(part, name, samples) for part in ("known", "fresh") for name in KINDS),
     )
+    missed = Grid(("not within 3 repetitions", "loops", "about other things", "such as"), missed_rows(loops))
     costs = Grid(
         ("text", "finding it in an event, µs", "and watching it, µs"),
         tuple(
@@ -333,7 +408,7 @@ def main() -> int:
             for name in ("prose", "tables")
         ),
     )
-    console.print(grid.table("Loops the model made"), costs.table("Per token, interpreted"))
+    console.print(grid.table("Loops the model made"), missed.table("Missed"), costs.table("Per token, interpreted"))
     console.print(verdict_grid(verdicts).table("Enough?"))
     console.print(*false, sep="\n")
     facts = {
@@ -344,16 +419,17 @@ def main() -> int:
     }
     out: Path | None = args.out or (RESULTS if args.prompts == CHATS else None)
     if out is not None:
-        Report(TITLE, "benchmarks/runaway.py", facts, verdicts, samples, (grid, costs)).keep(out)
+        Report(TITLE, "benchmarks/runaway.py", facts, verdicts, samples, (grid, missed, costs)).keep(out)
         out.with_suffix(".loops.json").write_text(json.dumps(loops, indent=1) + "\n")
         console.print(f"wrote {out}")
     return 0 if all(verdict.passed is not False for verdict in verdicts) else 1
 
 
-def loop_row(name: str, samples: Samples) -> tuple[str, ...]:
+def loop_row(part: str, kind: str, samples: Samples) -> tuple[str, ...]:
+    name, label = f"{part}.{kind}", kind if part == "known" else f"{kind}, about other things"
     count = len(samples.get(f"{name}.in_time", []))
     if not count:
-        return (name, "0", "", "", "", "", "")
+        return (label, "0", "", "", "", "", "")
 
     def share(what: str) -> str:
         return f"{sum(samples[f'{name}.{what}']) / count:.0%}"
@@ -363,7 +439,7 @@ def loop_row(name: str, samples: Samples) -> tuple[str, ...]:
         return f"{values[len(values) // 2]:.1f}" if values else "–"
 
     shares = (share("caught"), share("in_time"), share("soon"))
-    return (name, str(count), *shares, median("period"), median("repetitions"))
+    return (label, str(count), *shares, median("period"), median("repetitions"))
 
 
 if __name__ == "__main__":

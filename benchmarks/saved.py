@@ -27,7 +27,7 @@ from benchmarks.report import CpuTime, Grid, Report, Row, Samples, judge, machin
 from benchmarks.runaway import ASKED, TOPICS  # noqa: E402
 
 from headgate.config.output import TASKS  # noqa: E402
-from headgate.gateway.answer.output import Repeats  # noqa: E402
+from headgate.gateway.answer.transcript import Repeats  # noqa: E402
 from headgate.policy.answers.runaway import Detector  # noqa: E402
 
 TITLE = "What caps, stops and runaway detection save of the decode"

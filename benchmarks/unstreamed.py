@@ -88,7 +88,7 @@ class Watching:
         for change in self._alarms.look(now):
             if change.severity is not Severity.OK:
                 self.raised.append(f"{now:.0f} s: {change.lane} {change.alert}: {change.message}")
-        loads = self._dispatcher.fleet.loads.values()
+        loads = self._dispatcher.index.loads.values()
         self.limits_s += fmean(load.limit for load in loads)
         self.looks += 1
         self.lowest = min([self.lowest, *(load.limit for load in loads)])
