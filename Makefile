@@ -96,7 +96,7 @@ test-all: $(VENV)/.dev components vllm
 
 # The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
 PACKAGES := libgomp1 procps prometheus nginx redis-server chromium
-components: clusters mlflow axe
+components: clusters mlflow axe $(VENV)/.docs
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -143,9 +143,8 @@ $(COMPILED)/.made: $(shell find src -type f -not -name '*.pyc') hatch_build.py $
 	@echo "Compiling the data path (about a minute; again after changes) …"
 	@rm -rf $(COMPILED).new && mkdir -p $(COMPILED).new
 	@HEADGATE_COMPILE=1 $(PIP) install --quiet --no-deps --no-build-isolation --target $(COMPILED).new . >build/compile.log 2>&1 \
-	  || { rm -rf $(COMPILED).new/*; echo "It could not be compiled, so it runs interpreted; see build/compile.log."; }
+	  && touch $(COMPILED).new/.made || { rm -rf $(COMPILED).new/*; echo "It could not be compiled, so it runs interpreted; see build/compile.log."; }
 	@rm -rf $(COMPILED) && mv $(COMPILED).new $(COMPILED)
-	@touch $@
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headgate needs Python 3.11 or newer; say which: make PYTHON=python3.12 …")'

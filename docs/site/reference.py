@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from textwrap import dedent
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -36,6 +35,7 @@ COMMANDS = """# The commands
 
 Every command with its flags, made from the code that reads them. `headgate COMMAND --help` shows the same.
 """
+SOURCES = Path(__file__).resolve().parents[2] / "src"
 NEWLINE_BOLD = "\n**"
 """Begins the first group of commands."""
 EXAMPLE = """# An example of everything
@@ -171,8 +171,9 @@ def _about(cls: Any) -> str:
 
 def docstrings(cls: Any) -> Iterator[tuple[str, str]]:
     """Each field's name and the text below it, in words of the file: None is null."""
-    (body,) = ast.parse(dedent(inspect.getsource(cls))).body
-    assert isinstance(body, ast.ClassDef)
+    # Of the source file: a compiled class has no source to ask for.
+    module = ast.parse((SOURCES / f"{cls.__module__.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    body = next(one for one in module.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__)
     for one, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(below, ast.Expr):
             text = " ".join(str(ast.literal_eval(below.value)).split())

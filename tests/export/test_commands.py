@@ -59,7 +59,7 @@ def test_what_is_wrong_is_said(config: str, tmp_path: Path) -> None:
         "expected a host name": ["nginx", "--name", "a;b"],
         "expected lowercase": ["kubernetes", "--name", "Upper"],
         "say which image": ["kubernetes", "--engine", "vllm"],
-        "headgate.example.yaml shows": ["envoy", "--config", str(tmp_path / "none.yaml")],
+        "headgate init. writes a config": ["envoy", "--config", str(tmp_path / "none.yaml")],
     }
     for message, words in wrong.items():
         with pytest.raises(StartupError, match=message):

@@ -246,8 +246,9 @@ def test_a_relegated_request_is_sent_as_one_of_the_lower_lane_and_its_record_has
     lanes = {"fast": {"when_late": "relegate"}}
     with double() as (_, engine), serving(tmp_path, engine, slots=1, lanes=lanes) as url:
         holder = busy(url, engine, 800)
-        headers = key("sk-trusted", **{"x-headgate-ttft-ms": "200", "x-request-id": "own-7"})
-        assert ask(url + CHAT, chat("n=2", stream=True, tpot_target_ms=33), headers)[0] == 200
+        wishes = {"x-headgate-ttft-ms": "200", "x-headgate-when-late": "relegate", "x-request-id": "own-7"}
+        answered = ask(url + CHAT, chat("n=2", stream=True, tpot_target_ms=33), key("sk-trusted", **wishes))
+        assert answered[0] == 200
         holder.join()
         assert seen(engine)["targets"][-1] == [2000.0, 33.0]
         found = record(url, "own-7")

@@ -182,7 +182,7 @@ def test_a_log_of_nothing_is_the_same(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (None, "can't read"),
-        (b"", "is no event log"),
+        (b"", "is empty: there is nothing to replay"),
         (b"{}\n", "is no event log"),
         (b"GET / HTTP/1.1\n", "is no event log"),
     ],

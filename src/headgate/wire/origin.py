@@ -34,7 +34,7 @@ MOST_HOSTS: Final = 256
 _PORTS: Final = {"http": 80, "https": 443}
 _LOCAL: Final = ("localhost", "localhost.localdomain", "ip6-localhost")
 _HEALTH: Final = ("/health/live", "/health/ready", "/health")
-_PUBLIC: Final = (*_HEALTH, "/", "/docs", "/docs/style.css", "/openapi.json")
+_PUBLIC: Final = (*_HEALTH, "/", "/docs", "/docs/style.css", "/docs/try.js", "/openapi.json")
 _LOOKING: Final = ("GET", "HEAD")
 
 
