@@ -209,9 +209,9 @@ def test_help_begins_with_what_is_used_most(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_make_help_lists_what_people_call() -> None:
-    told = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = told.splitlines()
-    assert all(line.startswith("make ") for line in lines)
+    make = ["make", "--no-print-directory", "help"]
+    told = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert all(line.startswith("make ") for line in told.splitlines())
     targets = re.findall(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text())[0].split()
     assert {name for name in targets if not re.search(rf"make {name}\b", told)} == {"components"}
 
