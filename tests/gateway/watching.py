@@ -9,7 +9,7 @@ from typing import Any
 from headgate.config.gateway import ClassifyConfig
 from headgate.config.warm import WarmConfig
 from headgate.model.clock import Clock, monotonic
-from headgate.model.event import Event, Probed
+from headgate.model.event import Event, Probed, Reported
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
@@ -24,6 +24,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self.told: list[Probed] = []
+        self.reported: list[Reported] = []
         self.models: list[str] = []
         self.adapters: frozenset[str] = frozenset()
         self.kinds: list[str | None] = []
@@ -33,8 +34,11 @@ class Keeper:
         self.spoke_at = -inf
 
     def tell(self, event: Event) -> None:
-        assert isinstance(event, Probed)
-        self.told.append(event)
+        if isinstance(event, Reported):
+            self.reported.append(event)
+        else:
+            assert isinstance(event, Probed)
+            self.told.append(event)
 
     def said(self, replica_id: ReplicaId, cards: list[Card]) -> None:
         self.models = [card.id for card in cards]

@@ -13,8 +13,7 @@ from headgate.model.outcome import Outcome
 from headgate.model.pace import FIXED_TOKENS
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.promise import first_counts, per_token_s
-from headgate.policy.replicas.book import UNKNOWN_SIZE
-from headgate.policy.replicas.gradient import STALE_S, WINDOW, GradientLimit
+from headgate.policy.replicas.gradient import STALE_S, UNKNOWN_SIZE, WINDOW, GradientLimit
 from headgate.policy.replicas.health import Health
 from headgate.policy.replicas.outlier import FULLEST, LEAST_OUTPUT, answer_token_s
 from headgate.policy.replicas.signs import HealthState, Saw

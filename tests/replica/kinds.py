@@ -146,6 +146,10 @@ class Double:
     longest: int = 1 << 30
     """Characters of a prompt; more is refused as too long."""
     url: str = ""
+    batch: int = 4
+    """Requests that it says it computes at once."""
+    absurd: Any = None
+    """What it describes itself with instead. None: the truth."""
 
     def paths(self, method: str = "GET") -> list[str]:
         return [path for asked, path in self.asked if asked == method]
@@ -179,11 +183,24 @@ class Double:
             pages |= {"/metrics": [{"gpuMemUsage": 1}], "/prometheus/metrics": METRICS[self.kind].encode()}
         elif self.kind in METRICS:
             pages["/metrics"] = METRICS[self.kind].encode()
-        if self.kind == "tgi":
-            pages["/info"] = {"model_id": MODEL, "router": "text-generation-router", "max_total_tokens": 2048}
-        if self.kind == "llama_cpp":
-            pages["/props"] = {"total_slots": 4, "model_path": "x.gguf"}
+        pages |= self.described() if self.absurd is None else dict.fromkeys(self.described(), self.absurd)
         return pages
+
+    def described(self) -> dict[str, Any]:
+        """Pages on which it describes itself."""
+        if self.kind == "vllm":
+            parallel = {"data_parallel_size": 2, "data_parallel_external_lb": False}
+            scheduler = {"max_num_seqs": self.batch // 2, "max_num_batched_tokens": 2048}
+            return {"/server_info": {"vllm_config": {"parallel_config": parallel, "scheduler_config": scheduler}}}
+        if self.kind == "sglang":
+            state = {"effective_max_running_requests_per_dp": self.batch, "memory_usage": {"token_capacity": 20480}}
+            return {"/get_server_info": {"max_running_requests": None, "dp_size": 1, "internal_states": [state]}}
+        if self.kind == "tgi":
+            info = {"model_id": MODEL, "router": "text-generation-router", "max_total_tokens": 2048}
+            return {"/info": {**info, "max_batch_size": self.batch, "max_batch_total_tokens": 16384}}
+        if self.kind == "llama_cpp":
+            return {"/props": {"total_slots": self.batch, "model_path": "x.gguf"}}
+        return {}
 
     def card(self, name: str, parent: str | None = None) -> dict[str, Any]:
         card: dict[str, Any] = {"id": name, "object": "model", "owned_by": OWNERS[self.kind] if self.signs else "us"}

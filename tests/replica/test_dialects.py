@@ -280,9 +280,30 @@ def test_a_message_that_the_client_itself_had_continued_stays_one_message() -> N
 # -- the documentation --------------------------------------------------------------------------------------------
 
 
+def _rows(text: str, start: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith(start)
+    ]
+
+
+def test_what_the_documentation_says_that_engines_say_is_what_is_read() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "replicas.md").read_text()
+    for dialect in DIALECTS.values():
+        (row,) = _rows(text, f"| {dialect.name} |")
+        assert len(row) == 5
+        described = "batch" in dialect.says or "batch_each" in dialect.says
+        gauges = {name: [one.partition("{")[0] for one in names] for name, names in dialect.gauges.items()}
+        if described:
+            assert row[2] == f"`{dialect.about[0].partition('?')[0]}`"
+        else:
+            assert row[2] == (f"`{gauges['batch_limit'][0]}`" if "batch_limit" in gauges else "–")
+        assert row[3] == (f"`{gauges['kv_ratio'][0]}`" if "kv_ratio" in gauges else "–")
+        assert bool(dialect.says) == bool(dialect.about)
+
+
 def test_the_documented_table_is_the_one_in_force() -> None:
     text = (Path(__file__).parent.parent.parent / "docs" / "replicas.md").read_text()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    rows = _rows(text, "| `")
     assert [row[0] for row in rows] == [f"`{kind}`" for kind in DIALECTS]
     for row in rows:
         dialect = DIALECTS[row[0].strip("`")]

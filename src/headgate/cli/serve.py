@@ -65,6 +65,7 @@ def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS,
     check_exposure(chosen.listen, chosen.has_keys, options.insecure)
     for one in chosen.replicas:
         Credentials(one)  # says which file can't be used, before anything starts
+    Credentials(chosen.fleet.access.replica("fleet.access", "https:"))
     if options.check:
         print(config_file.describe(chosen))
         return

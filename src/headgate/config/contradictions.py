@@ -40,6 +40,8 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         if first != index:
             yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
         yield from _odd_access(f"replicas[{index}]", replica)
+    if config.fleet.kind == "kubernetes":
+        yield from _odd_access("fleet.access", config.fleet.access.replica("pod", config.fleet.kubernetes.scheme + ":"))
     if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
         yield "embedded", "expected nothing while replicas are given: they serve instead of it"
     reserved = sum(lane.reserve for lane in config.lanes)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from headgate.config.cluster import KubernetesConfig, RayConfig
-from headgate.config.hints import GIGA, Seconds, SecondsOrZero, Text, above_zero, between
+from headgate.config.hints import GIGA, HeaderValue, Name, Seconds, SecondsOrZero, Text, above_zero, between
 from headgate.config.scale import ScaleConfig
 from headgate.config.scale import contradictions as scale_contradictions
+from headgate.model.replica import Replica
 
 FleetKind = Literal["fixed", "processes", "ray", "kubernetes"]
 
@@ -33,6 +34,22 @@ class EmulateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """What replicas that Kubernetes runs require; the same for all of them."""
+
+    api_key_file: Path | None = None
+    """File with the engines' API key, sent as `Authorization: Bearer …`; None: they need no key."""
+    headers: dict[Name, HeaderValue] = field(default_factory=dict, repr=False)
+    """Further headers of every request to them."""
+    ca: Path | None = None
+    """PEM file with the authority that signed their certificates; None: the system's authorities."""
+
+    def replica(self, replica_id: str, url: str) -> Replica:
+        """A replica at this address that requires it."""
+        return Replica(id=replica_id, url=url, api_key_file=self.api_key_file, headers=self.headers, ca=self.ca)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     kind: FleetKind = "fixed"
     """Where replicas are started: processes on this machine, a Ray cluster or Kubernetes; fixed: the gateway starts
@@ -51,6 +68,8 @@ class FleetConfig:
     """Only with processes: emulated engines instead of real ones; None: real ones."""
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     """The Kubernetes workload of the replicas."""
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """Keys, headers and certificate authority of the replicas that Kubernetes runs."""
     ray: RayConfig = field(default_factory=RayConfig)
     """The Ray cluster, and what a replica reserves there."""
 
@@ -66,6 +85,8 @@ def contradictions(config: FleetConfig) -> Iterator[tuple[str, str]]:
         yield "fleet.emulate", f"expected nothing with kind {config.kind}: only processes can be emulated"
     if config.kubernetes != KubernetesConfig() and config.kind != "kubernetes":
         yield "fleet.kubernetes", f"expected nothing with kind {config.kind}"
+    if config.access != AccessConfig() and config.kind != "kubernetes":
+        yield "fleet.access", f"expected nothing with kind {config.kind}: engines that it starts itself need no key"
     if config.ray != RayConfig() and config.kind != "ray":
         yield "fleet.ray", f"expected nothing with kind {config.kind}"
     if config.history is not None and not config.scale.forecast:

@@ -297,15 +297,7 @@ class KubernetesFleet:
 
     def _appear(self, pod: Pod) -> None:
         spec, host = self._spec, f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
-        replica = Replica(
-            id=pod.name,
-            url=f"{self._config.scheme}://{host}:{self._config.port}",
-            model=spec.model,
-            kind=spec.kind,
-            slots=spec.slots,
-            lanes=spec.lanes,
-            tags=spec.tags,
-        )
+        replica = spec.replica(pod.name, f"{self._config.scheme}://{host}:{self._config.port}")
         if pod.version is not None and "version" not in spec.tags:
             replica = replace(replica, tags={**spec.tags, "version": pod.version})
         self._replicas[pod.name] = replica

@@ -12,6 +12,7 @@ is ready, the Scaler decides whether it is needed, and the dispatcher which one 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from headgate.model.replica import Replica, ReplicaId
@@ -35,6 +36,24 @@ class Spec:
     slots: int | None = None
     lanes: frozenset[str] = frozenset()
     tags: dict[str, str] = field(default_factory=dict)
+    api_key_file: Path | None = None
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    ca: Path | None = None
+
+    def replica(self, replica_id: ReplicaId, url: str) -> Replica:
+        """The replica at this address."""
+        return Replica(
+            id=replica_id,
+            url=url,
+            model=self.model,
+            kind=self.kind,
+            slots=self.slots,
+            lanes=self.lanes,
+            tags=self.tags,
+            api_key_file=self.api_key_file,
+            headers=self.headers,
+            ca=self.ca,
+        )
 
 
 @dataclass(frozen=True, slots=True)

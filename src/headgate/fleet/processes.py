@@ -77,15 +77,7 @@ class ProcessFleet:
             raise FleetError(f"{self._most} processes run already: lower fleet.scale.max")
         number = next(self._numbers)
         replica_id, socket = f"{spec.pool}-{number}", self._folder / f"{number}.sock"
-        replica = Replica(
-            id=replica_id,
-            url=f"unix:{socket}",
-            model=spec.model,
-            kind=spec.kind,
-            slots=spec.slots,
-            lanes=spec.lanes,
-            tags=spec.tags,
-        )
+        replica = spec.replica(replica_id, f"unix:{socket}")
         kept = _Kept(replica, spec.flags, socket)
         process = await self._spawn_it(kept)
         self._kept[replica_id] = kept

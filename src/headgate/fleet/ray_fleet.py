@@ -218,15 +218,7 @@ class RayFleet:
                 await asyncio.sleep(AGAIN_S)
 
     def _appear(self, replica_id: ReplicaId, spec: Spec, place: RayPlace) -> None:
-        replica = Replica(
-            id=replica_id,
-            url=place.url,
-            model=spec.model,
-            kind=spec.kind,
-            slots=spec.slots,
-            lanes=spec.lanes,
-            tags=spec.tags,
-        )
+        replica = spec.replica(replica_id, place.url)
         self._replicas[replica_id] = replica
         self._tell(Appeared(replica))
 

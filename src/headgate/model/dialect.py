@@ -103,6 +103,11 @@ class Dialect:
     bounds."""
     gauges: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our name → the engine's names for the gauge, the newest first. A label in braces has to match."""
+    about: tuple[str, ...] = ()
+    """Paths at which the engine describes itself; the first that answers counts."""
+    says: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What the description says, as `replica/description.py` names it → places in its JSON, the first that is there.
+    Names and numbers of a place are separated by dots."""
     steps: str | None = None
     """Path that tells the engine's latest steps; None: it has none."""
     responses: bool | None = True
@@ -150,6 +155,13 @@ DIALECTS: Final[dict[str, Dialect]] = {
                 "kv_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
                 "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
             },
+            about=("/server_info?config_format=json",),  # there with VLLM_SERVER_DEV_MODE=1
+            says={
+                "batch_each": ("vllm_config.scheduler_config.max_num_seqs",),
+                "step_tokens": ("vllm_config.scheduler_config.max_num_batched_tokens",),
+                "ranks": ("vllm_config.parallel_config.data_parallel_size",),
+                "alone": ("vllm_config.parallel_config.data_parallel_external_lb",),
+            },
         ),
         Dialect(
             # Its /health generates too, and takes at least a second. Higher priorities go first. A closed connection is
@@ -170,6 +182,14 @@ DIALECTS: Final[dict[str, Dialect]] = {
                 "kv_ratio": ("sglang:token_usage",),
                 "preemptions": ("sglang:num_retracted_requests_total",),
             },
+            about=("/server_info", "/get_server_info"),
+            says={
+                "batch_each": ("internal_states.0.effective_max_running_requests_per_dp",),
+                "batch": ("max_running_requests",),
+                "step_tokens": ("chunked_prefill_size",),
+                "kv_tokens": ("internal_states.0.memory_usage.token_capacity", "max_total_num_tokens"),
+                "ranks": ("dp_size",),
+            },
         ),
         Dialect(  # Its list of models gives the model's own name as owner: /info tells. `model` names an adapter.
             kind="tgi", name="TGI", prefix="tgi_", chat_continued="trimmed", embeddings=False, responses=False,
@@ -178,6 +198,12 @@ DIALECTS: Final[dict[str, Dialect]] = {
             gauges={
                 "waiting": ("tgi_queue_size",),
                 "batch_size": ("tgi_batch_current_size",),
+            },
+            about=("/info",),
+            says={
+                "batch": ("max_batch_size",),
+                "step_tokens": ("max_batch_prefill_tokens",),
+                "kv_tokens": ("max_batch_total_tokens",),
             },
         ),
         Dialect(
@@ -218,6 +244,8 @@ DIALECTS: Final[dict[str, Dialect]] = {
                 "batch_size": ("llamacpp:requests_processing",),
                 "kv_ratio": ("llamacpp:kv_cache_usage_ratio",),
             },
+            about=("/props",),
+            says={"batch": ("total_slots",)},
         ),
         Dialect(
             kind="openai", name="an OpenAI server", metrics=None, responses=None,

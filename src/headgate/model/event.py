@@ -73,6 +73,16 @@ class Probed(msgspec.Struct, frozen=True, gc=False):
     deep: bool = False
 
 
+class Reported(msgspec.Struct, frozen=True, gc=False):
+    """What an engine says of itself. None: it does not say. `batch`: requests that it computes at once; `kv_ratio`:
+    share of its KV memory in use, 0 to 1; `waiting`: requests in a queue of its own."""
+
+    replica_id: ReplicaId
+    batch: int | None = None
+    kv_ratio: float | None = None
+    waiting: float | None = None
+
+
 class ReplicaJoined(msgspec.Struct, frozen=True, gc=False):
     replica: Replica
 
@@ -124,6 +134,7 @@ Event = (
     | AttemptFailed
     | HedgeWon
     | Probed
+    | Reported
     | ReplicaJoined
     | ReplicaLeft
     | ReplicaParked

@@ -84,6 +84,8 @@ class Load:
     """Temporary maximum of requests at once, after the replica refused more; inf: it has not."""
     unreached: bool = False
     """The ceiling is there because the replica could not be reached: it is not usable until the next try."""
+    memory_full: bool = False
+    """The engine reports that its KV memory is full and that requests wait there: it gets one request at a time."""
     prefill_token_s: float = 0.0005
     """Measured seconds per prompt token that is computed, from `pace`; before the first few measurements a guess, the
     same for all replicas."""

@@ -54,6 +54,8 @@ REPORTED: Final = {
     "batch_size": Family("headgate_replica_batch_size", "gauge", "Sequences in its batch", "replica"),
     "batch_limit": Family("headgate_replica_batch_limit", "gauge", "Sequences its batch can have", "replica"),
     "kv_ratio": Family("headgate_replica_kv_ratio", "gauge", "Share of its KV memory in use", "replica"),
+    "kv_tokens": Family("headgate_replica_kv_tokens", "gauge", "Tokens in its KV memory, as it says", "replica"),
+    "step_tokens": Family("headgate_replica_step_tokens", "gauge", "Tokens of its longest step, as it says", "replica"),
     "waiting": Family("headgate_replica_waiting", "gauge", "Requests in its own queue", "replica"),
     "warm": Family("headgate_replica_warm", "gauge", "0: its warm-up failed, and it gets no requests", "replica"),
     "preemptions": Family("headgate_replica_preemptions_total", "counter", "Sequences put back by it", "replica"),

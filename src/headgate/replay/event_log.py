@@ -48,6 +48,7 @@ from headgate.model.event import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaParked,
+    Reported,
     Shared,
     Tick,
 )
@@ -63,6 +64,7 @@ EVENTS: Final[dict[str, type]] = {
     "attempt_failed": AttemptFailed,
     "hedge_won": HedgeWon,
     "probed": Probed,
+    "reported": Reported,
     "replica_joined": ReplicaJoined,
     "replica_left": ReplicaLeft,
     "replica_parked": ReplicaParked,

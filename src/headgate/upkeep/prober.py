@@ -27,10 +27,10 @@ from headgate.model.sequence import LOWEST_PRIORITY
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
 from headgate.replica.detect import Card, detect, read_cards
-from headgate.replica.gauges import read_gauges, text_of_gauges
 from headgate.replica.http import UNREACHED, Connections
 from headgate.replica.openai import FULL, flaw_in, read_error
 from headgate.upkeep.changes import ReplicaNotes
+from headgate.upkeep.engine_reports import EngineReports
 from headgate.upkeep.warmup import Warmed, Warmup, WarmupTarget
 
 log = logging.getLogger(__name__)
@@ -124,12 +124,14 @@ class Prober:
     """The connections' count of denials when they were last looked into. -1: they are to be looked into again."""
     _denied: str = ""
     """Why the replica would not list its models, if it wants another key. Empty: it does not."""
+    reports: EngineReports = field(init=False)
     _given: bool = field(init=False)
     """Whether the replica's kind was configured."""
 
     def __post_init__(self) -> None:
         self._given = self.replica.kind is not None
         self.dialect = dialect_of_kind(self.replica.kind)
+        self.reports = EngineReports(self.replica.id, self.connections, self.tell)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self.run())
@@ -277,6 +279,7 @@ class Prober:
             await asyncio.sleep(self.deep_s)
             self._tell_deep(await self.look_deep())
             self._hear(await self._cards())
+            await self.reports.ask_about(self.dialect)
 
     def _tell_deep(self, ok: bool | None) -> None:
         if ok is not None:
@@ -284,7 +287,7 @@ class Prober:
 
     async def _keep_asking_load(self) -> None:
         while True:
-            await self._ask_load()
+            self.load = await self.reports.ask_load(self.dialect) | self._own
             await asyncio.sleep(max(SCRAPE_EVERY_S, self.interval_s))
 
     async def _keep_alive(self) -> None:
@@ -370,6 +373,7 @@ class Prober:
                 self.dialect, self._path = dialect_of_kind(self.replica.kind), ""
                 self.owner.found(self.replica)
         self._hear(cards)
+        await self.reports.ask_about(self.dialect)
 
     def _hear(self, cards: list[Card]) -> None:
         if cards:  # if not, the last list still holds; whether the replica is well is asked elsewhere
@@ -384,13 +388,3 @@ class Prober:
             return []
         self._denied = self.connections.denied("/v1/models", status) if status in DENIED else ""
         return read_cards(body) if status == 200 else []
-
-    async def _ask_load(self) -> None:
-        if self.dialect.metrics is None:
-            return
-        try:
-            status, body = await self.connections.get(self.dialect.metrics, PROBE_TIMEOUT_S)
-        except (ReplicaFailed, TimeoutError, OSError):
-            status, body = 0, b""
-        said = read_gauges(self.replica.kind, text_of_gauges(body)) if status == 200 else {}
-        self.load = said | self._own

@@ -162,7 +162,14 @@ def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher,
     if config.fleet.kind == "kubernetes":
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
 
-        spec = Spec(pool=config.fleet.kubernetes.name, kind=None)  # detected: a pod may hold any engine
+        access = config.fleet.access
+        spec = Spec(
+            pool=config.fleet.kubernetes.name,
+            kind=None,  # detected: a pod may hold any engine
+            api_key_file=access.api_key_file,
+            headers=access.headers,
+            ca=access.ca,
+        )
         return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
     return ProcessFleet(folder, clock), process_spec(config)
 

@@ -34,6 +34,7 @@ from headgate.model.event import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaParked,
+    Reported,
     Shared,
 )
 from headgate.model.lane import Lane
@@ -134,6 +135,9 @@ class Dispatcher(DispatcherReads):
             self._attempt_failed(event, now, commands)
         elif isinstance(event, Probed):
             if self.book.probed(event.replica_id, event.ok, event.deep, now):
+                self._pump_all(now, commands)
+        elif isinstance(event, Reported):
+            if self.book.reported(event):
                 self._pump_all(now, commands)
         elif isinstance(event, ReplicaJoined):
             self.book.join(event.replica, now)

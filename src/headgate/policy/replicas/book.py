@@ -9,20 +9,19 @@ ids and asks.
 from math import inf
 from typing import Final
 
+from headgate.model.event import Reported
 from headgate.model.replica import Load, Replica, ReplicaId
 from headgate.model.request import Request
 from headgate.policy.replicas.allowance import room_of
 from headgate.policy.replicas.entry import IndexEntry, ReplicaEntry, new_entry
 from headgate.policy.replicas.full import Full
-from headgate.policy.replicas.gradient import GradientLimit
+from headgate.policy.replicas.gradient import limit_to_find
 from headgate.policy.replicas.health import Health, Standing
 from headgate.policy.replicas.index import Order, RouteIndex
 from headgate.policy.replicas.outlier import About
 from headgate.policy.replicas.prefix_index import CacheGuess, PrefixIndex
 from headgate.policy.replicas.signs import HealthState, Saw
 
-UNKNOWN_SIZE: Final = (64, 8)
-"""Requests that a replica of unknown size may have at first, and the minimum: fewer would starve any batch."""
 IMMATERIAL_S: Final = 0.05
 IMMATERIAL_TOKEN_S: Final = 0.01
 """Seconds added to the observed TTFT and TPOT, so that a few milliseconds more are not taken for a queue."""
@@ -30,6 +29,10 @@ IMMATERIAL_TOKEN_S: Final = 0.01
 LEAST_TOKEN_S: Final = 1e-6
 """Least seconds per prompt token by which routing compares replicas: where first tokens took the same time whatever
 their prompts, a prompt should still count for something."""
+
+
+MEMORY_FULL: Final = 0.9
+"""Share of an engine's KV memory in use from which on a queue in the engine is one for memory."""
 
 
 class ReplicaBook:
@@ -63,7 +66,7 @@ class ReplicaBook:
             entry.found = None
             limit = self._own_part(replica.slots)
         else:
-            entry.found = GradientLimit(*UNKNOWN_SIZE)
+            entry.found = limit_to_find(entry.batch)
             limit = entry.found.limit
         load = Load(replica, limit, usable=0.0 if entry.parked else 1.0, joined_at=now)
         load.prefill_token_s = self._usual_token_s or load.prefill_token_s
@@ -258,6 +261,25 @@ class ReplicaBook:
         saw = (Saw.DEEP_OK if ok else Saw.DEEP_FAILED) if deep else Saw.PROBE_OK if ok else Saw.PROBE_FAILED
         opened = ok and entry is not None and self.full.answered(entry)
         return self.saw(replica_id, saw, now) or opened
+
+    def reported(self, event: Reported) -> bool:
+        """Takes in what an engine says of itself. Returns whether the replica may have got room."""
+        entry = self.entries.get(event.replica_id)
+        if entry is None or entry.seat is None:
+            return False
+        load = entry.seat.load
+        before = (load.limit, load.memory_full)
+        if event.batch is not None and event.batch != entry.batch:
+            entry.batch = event.batch
+            if entry.found is not None:  # another batch is another process: what was found of the last one is over
+                entry.found = limit_to_find(entry.batch)
+                load.limit = entry.found.limit
+        # Both, since engines differ in whether memory that only caches prefixes is in use.
+        load.memory_full = (event.kv_ratio or 0.0) >= MEMORY_FULL and (event.waiting or 0.0) >= 1.0
+        if before == (load.limit, load.memory_full):
+            return False
+        self.index.changed(load)
+        return True
 
     def saw(self, replica_id: ReplicaId, what: Saw, now: float) -> bool:
         """Takes in one thing seen of a replica. Returns whether its usable share changed."""

@@ -105,6 +105,8 @@ class ReplicaEntry:
     """None: the replica was parked before it joined."""
     found: GradientLimit | None = None
     """The limit that is found by watching its latency. None: its slots are known."""
+    batch: int | None = None
+    """Requests that its engine says it computes at once. None: it has not said."""
     closed: Closed | None = None
     """None: it has not refused a request of late, and could be reached."""
     owed: PrefillOwed | None = None

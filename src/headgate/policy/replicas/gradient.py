@@ -13,6 +13,7 @@ throughput over latency is best (Kleinrock), so a replica that slows down smooth
 
 from dataclasses import dataclass
 from math import log
+from typing import Final
 
 TOLERANCE = 1.35
 """Multiple of normal latency beyond which requests are taken to queue."""
@@ -47,6 +48,9 @@ WAITS = 12
 SAME = 0.9
 """Ratio of two limits above which they are still about the same."""
 SHORTEST_S = 1e-6
+
+UNKNOWN_SIZE: Final = (64, 8)
+"""Requests that a replica of unknown size may have at first, and the minimum: fewer would starve any batch."""
 
 
 class _Signal:
@@ -257,3 +261,12 @@ class GradientLimit:
         step = min(FASTEST, GROWTH * (1 + self._growths)) * self.limit
         grown = min(self._most, self.limit + max(1.0 if self._growths > 1 else 0.25, step))
         self.limit = max(self.limit, min(grown, ROOM * use))
+
+
+def limit_to_find(batch: int | None) -> GradientLimit:
+    """A limit that is found by watching. `batch`: what the engine says it computes at once. More would wait in the
+    engine's queue, in its order; fewer may be all that keep the promises, so that what it says is only the maximum."""
+    if batch is None:
+        return GradientLimit(*UNKNOWN_SIZE)
+    start, least = UNKNOWN_SIZE
+    return GradientLimit(min(start, batch), min(least, batch), batch)

@@ -105,6 +105,8 @@ class RouteIndex:
         room = limit - requests if requests < limit else 0
         if room and requests and seat.token_limit is not None and load.tokens >= seat.token_limit:
             room = 0
+        if load.memory_full and requests:
+            room = 0
         self._count(seat, True, limit or 1, room)
         self._place(seat, self._key(seat) if room else None)
 
