@@ -13,7 +13,8 @@
 #   make install   set up only: .venv with .venv/bin/headgate
 #   make bench     engine figures against llama.cpp's server; results in benchmarks/results
 #   make bench-peers, make bench-gateway   gateway figures against nginx, sglang-router, vllm-router, smg, LiteLLM
-#   make clusters, make mlflow, make axe, make vllm   more real components for the tests
+#   make clusters, make mlflow, make axe, make clients, make vllm   more real components for the tests
+#   make test-clients   openai, anthropic, LangChain and others, unmodified, each in an environment of its own; ARGS="openai litellm"
 #   make test-vllm   the gateway in front of a real vLLM on a CPU
 #   make docs      build the documentation's site into build/site; ARGS=serve shows it on http://127.0.0.1:8100
 #   make lock      resolve dependencies anew
@@ -33,7 +34,7 @@ COVERING := tests/model tests/policy tests/invariants tests/test_config_file.py 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
-.PHONY: test-all components clusters mlflow axe vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers docs help lock release clean
+.PHONY: test-all components clusters mlflow axe clients test-clients vllm test-vllm serve test test-compiled test-wheel fuzz mutants coverage compiled check install bench bench-gateway bench-peers docs help lock release clean
 
 serve: install
 	@$(BIN)/headgate serve $(ARGS)
@@ -96,7 +97,7 @@ test-all: $(VENV)/.dev components vllm
 
 # The real components that tests talk to. Debian's packages need root; without it they are named, and test-all fails by name.
 PACKAGES := libgomp1 procps prometheus nginx redis-server chromium
-components: clusters mlflow axe $(VENV)/.docs
+components: clusters mlflow axe clients $(VENV)/.docs
 	@missing=""; for package in $(PACKAGES); do dpkg -s $$package >/dev/null 2>&1 || missing="$$missing $$package"; done; \
 	if [ -n "$$missing" ]; then \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -109,6 +110,15 @@ axe:
 	@if [ -f .bench/axe/node_modules/axe-core/axe.min.js ]; then :; elif command -v npm >/dev/null; then \
 	  mkdir -p .bench/axe && npm install --silent --ignore-scripts --no-save --prefix .bench/axe axe-core@4.14.0; \
 	else echo "axe-core needs npm: apt-get install npm"; fi
+
+# The three clients that every run of all tests tries, each in an environment of its own below .bench/clients (400 MB).
+clients: $(VENV)/.dev
+	@$(BIN)/python -m tests.clients install $(or $(ARGS),openai anthropic litellm)
+
+# All clients of tests/clients/catalog.py (some 4 GB), or those named in ARGS, against a scripted engine and the bundled model.
+test-clients: $(VENV)/.dev
+	@$(BIN)/python -m tests.clients install $(ARGS) || true
+	@$(BIN)/python -m tests.clients $(ARGS)
 
 # A real MLflow server for the test that sends it traces (850 MB, in an environment of its own).
 mlflow:

@@ -82,6 +82,11 @@ def test_what_is_answered_is_what_is_described(url: str) -> None:
     status, answer = ask(f"{url}/v1/responses", {"model": "double", "input": "n=2"})
     assert status == 200
     check("/v1/responses", answer, method="post")
+    message = {"model": "double", "max_tokens": 5, "messages": [{"role": "user", "content": "n=2"}]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        status, answer = ask(url + path, message)
+        assert status == 200
+        check(path, answer, method="post")
     status, answer = ask(f"{url}/v1/chat/completions", chat("x", max_tokens=0))
     check("/v1/chat/completions", answer, status=str(status), method="post")
     for path in ("/v1/models", "/health/live", "/health/ready", "/admin/slo", "/admin/slow", "/admin/fleet"):

@@ -126,7 +126,13 @@ class Intake:
 
     def tokenized(self, body: TokenizeBody) -> list[int]:
         if body.messages is not None:
-            return self.tokenizer.encode_chat(body.messages)
+            chat = ChatBody(
+                messages=body.messages,
+                tools=body.tools,
+                continue_final_message=body.continue_final_message,
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
+            return self._prompts(chat, self.tools(chat))[0]
         text = body.prompt if body.prompt is not None else body.content
         if text is None:
             raise InvalidRequest("give prompt, content or messages", param="prompt")

@@ -101,6 +101,9 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     content: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
     add_special_tokens: bool = True
 
 

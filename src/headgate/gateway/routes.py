@@ -7,10 +7,12 @@ public.
 
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
-from headgate.gateway.intake.abilities import QUOTE
+from headgate.gateway.intake.abilities import COUNT, QUOTE
 from headgate.gateway.quotes import QuoteRoute
+from headgate.gateway.token_count import TokenCountRoute
 from headgate.model.clock import monotonic
 from headgate.model.errors import NotReady
+from headgate.wire.errors import MESSAGES
 from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.router import Router, Routes
 
@@ -25,6 +27,8 @@ class ApiRoutes:
                 ("POST", "/v1/completions"): gateway.complete,
                 ("POST", "/v1/embeddings"): gateway.complete,
                 ("POST", "/v1/responses"): gateway.complete,
+                ("POST", MESSAGES): gateway.complete,
+                ("POST", COUNT): TokenCountRoute(gateway).serve,
                 ("POST", QUOTE): QuoteRoute(gateway, monotonic).serve,
                 ("GET", "/v1/models"): self._keyed(catalog.serve_list),
                 ("GET", "/v1/models/*"): self._keyed(catalog.serve_one),

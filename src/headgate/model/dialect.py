@@ -108,6 +108,8 @@ class Dialect:
     says: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What the description says, as `replica/description.py` names it → places in its JSON, the first that is there.
     Names and numbers of a place are separated by dots."""
+    counts_chats: bool = False
+    """Whether the engine's /tokenize takes a chat, and tells how many tokens its template makes of it."""
     steps: str | None = None
     """Path that tells the engine's latest steps; None: it has none."""
     responses: bool | None = True
@@ -122,7 +124,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             kind="headgate", name="Headgate's engine", owned_by="headgate", health=("/health/ready",),
             deep="/health/deep", steps="/steps", prefix="headgate_engine_", head=b"x-headgate-timings: 1\r\n",
             chat_continued="pieces", warms_itself=True, embeddings=False, responses=False, keeps_bounds=True,
-            takes_default=True, ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
+            counts_chats=True, takes_default=True, ranges=Ranges(stops=16, text_logprobs=20, tools=1024),
             guarded=("continued", "generation_limit_ms", "runaway"),
             gauges={
                 "emulated": ("headgate_engine_emulated",),
@@ -143,7 +145,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
             # VLLM_ALLOW_RUNTIME_LORA_UPDATING is set.
             kind="vllm", name="vLLM", owned_by="vllm", prefix="vllm:", session=b"x-session-id",
             priority=lambda ours: ours, chat_continued="flags", load_adapter="/v1/load_lora_adapter",
-            ranges=MANY_STOPS, wishes="vllm_xargs",
+            counts_chats=True, ranges=MANY_STOPS, wishes="vllm_xargs",
             guarded=(
                 "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "logits_processors",
                 "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "chat_template",

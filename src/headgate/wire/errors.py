@@ -49,6 +49,21 @@ CODES: dict[int, str] = {
 }
 """OpenAI's `code` for refusals that never reach a handler, and so have no Outcome."""
 
+MESSAGES = "/v1/messages"
+"""The path whose answers, errors included, are in Anthropic's format; also the beginning of those below it."""
+KINDS: dict[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""Anthropic's `type` of an error; all others are invalid_request_error below 500, and api_error from there on."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -63,6 +78,27 @@ def error_headers(error: ServeError) -> Headers:
     wait_s = max(0.0, error.retry_after_s)
     seconds, milliseconds = str(math.ceil(wait_s)), str(math.ceil(wait_s * 1000))
     return (("retry-after", seconds), ("retry-after-ms", milliseconds), *error.headers)
+
+
+def as_message_error(body: bytes, status: int, request_id: str) -> bytes:
+    """An error in Anthropic's format, from one in OpenAI's. `status`: 0 in a stream, which has begun with 200: the
+    error's own type tells then."""
+    try:
+        found = msgspec.json.decode(body)
+        error = found["error"] if isinstance(found, dict) else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
+        error = None
+    given = error if isinstance(error, dict) else {"message": error if isinstance(error, str) else ""}
+    kind = KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if not status:
+        kind = "invalid_request_error" if given.get("type") == "invalid_request_error" else "api_error"
+    message = given.get("message")
+    told: dict[str, object] = {"type": kind}
+    told["message"] = message if isinstance(message, str) and message else f"status {status}"
+    told |= {name: given[name] for name in ("param", "code") if isinstance(given.get(name), str)}
+    if "code" in told:
+        told["details"] = {"error_code": told["code"]}  # where Anthropic's clients look for it
+    return _encode({"type": "error", "error": told, "request_id": request_id})
 
 
 def refusal_body(status: int, message: str, code: str | None = None) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 from headgate.model.errors import ServeError
 from headgate.model.outcome import Outcome
-from headgate.wire.errors import STATUS, Headers, error_body, error_headers
+from headgate.wire.errors import MESSAGES, STATUS, Headers, as_message_error, error_body, error_headers
 from headgate.wire.places import Occupant
 
 log = logging.getLogger(__name__)
@@ -185,6 +185,8 @@ class Exchange:
                 body = self.renames.told(body)
             if self.voice is not None:
                 body = self.voice.body(body)
+        elif status >= 400 and self.path.startswith(MESSAGES):
+            body = as_message_error(body, status, self.request_id)
         framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), len(body))
         head = self._make_head(status, framing, headers)
         self._finish(head if self.method == "HEAD" else head + body)
@@ -314,6 +316,8 @@ class Exchange:
         self.status = status
         if self.late_headers is not None:
             headers += self.late_headers()
+        if self.path.startswith(MESSAGES):
+            headers += (("request-id", self.request_id),)  # where Anthropic's clients look for it
         extra = b"".join([_header(name, value) for name, value in headers])
         return b"%b%bx-request-id: %b\r\n%b%b\r\n" % (
             _STATUS_LINES[status],

@@ -49,6 +49,7 @@ from headgate.surface.ledger import Holdings
 from headgate.upkeep.changes import ReplicaLog, described, reason
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warmup import Warmup
+from headgate.wire.errors import MESSAGES
 from headgate.wire.limits import wire_limits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
@@ -65,7 +66,7 @@ KEPT_FILES = 512
 LOGS = LogOptions()
 SURFACES = (("page", "/"), ("API docs", "/docs"), ("figures", "/metrics"))
 """What people find at the gateway's address, besides the API."""
-RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"))
+RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES))
 """Paths whose requests leave records."""
 NONE_ANSWERS_S = 3.0
 """Seconds after which it is reported that no replica has answered yet."""

@@ -186,7 +186,7 @@ class Translated:
             said: dict[str, Any] = decode_event(body)
             self._ending.take(said)
             choices = said.get("choices") or [{}]
-            text = _text((choices[0].get("message") or {}).get("content"))
+            text = plain_text((choices[0].get("message") or {}).get("content"))
         except NO_CHAT:
             return body
         began = skeleton(self._body, self._id, said.get("model") or "", said.get("created") or 0)
@@ -200,7 +200,7 @@ class Translated:
         try:
             said: dict[str, Any] = decode_event(data)
             self._ending.take(said)
-            deltas = [_text((choice.get("delta") or {}).get("content")) for choice in said.get("choices") or ()]
+            deltas = [plain_text((choice.get("delta") or {}).get("content")) for choice in said.get("choices") or ()]
         except NO_CHAT:
             return b""
         events = b"" if self._response is not None else self._begin(said)
@@ -266,7 +266,7 @@ def message(name: str, text: str | None, status: str) -> dict[str, Any]:
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _text(content: Any) -> str:
+def plain_text(content: Any) -> str:
     """The text of a message or delta: some engines write it in parts."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]

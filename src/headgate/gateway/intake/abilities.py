@@ -1,12 +1,13 @@
-"""Tells which replicas have /v1/embeddings and /v1/responses, by their engine's dialect (replica/dialects.py).
+"""Tells which replicas have /v1/embeddings and /v1/responses, by their engine's dialect (replica/dialects.py), and how
+they continue a chat.
 
-Used for those two paths only: every replica serves chats and text completions.
+Paths are asked about for those two only: every replica serves chats and text completions.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from headgate.model.dialect import DIALECTS, OPENAI_RANGES, Dialect, Ranges
+from headgate.model.dialect import DIALECTS, OPENAI_RANGES, Continue, Dialect, Ranges
 from headgate.model.errors import NotOffered
 from headgate.model.replica import Replica, ReplicaId
 from headgate.replica.dialects import dialect_of
@@ -15,6 +16,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
+COUNT: Final = "/v1/messages/count_tokens"
 QUOTE: Final = "/v1/quote"
 
 
@@ -43,6 +45,12 @@ class Abilities:
                 param="model",
             )
         return unfit
+
+    def continuing(self, models: Collection[str]) -> Continue | None:
+        """How all replicas of these models continue a chat whose last message is the assistant's. None: not all can,
+        they differ, or there is no replica."""
+        found = {dialect_of(replica).chat_continued for replica in self._serving(models)}
+        return found.pop() if len(found) == 1 else None
 
     def ranges(self, models: Collection[str]) -> Ranges:
         """Parameter ranges that all replicas of these models accept; OpenAI's ranges while there is no replica."""

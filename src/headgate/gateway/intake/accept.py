@@ -11,7 +11,7 @@ import msgspec
 
 from headgate.config.gateway import PromisesConfig, Tenant
 from headgate.config.output import CHAT as CHAT_TASK
-from headgate.gateway.intake.abilities import CHAT, COMPLETIONS, QUOTE, RESPONSES, Abilities
+from headgate.gateway.intake.abilities import CHAT, COMPLETIONS, COUNT, QUOTE, RESPONSES, Abilities
 from headgate.gateway.intake.asks import (
     Ask,
     Identities,
@@ -25,6 +25,7 @@ from headgate.gateway.intake.asks import (
     sift,
 )
 from headgate.gateway.intake.fields import ChatFields, UsualFields
+from headgate.gateway.intake.messages import converse
 from headgate.gateway.intake.models import Chosen, Models
 from headgate.gateway.intake.naming import Naming
 from headgate.gateway.intake.promised import TPOT, TPOT_FIELD, TTFT, TTFT_FIELD, promised_s
@@ -41,6 +42,7 @@ from headgate.replica.dialects import can_continue
 from headgate.wire.body import json
 from headgate.wire.body.canonical import NOT_CANONICAL, canonical
 from headgate.wire.body.long_json import LONG_BYTES, lightened, parse_long, whole
+from headgate.wire.errors import MESSAGES
 from headgate.wire.exchange import Exchange
 from headgate.wire.limits import WireLimits
 
@@ -289,6 +291,9 @@ class Acceptor:
             path = COMPLETIONS if isinstance(body, dict) and "messages" not in body and "prompt" in body else CHAT
         elif path == RESPONSES:
             path, body = respond(exchange, body, self.abilities, self._reached, self._limits.messages)
+            same = False
+        elif path in (MESSAGES, COUNT):
+            path, body = converse(exchange, body, self.abilities, self._reached, self._limits.messages)
             same = False
         shape, whole = self._understood(body)
         assert isinstance(body, dict)

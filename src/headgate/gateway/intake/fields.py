@@ -79,6 +79,18 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     store: bool | None = None
 
 
+class MessagesBody(msgspec.Struct, kw_only=True):
+    """The fields of a /v1/messages body whose kind the gateway relies on."""
+
+    model: str = ""
+    messages: list[dict[str, Any]] | None = None
+    system: str | list[Any] | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+
+
 INTEGERS = (
     "max_tokens", "max_completion_tokens", "max_output_tokens", "n", "top_logprobs", "logprobs", "seed", "dimensions",
     "priority",

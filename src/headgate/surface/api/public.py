@@ -108,6 +108,33 @@ PUBLIC: Operations = {
         "`response.incomplete`.",
         errors=REFUSALS,
     ),
+    ("POST", "/v1/messages"): Operation(
+        tag=COMPLETIONS,
+        name="converse",
+        summary="Answer, in the words of Anthropic's Messages API",
+        about="On any engine: the request becomes a chat that asks the same. The key may come as `x-api-key`; "
+        "`anthropic-version` and `anthropic-beta` make no difference. What a chat can't say (documents but text, tools "
+        "that Anthropic's servers run, threads) is a 400 that names the field. Errors have Anthropic's form: "
+        "`type`, `error.type`, `error.message`, `request_id`.",
+        parameters=ASKING,
+        body=ref("MessagesRequest"),
+        example={"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello!"}]},
+        answer=ref("Message"),
+        streams="Anthropic's events, each with its name: `message_start`, `ping`, `content_block_start`, `_delta` and "
+        "`_stop`, `message_delta`, `message_stop`; `error` where it breaks off.",
+        errors=REFUSALS,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        tag=COMPLETIONS,
+        name="countTokens",
+        summary="How many tokens has the prompt of such a message?",
+        about="Counted by a replica of the model, tools included, where its engine can (Headgate's own, vLLM); "
+        "otherwise estimated from the bytes of the text, and `x-headgate-estimate: true` says so. Nothing is served.",
+        body=ref("MessagesRequest"),
+        example={"model": "default", "messages": [{"role": "user", "content": "Hello!"}]},
+        answer=ref("TokenCount"),
+        errors=REFUSALS,
+    ),
     ("POST", "/v1/embeddings"): Operation(
         tag=COMPLETIONS,
         name="embed",

@@ -1,0 +1,125 @@
+"""OpenAI's own client: chats, streams, tools, structured answers, text completions, embeddings, responses, models."""
+
+from typing import Any
+
+import openai
+from checks import KEY, MODEL, SMALL, URL, check, clever, main
+from pydantic import BaseModel
+
+CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+ASYNC = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+FLAT: Any = {"type": "function", "name": "get_weather", "parameters": PARAMETERS, "strict": True}
+CALL: list[Any] = [{"role": "user", "content": "Call get_weather."}]
+
+
+class Place(BaseModel):
+    city: str
+    country: str
+
+
+@check
+def a_chat() -> None:
+    answer = CLIENT.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=12)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+@check
+def a_stream_with_usage() -> None:
+    stream = CLIENT.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage is not None
+
+
+@check
+async def asynchronously() -> None:
+    stream = await ASYNC.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=8, stream=True)
+    assert [chunk async for chunk in stream]
+
+
+@clever
+def a_demanded_call_whole_and_streamed() -> None:
+    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+    given: dict[str, Any] = {"model": MODEL, "messages": CALL, "tools": [WEATHER], "tool_choice": choice}
+    answer = CLIENT.chat.completions.create(**given, max_tokens=80)
+    calls = answer.choices[0].message.tool_calls
+    assert calls
+    assert calls[0].function.name == "get_weather"
+    with CLIENT.chat.completions.stream(**given, max_tokens=80) as stream:
+        pieces = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion()
+    assert len([piece for piece in pieces if piece]) > 1
+    assert final.choices[0].message.tool_calls
+
+
+@clever
+def a_turn_with_a_tool() -> None:
+    messages = list(CALL)
+    answer = CLIENT.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    said = answer.choices[0].message
+    assert said.tool_calls
+    messages += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "21 degrees"}]
+    answer = CLIENT.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    assert answer.choices[0].message.content == "The answer is 21 degrees"
+
+
+@check
+def a_structured_answer() -> None:
+    asked: list[Any] = [{"role": "user", "content": "Where is the Louvre?"}]
+    answer = CLIENT.chat.completions.parse(model=MODEL, messages=asked, response_format=Place, max_tokens=80)
+    assert isinstance(answer.choices[0].message.parsed, Place)
+
+
+@check
+def a_text_completion() -> None:
+    assert CLIENT.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=8).choices[0].text
+    assert list(CLIENT.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=8, stream=True))
+
+
+@clever
+def embeddings() -> None:
+    found = CLIENT.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="float")
+    assert len(found.data) == 2
+
+
+@check
+def a_response_whole_and_streamed() -> None:
+    assert CLIENT.responses.create(model=MODEL, input="Hello!", max_output_tokens=16).output_text
+    with CLIENT.responses.stream(model=MODEL, input="Hello!", max_output_tokens=16) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_response().output_text
+    assert kinds[0] == "response.created"
+
+
+@check
+def models() -> None:
+    found = {model.id: model for model in CLIENT.models.list()}
+    assert found
+    if not SMALL:
+        assert found[MODEL].created == 1700000000
+        assert found[MODEL].max_model_len == 4096
+
+
+@check
+def errors_are_the_clients_own() -> None:
+    try:
+        CLIENT.chat.completions.create(model="gpt-9", messages=HELLO)
+    except openai.NotFoundError as error:
+        assert "gpt-9" in str(error)
+    else:
+        raise AssertionError("an unknown model was taken")
+
+
+main()
