@@ -29,7 +29,7 @@ class Scene:
         self.fleet = ProcessFleet(folder, monotonic, spawn=self.spawn, most=most)
         self.fleet.watch(self.heard.append)
 
-    async def spawn(self, flags: Sequence[str], socket: Path) -> Process:
+    async def spawn(self, flags: Sequence[str], socket: Path, seat: int) -> Process:
         return await asyncio.create_subprocess_exec(sys.executable, "-c", self.program, *flags, str(socket))
 
     def pid(self, name: str) -> int:
@@ -158,7 +158,7 @@ def test_there_is_a_most(tmp_path: Path) -> None:
 
 
 def test_a_process_that_cannot_be_had_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    async def none(flags: Sequence[str], socket: Path) -> Process:
+    async def none(flags: Sequence[str], socket: Path, seat: int) -> Process:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     async def test() -> None:

@@ -1,10 +1,14 @@
 """Nouns are values: equal by what they say, readable, and errors own their outcome."""
 
+from typing import Any
+
 import pytest
 
 from headgate.config.cluster import KubernetesConfig, RayConfig
 from headgate.config.contradictions import contradictions
-from headgate.config.fleet import EmulateConfig, FleetConfig
+from headgate.config.engine import EngineConfig
+from headgate.config.file import describe, parse
+from headgate.config.fleet import EmulateConfig, FleetConfig, VllmConfig, flag_value
 from headgate.config.gateway import GatewayConfig, Tenant
 from headgate.config.hints import HttpUrl, RedisUrl
 from headgate.config.models import ModelConfig
@@ -104,6 +108,48 @@ def test_redis_addresses(url: str, good: bool) -> None:
 )
 def test_fleet_settings_without_effect_are_named(fleet: FleetConfig, path: str) -> None:
     assert [found for found, _ in contradictions(GatewayConfig(fleet=fleet))] == [path]
+
+
+def vllm_fleet(kind: Any = "processes", most: int = 1, emulate: str = "", **vllm: Any) -> FleetConfig:
+    emulated = EmulateConfig(profile=emulate) if emulate else None
+    made = VllmConfig(model="m", **vllm)
+    return FleetConfig(kind=kind, scale=ScaleConfig(min=1, max=most), emulate=emulated, vllm=made)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "path", "said"),
+    [
+        (vllm_fleet("ray"), "fleet.vllm", "vLLM is started as processes"),
+        (vllm_fleet(emulate="h100-llama3-8b"), "fleet.vllm", "one or the other"),
+        (vllm_fleet(flags=("--port", "1")), "fleet.vllm.flags", "leave --port out"),
+        (vllm_fleet(flags=("--uds=/x",)), "fleet.vllm.flags", "leave --uds out"),
+        (vllm_fleet(flags=("--api_key", "k")), "fleet.vllm.flags", "leave --api-key out"),
+        (vllm_fleet(flags=("-pp", "2")), "fleet.vllm.flags", "pipeline parallelism"),
+        (vllm_fleet(devices=("0",), most=2), "fleet.vllm.devices", "each of 2 replicas"),
+    ],
+)
+def test_what_a_fleet_of_vllms_cannot_have_is_named(fleet: FleetConfig, path: str, said: str) -> None:
+    ((found, problem),) = contradictions(GatewayConfig(fleet=fleet))
+    assert found == path
+    assert said in problem
+
+
+def test_a_fleet_of_vllms_that_is_fine() -> None:
+    flags = ("-pp", "1", "--enforce-eager", "-pp")
+    for fleet in (
+        vllm_fleet(flags=flags[:3], devices=("0", "1"), most=2),
+        vllm_fleet(flags=("-pp", "2"), scheduler=False),
+    ):
+        assert list(contradictions(GatewayConfig(fleet=fleet))) == []
+        both = GatewayConfig(fleet=fleet, embedded=EngineConfig())
+        assert [path for path, _ in contradictions(both)] == ["embedded"]
+    assert flag_value(flags, "-pp") == ""
+    assert flag_value(("--a", "1", "--a=2"), "--a", "-b") == "2"
+    assert flag_value(("x",), "--a") is None
+    assert "up to 1 vLLM with m" in describe(GatewayConfig(fleet=vllm_fleet()))
+    replicas = (Replica(id="a", url="http://a"),)
+    assert "1 replica and up to 1 vLLM" in describe(GatewayConfig(fleet=vllm_fleet(), replicas=replicas))
+    assert parse("fleet: {kind: processes, vllm: {model: m}, scale: {max: 1}}", "x.yaml").embedded is None
 
 
 def test_reserves_of_tiers_add_up_and_tasks_and_models_are_known() -> None:

@@ -14,6 +14,7 @@ from headgate.model.errors import UsageError
 from headgate.progress import Progress
 
 if TYPE_CHECKING:
+    from headgate.config.fleet import FleetConfig
     from headgate.config.gateway import GatewayConfig
 
 positive = Parameter(validator=validators.Number(gte=1))
@@ -35,8 +36,12 @@ class ServeOptions:
     """Port to listen on; 0 takes a free one. Default: 8000."""
     replica_key_file: Annotated[Path | None, Parameter(group=SERVES)] = None
     """File with the API key that every --replica wants. It is sent to them, and never shown."""
+    vllm: Annotated[str | None, Parameter(group=FIRST)] = None
+    """Start vLLM with this model, and keep it running; flags behind -- are vLLM's own."""
     engines: Annotated[int | None, positive, Parameter(group=SERVES)] = None
-    """Run this many engines of its own, each in a process, and keep them running. Default: one."""
+    """Run this many engines of its own, or of vLLM, each in a process, and keep them running. Default: one."""
+    vllm_bin: Annotated[str | None, Parameter(group=SERVES)] = None
+    """vLLM's command, such as /opt/vllm/bin/vllm. Default: vllm, on the PATH."""
     watch: Annotated[bool, Parameter(group=SERVES, negative="")] = False
     """Take the config file whenever it changes."""
     check: Annotated[bool, Parameter(group=SERVES, negative="")] = False
@@ -53,15 +58,19 @@ class ServeOptions:
     """Listen beyond this machine without any API key."""
 
 
-def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS, logs: LogFlags | None = None) -> None:
-    """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with one of its
-    own."""
+def serve(
+    *words: Annotated[str, Parameter(show=False)],
+    options: ServeOptions | None = None,
+    flags: EngineFlags = DEFAULTS,
+    logs: LogFlags | None = None,
+) -> None:
+    """Serve models on one OpenAI-compatible address: the gateway, in front of running engines or with its own."""
     from headgate.config import file as config_file
     from headgate.config.listen import check_exposure
     from headgate.replica.credentials import Credentials
 
     options, logged = options or ServeOptions(), (logs or LogFlags()).options()
-    chosen = _chosen(options, flags)
+    chosen = _chosen(options, flags, words)
     check_exposure(chosen.listen, chosen.has_keys, options.insecure)
     for one in chosen.replicas:
         Credentials(one)  # says which file can't be used, before anything starts
@@ -81,7 +90,7 @@ def serve(*, options: ServeOptions | None = None, flags: EngineFlags = DEFAULTS,
     run_gateway(chosen, progress, reload, options.event_log, path if options.watch else None, logged)
 
 
-def _chosen(options: ServeOptions, flags: EngineFlags) -> "GatewayConfig":
+def _chosen(options: ServeOptions, flags: EngineFlags, words: tuple[str, ...] = ()) -> "GatewayConfig":
     """The config that file and arguments make together."""
     from headgate.config import file as config_file
     from headgate.config.fleet import FleetConfig
@@ -98,19 +107,41 @@ def _chosen(options: ServeOptions, flags: EngineFlags) -> "GatewayConfig":
     chosen = _listening(chosen, options)
     if options.record is not None:
         chosen = replace(chosen, record=replace(chosen.record, path=options.record))
+    if options.watch and options.config is None:
+        raise UsageError("--watch wants a file to watch: give --config FILE")
+    if options.vllm is not None:
+        return replace(chosen, embedded=None, fleet=_vllm_fleet(options.vllm, options, flags, words))
+    if options.vllm_bin is not None or words:
+        what = "--vllm-bin" if options.vllm_bin is not None else f"serve has no place for {words[0]!r}: it"
+        raise UsageError(f"{what} is for --vllm MODEL; in a config there is fleet.vllm")
     own_engine = not chosen.replicas and options.config is None
     if options.engines is not None:
         if not own_engine:
             raise UsageError("--engines has no effect with --replica or --config: give the config a fleet")
         scale = ScaleConfig(min=options.engines, max=options.engines, forecast=False)
         chosen = replace(chosen, fleet=FleetConfig(kind="processes", scale=scale))
-    if options.watch and options.config is None:
-        raise UsageError("--watch wants a file to watch: give --config FILE")
     if own_engine:
         return replace(chosen, embedded=checked(flags.config()))
     if flags != DEFAULTS:
         raise UsageError("engine options have no effect with --replica or --config: give them to that engine, or there")
     return chosen
+
+
+def _vllm_fleet(model: str, options: ServeOptions, flags: EngineFlags, words: tuple[str, ...]) -> "FleetConfig":
+    from headgate.config.fleet import FleetConfig, VllmConfig, contradictions
+    from headgate.config.scale import ScaleConfig
+
+    if options.replica or options.config is not None:
+        raise UsageError("--vllm has no effect with --replica or --config: give the config fleet.vllm")
+    if flags != DEFAULTS:
+        raise UsageError("engine options have no effect with --vllm: give vLLM's own behind --")
+    count = options.engines or 1
+    vllm = VllmConfig(model=model, bin=options.vllm_bin or "vllm", flags=words)
+    scale = ScaleConfig(min=count, max=count, forecast=False)
+    made = FleetConfig(kind="processes", scale=scale, vllm=vllm)
+    for _, problem in contradictions(made):
+        raise UsageError(f"--vllm: {problem}")
+    return made
 
 
 def _listening(chosen: "GatewayConfig", options: ServeOptions) -> "GatewayConfig":

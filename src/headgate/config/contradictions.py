@@ -44,6 +44,8 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         yield from _odd_access("fleet.access", config.fleet.access.replica("pod", config.fleet.kubernetes.scheme + ":"))
     if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
         yield "embedded", "expected nothing while replicas are given: they serve instead of it"
+    if config.embedded is not None and config.fleet.vllm is not None:
+        yield "embedded", "expected nothing with fleet.vllm, which serves instead of it"
     reserved = sum(lane.reserve for lane in config.lanes)
     if reserved > 1 + 1e-9:
         yield "lanes", f"expected reserves that add up to 1 at most, got {reserved:g}"

@@ -77,7 +77,7 @@ def describe(config: GatewayConfig) -> str:
     mistake."""
     listen = config.listen
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
-    served = _count(len(config.replicas), "replica") if config.replicas else "the embedded engine"
+    served = _served_by(config)
     lanes, tenants = _count(len(config.lanes), "lane"), _count(len(config.tenants), "tenant")
     where = f"{'https' if listen.tls else 'http'}://{host}:{listen.port}"
     if listen.uds is not None:
@@ -91,6 +91,15 @@ def describe(config: GatewayConfig) -> str:
     if config.has_keys and config.anonymous.allowed:
         lines.append("note: requests without a key are served too (anonymous.allowed)")
     return "\n".join(lines)
+
+
+def _served_by(config: GatewayConfig) -> str:
+    replicas = _count(len(config.replicas), "replica")
+    vllm, most = config.fleet.vllm, config.fleet.scale.max
+    if vllm is not None:
+        started = f"up to {most} vLLM with {vllm.model}"
+        return f"{replicas} and {started}" if config.replicas else started
+    return replicas if config.replicas else "the embedded engine"
 
 
 def _count(number: int, noun: str) -> str:
@@ -146,7 +155,8 @@ class _Reader:
             return BAD
         if "anonymous.allowed" not in self.lines:
             config = replace(config, anonymous=replace(config.anonymous, allowed=not config.has_keys))
-        if config.embedded is None and (config.fleet.kind == "processes" or not config.replicas):
+        own = config.fleet.kind == "processes" or not config.replicas
+        if config.embedded is None and config.fleet.vllm is None and own:
             config = replace(config, embedded=EngineConfig())
         return config
 

@@ -3,18 +3,26 @@
 `fixed`: none; replicas are listed under `replicas`, or the embedded engine serves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from headgate.config.cluster import KubernetesConfig, RayConfig
-from headgate.config.hints import GIGA, HeaderValue, Name, Seconds, SecondsOrZero, Text, above_zero, between
+from headgate.config.hints import GIGA, HeaderValue, Name, Seconds, SecondsOrZero, Text, above_zero, between, matching
 from headgate.config.scale import ScaleConfig
 from headgate.config.scale import contradictions as scale_contradictions
 from headgate.model.replica import Replica
 
 FleetKind = Literal["fixed", "processes", "ray", "kubernetes"]
+Word = Annotated[str, matching(r"[^\x00\ud800-\udfff]{1,4096}", "of 1 to 4096 characters")]
+OURS = {
+    "--uds": "Headgate chooses the socket",
+    "--host": "vLLM listens on a socket that Headgate chooses",
+    "--port": "vLLM listens on a socket that Headgate chooses; --port before -- is the gateway's",
+    "--api-key": "only this user reaches vLLM's socket; clients' keys are the gateway's",
+}
+"""Flags of vLLM that `fleet.vllm` must not have, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,23 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """vLLM as the replicas, from an environment of its own."""
+
+    model: Text
+    """Name or folder of the model, as `vllm serve` takes it."""
+    bin: Text = "vllm"
+    """vLLM's command: a path, or a name on the PATH."""
+    flags: tuple[Word, ...] = ()
+    """vLLM's own flags, each word by itself."""
+    devices: tuple[Text, ...] = ()
+    """Devices of each replica, such as "0" or "0,1"; empty: the machine's NVIDIA GPUs in turn, as many for each replica
+    as its parallel sizes need."""
+    scheduler: bool = True
+    """Headgate's scheduler in vLLM; false: vLLM's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     kind: FleetKind = "fixed"
     """Where replicas are started: processes on this machine, a Ray cluster or Kubernetes; fixed: the gateway starts
@@ -66,6 +91,8 @@ class FleetConfig:
     """File in which the forecast survives a restart; None: the forecast begins anew."""
     emulate: EmulateConfig | None = None
     """Only with processes: emulated engines instead of real ones; None: real ones."""
+    vllm: VllmConfig | None = None
+    """Only with processes: vLLM as replicas; None: Headgate's own engine."""
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     """The Kubernetes workload of the replicas."""
     access: AccessConfig = field(default_factory=AccessConfig)
@@ -83,6 +110,8 @@ def contradictions(config: FleetConfig) -> Iterator[tuple[str, str]]:
     yield from scale_contradictions(config.scale, "fleet.scale")
     if config.emulate is not None and config.kind != "processes":
         yield "fleet.emulate", f"expected nothing with kind {config.kind}: only processes can be emulated"
+    if config.vllm is not None:
+        yield from _vllm_contradictions(config.vllm, config)
     if config.kubernetes != KubernetesConfig() and config.kind != "kubernetes":
         yield "fleet.kubernetes", f"expected nothing with kind {config.kind}"
     if config.access != AccessConfig() and config.kind != "kubernetes":
@@ -91,3 +120,34 @@ def contradictions(config: FleetConfig) -> Iterator[tuple[str, str]]:
         yield "fleet.ray", f"expected nothing with kind {config.kind}"
     if config.history is not None and not config.scale.forecast:
         yield "fleet.history", "expected nothing while scale.forecast is false: there is nothing to keep"
+
+
+def _vllm_contradictions(vllm: VllmConfig, config: FleetConfig) -> Iterator[tuple[str, str]]:
+    if config.kind != "processes":
+        yield "fleet.vllm", f"expected nothing with kind {config.kind}: vLLM is started as processes"
+    if config.emulate is not None:
+        yield "fleet.vllm", "expected nothing beside emulate: a replica is one or the other"
+    for name, why in OURS.items():
+        if flag_value(vllm.flags, name) is not None:
+            yield "fleet.vllm.flags", f"leave {name} out: {why}"
+    if vllm.scheduler and flag_value(vllm.flags, "--pipeline-parallel-size", "-pp") not in (None, "1"):
+        yield (
+            "fleet.vllm.flags",
+            "Headgate's scheduler does not support pipeline parallelism: use --tensor-parallel-size, or say"
+            " fleet.vllm.scheduler: false",
+        )
+    if vllm.devices and len(vllm.devices) < config.scale.max:
+        yield (
+            "fleet.vllm.devices",
+            f"expected devices for each of {config.scale.max} replicas (fleet.scale.max), got {len(vllm.devices)}",
+        )
+
+
+def flag_value(flags: Sequence[str], *names: str) -> str | None:
+    """Returns the value of a flag of vLLM by one of its names; the last one counts. None: it is not there."""
+    found = None
+    for place, word in enumerate(flags):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in names:
+            found = value if equals else "".join(flags[place + 1 : place + 2])
+    return found

@@ -20,7 +20,9 @@ from headgate.model.errors import StartupError
 log = logging.getLogger(__name__)
 
 STOP_S = 12.0
+KEEPER_S = 12.0
 LONGEST_PAUSE_S = 5.0
+KNOCK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -52,15 +54,47 @@ async def end(process: Process, grace_s: float = STOP_S) -> None:
     """Asks the process to stop, and kills it after `grace_s` seconds. Returns once it has ended."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(grace_s):
-            await process.wait()
-    except TimeoutError:
+    ended = await _asked(process, signal.SIGTERM, grace_s)
+    if not ended and process.stdin is not None:
+        # A keeper (fleet/keeper.py) has an input, and kills what it keeps.
+        ended = await _asked(process, signal.SIGINT, KEEPER_S)
+    if not ended:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+    end_group(process.pid)
+
+
+async def _asked(process: Process, number: signal.Signals, within_s: float) -> bool:
+    """Returns whether the process has ended in time."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+    try:
+        async with asyncio.timeout(within_s):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def end_group(leader: int) -> None:
+    """Kills what a process that led a group has left behind. As long as any of it lives, no other group has its
+    number."""
+    if leader != os.getpgrp():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
+async def until_it_listens(socket: Path) -> None:
+    """Waits until a server accepts connections there."""
+    while True:
+        try:
+            _, writer = await asyncio.open_unix_connection(socket)
+        except OSError:
+            await asyncio.sleep(KNOCK_EVERY_S)
+        else:
+            writer.close()
+            return
 
 
 async def _run(flags: Sequence[str], socket: Path) -> int:

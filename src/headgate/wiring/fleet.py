@@ -18,6 +18,7 @@ from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
 from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
+from headgate.fleet.vllm_program import VllmProgram, devices_here, slots_of
 from headgate.gateway.gateway import Gateway
 from headgate.measure.conditions import Conditions
 from headgate.measure.figures import Figures
@@ -171,6 +172,12 @@ def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher,
             ca=access.ca,
         )
         return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
+    vllm = config.fleet.vllm
+    if vllm is not None:
+        most = config.fleet.scale.max
+        program = VllmProgram(vllm, most, folder, os.environ, devices_here(os.environ))
+        fleet = ProcessFleet(folder, clock, spawn=program.spawn, first_tries=1, last_words=program.last_words)
+        return fleet, Spec(pool="vllm", kind="vllm", slots=slots_of(vllm), flags=vllm.flags)
     return ProcessFleet(folder, clock), process_spec(config)
 
 

@@ -6,6 +6,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "": ("headgate serve", "headgate serve --replica http://10.0.0.7:8000", "headgate init"),
     "serve": (
         "headgate serve --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000",
+        "headgate serve --vllm meta-llama/Llama-3.1-8B-Instruct --engines 2 -- --max-num-seqs 64",
         "headgate serve --config headgate.yaml --watch",
         "headgate serve --config headgate.yaml --check",
         "headgate serve --log-format json --access-log",
