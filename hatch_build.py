@@ -27,8 +27,8 @@ HOT = {
     "policy/answers": "grown output repeat_kind runaway sizes",
     "policy/batching": "admission batch blocks chunks commitment estimate holders ledger move_time output_length paged"
     " speculate urgency",
-    "policy/dispatch": "admit dispatcher hedge intake passage prefills queues quoting races reads retry sending turns"
-    " versions",
+    "policy/dispatch": "admit dispatcher hedge intake passage port prefills queues quoting races reads retry sending"
+    " turns versions",
     "policy/promises": "promise quotes",
     "policy/replicas": "allowance book entry full gradient health index outlier prefix_index route session_ring signs",
     "policy/tenants": "fair limits shared_limits standing_room",

@@ -14,7 +14,7 @@ import uvloop
 from headgate.config.gateway import GatewayConfig
 from headgate.config.models import ModelConfig, VersionConfig
 from headgate.gateway.catalog import Catalog
-from headgate.gateway.gateway import NO_HOOKS, GatewayHooks
+from headgate.gateway.hooks import NO_HOOKS, GatewayHooks
 from headgate.gateway.routes import ApiRoutes
 from headgate.model.clock import Clock, monotonic
 from headgate.model.event import Command, Event

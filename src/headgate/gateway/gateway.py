@@ -8,21 +8,19 @@ replica's call, and the end comes back to the dispatcher as an event.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from headgate.gateway.account import Account, Summary, believed
 from headgate.gateway.answer.failure import failure
 from headgate.gateway.answer.relay import TIMINGS
 from headgate.gateway.answer.relayed import COMPLETED
+from headgate.gateway.hooks import NO_HOOKS, GatewayHooks
 from headgate.gateway.intake.accept import Accepted, Acceptor
 from headgate.gateway.intake.held import HeldBodies
 from headgate.gateway.long_bodies import LongBodies, our_error, rate_headers, rates_of_sender, safely, tell_rates
 from headgate.gateway.placing import Placing, Ticket
 from headgate.gateway.shadow import Shadows
-from headgate.gateway.trace_context import Contexts
 from headgate.model.clock import Clock
 from headgate.model.errors import Gone, Refused, ReplicaAnswered, ReplicaFailed, ServeError
 from headgate.model.event import Arrived, Command, Dispatch, Ended, Event, Hedge, Quote, Tick
@@ -31,6 +29,7 @@ from headgate.model.record import Record
 from headgate.model.replica import ReplicaId
 from headgate.model.request import Request
 from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.port import DispatchPort
 from headgate.wire.body.long_json import LONG_BYTES
 from headgate.wire.errors import STATUS
 from headgate.wire.exchange import Exchange
@@ -50,27 +49,10 @@ AFTER_FLAW_S: Final = 0.1
 """Seconds after an exception in the dispatcher until it is asked again for the next request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayHooks:
-    """What else is told of requests, or asked about them."""
-
-    events: Callable[[Event, float, list[Command]], None] | None = None
-    """Records each event with its commands; None: events are not recorded."""
-    contexts: Contexts | None = None
-    """None: traces are not collected, and the client's trace context is passed on as it came."""
-    keep_prompt: Callable[[str, dict[str, Any]], None] | None = None
-    """Records the prompt of each request; None: prompts are not recorded."""
-    hold: Callable[[Request], bool] | None = None
-    """Whether an arrival has to wait for its tenant's share of the limits; None: no other gateway shares the limits."""
-
-
-NO_HOOKS: Final = GatewayHooks()
-
-
 class Gateway:
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        port: DispatchPort,
         acceptor: Acceptor,
         account: Account,
         placing: Placing,
@@ -79,7 +61,8 @@ class Gateway:
         hooks: GatewayHooks = NO_HOOKS,
     ) -> None:
         """Built within the running loop."""
-        self.dispatcher = dispatcher
+        self.port = port
+        """The dispatcher, or the way to it where it is in another process."""
         self.acceptor = acceptor
         self.account = account
         self.placing = placing
@@ -91,11 +74,17 @@ class Gateway:
         self.held = held
         self._events, self._contexts = hooks.events, hooks.contexts
         self._keep_prompt, self._hold = hooks.keep_prompt, hooks.hold
-        self.shadows = Shadows(dispatcher.with_room, placing.places, clock)
+        self.shadows = Shadows(port.with_room, placing.places, clock)
         self._loop = asyncio.get_running_loop()
-        self.long = LongBodies(dispatcher, acceptor, self.held, self.enter, self.turn_away, clock)
+        self.long = LongBodies(port, acceptor, self.held, self.enter, self.turn_away, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher, for all who read more of it than the data path does: it must be in this process."""
+        assert isinstance(self.port, Dispatcher)
+        return self.port
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -119,7 +108,7 @@ class Gateway:
         self.held.drop(exchange)
         now = self._clock()
         self.account.turn_away(exchange, error, tenant, now)
-        error.headers = error.headers or rates_of_sender(self.acceptor, self.dispatcher, exchange.headers, now)
+        error.headers = error.headers or rates_of_sender(self.acceptor, self.port, exchange.headers, now)
         exchange.fail(error)
 
     def enter(self, exchange: Exchange, accepted: Accepted) -> None:
@@ -133,7 +122,7 @@ class Gateway:
         ticket = Ticket(self, exchange, accepted, now)
         tenant = accepted.tenant
         if tenant.requests_per_min is not None or tenant.tokens_per_min is not None:
-            exchange.late_headers = lambda: rate_headers(self.dispatcher, request.tenant, self._clock())
+            exchange.late_headers = lambda: rate_headers(self.port, request.tenant, self._clock())
         if not self.tickets:
             self.idle.clear()
         self.tickets[request.id] = ticket
@@ -183,11 +172,24 @@ class Gateway:
             now = self._clock()
         flawed: Exception | None = None
         try:
-            commands = self.dispatcher.on(event, now)
+            commands = self.port.on(event, now)
         except Exception as flaw:
-            flawed, commands = flaw, self.dispatcher.unfinished
+            flawed, commands = flaw, self.port.unfinished
         if self._events is not None:
             self._log(event, now, commands)
+        self.obey(commands, now)
+        if flawed is not None:
+            # The request that the dispatcher would have sent next must not wait for another event.
+            self._timer_at = min(self._timer_at, now)
+            self._loop.call_later(AFTER_FLAW_S, self._tick)
+            raise flawed
+        if self.port.wake_at < self._timer_at:
+            self._set_timer(now)
+        return commands
+
+    def obey(self, commands: list[Command], now: float) -> None:
+        """Carries commands out. Those of a dispatcher in another process come later than the events that led to
+        them."""
         for command in commands:
             try:
                 self._carry_out(command, now)
@@ -195,14 +197,6 @@ class Gateway:
                 ticket = self.tickets.get(command.request_id)
                 if ticket is not None:
                     self.broke(ticket, flaw)
-        if flawed is not None:
-            # The request that the dispatcher would have sent next must not wait for another event.
-            self._timer_at = min(self._timer_at, now)
-            self._loop.call_later(AFTER_FLAW_S, self._tick)
-            raise flawed
-        if self.dispatcher.wake_at < self._timer_at:
-            self._set_timer(now)
-        return commands
 
     def _log(self, event: Event, now: float, commands: list[Command]) -> None:
         """Records the event. The first event that cannot be written ends the log: one with a hole cannot be
@@ -219,13 +213,16 @@ class Gateway:
         if ticket is None or isinstance(command, Quote):
             return
         timeline = ticket.timeline
+        if ticket.elsewhere is not None:
+            ticket.elsewhere(ticket, command, now)
+            return
         if isinstance(command, Hedge):
             self.placing.hedge(ticket, command, now)
             return
         timeline.ahead, timeline.quote = command.ahead, command.quote
         if isinstance(command, Dispatch):
             timeline.attempts, timeline.reason, timeline.seen = command.attempt, command.reason, command.seen
-            ticket.accepted.sent_as(command, self.dispatcher.lanes)
+            ticket.accepted.sent_as(command, self.port.lanes)
             if ticket.relay is not None:
                 self.placing.go_on(ticket, ticket.relay, command.replica_id)
                 return
@@ -239,7 +236,7 @@ class Gateway:
             return
         error = Refused(command.message, command.outcome, command.retry_after_s)
         if command.outcome is Outcome.OVER_LIMIT:
-            tell_rates(error, self.dispatcher, ticket.accepted.tenant.name, now)
+            tell_rates(error, self.port, ticket.accepted.tenant.name, now)
             ticket.exchange.late_headers = None
         if TIMINGS in ticket.exchange.headers:
             error.headers = (*error.headers, ("x-headgate-lane", ticket.accepted.request.lane))
@@ -320,7 +317,7 @@ class Gateway:
         accepted, allowance = ticket.accepted, ticket.accepted.allowance
         if allowance is None:
             return 0  # embeddings have none
-        tokens = self.dispatcher.computed(accepted.request.id, self._clock())
+        tokens = self.port.computed(accepted.request.id, self._clock())
         if allowance.tokens is not None:
             tokens = min(tokens, allowance.tokens)
         return tokens * accepted.request.choices
@@ -342,7 +339,7 @@ class Gateway:
 
     def so_far(self, ticket: Ticket, now: float) -> Record:
         """The record of a request that still runs, as if it ended now."""
-        return self.account.so_far(ticket.timeline, None if ticket.relay is None else ticket.relay.so_far(now), now)
+        return self.account.so_far(ticket.timeline, ticket.so_far(now), now)
 
     async def finish(self, grace_s: float) -> None:
         """Waits up to `grace_s` seconds for open requests to end, then fails the rest."""
@@ -368,11 +365,11 @@ class Gateway:
         place = self.placing.places.get(replica_id)
         answered = place is not None and place.answered_at > since
         for ticket in self.tickets.values():
-            relay, replica = ticket.relay, ticket.timeline.replica
-            if relay is not None and replica is not None and replica.id == replica_id:
-                spoke_at = relay.spoke_at
-                if answered or (spoke_at is not None and spoke_at > since):
-                    return True
+            replica, spoke_at = ticket.timeline.replica, ticket.spoke_at()
+            if replica is None or replica.id != replica_id or spoke_at is None:
+                continue
+            if answered or spoke_at > since:
+                return True
         return False
 
     # -- time --------------------------------------------------------------------------------------------
@@ -380,17 +377,17 @@ class Gateway:
     def _set_timer(self, now: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = self.dispatcher.wake_at
+        self._timer_at = self.port.wake_at
         self._timer = self._loop.call_later(max(0.0, self._timer_at - now), self._tick)
 
     def _tick(self) -> None:
         """Tells the dispatcher that time has passed. If `wake_at` has moved later, the timer went off early and is set
         again."""
         self._timer, self._timer_at = None, inf
-        if self.dispatcher.wake_at <= self._clock():
+        if self.port.wake_at <= self._clock():
             try:
                 self.hear(Tick())
             except Exception:
                 log.exception("time could not be told to pass; it is told again in %g s", AFTER_FLAW_S)
-        elif self.dispatcher.wake_at < inf:
+        elif self.port.wake_at < inf:
             self._set_timer(self._clock())

@@ -13,7 +13,7 @@ from headgate.gateway.intake.held import HeldBodies
 from headgate.model.clock import Clock
 from headgate.model.errors import EngineFailed, Gone, Refused, ServeError
 from headgate.model.outcome import Outcome
-from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.port import DispatchPort
 from headgate.policy.tenants.limits import over_message
 from headgate.wire.errors import Headers
 from headgate.wire.exchange import Exchange
@@ -28,7 +28,7 @@ TurnAway = Callable[[Exchange, ServeError, str], None]
 class LongBodies:
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: DispatchPort,
         acceptor: Acceptor,
         held: HeldBodies,
         enter: Enter,
@@ -106,7 +106,7 @@ class LongBodies:
             raise error
 
 
-def tell_rates(error: ServeError, dispatcher: Dispatcher, tenant: str, now: float) -> None:
+def tell_rates(error: ServeError, dispatcher: DispatchPort, tenant: str, now: float) -> None:
     """Adds what is left of the tenant's limits to the error, in OpenAI's headers. The error's type says which limit is
     exceeded."""
     view = dispatcher.rates(tenant, now)
@@ -117,7 +117,7 @@ def tell_rates(error: ServeError, dispatcher: Dispatcher, tenant: str, now: floa
         error.kind = "tokens"
 
 
-def rate_headers(dispatcher: Dispatcher, tenant: str, now: float) -> Headers:
+def rate_headers(dispatcher: DispatchPort, tenant: str, now: float) -> Headers:
     """What is left of the tenant's limits, in OpenAI's headers; empty: it has no limits per minute."""
     view = dispatcher.rates(tenant, now)
     headers: list[tuple[str, str]] = []
@@ -129,7 +129,7 @@ def rate_headers(dispatcher: Dispatcher, tenant: str, now: float) -> Headers:
     return tuple(headers)
 
 
-def rates_of_sender(acceptor: Acceptor, dispatcher: Dispatcher, given: dict[str, str], now: float) -> Headers:
+def rates_of_sender(acceptor: Acceptor, dispatcher: DispatchPort, given: dict[str, str], now: float) -> Headers:
     """The same for the tenant whose key is in a request's headers."""
     try:
         return rate_headers(dispatcher, acceptor.known(given).name, now)

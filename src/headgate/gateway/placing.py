@@ -5,7 +5,7 @@ first has not answered (a hedge), or for the rest of a stream that broke off.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -26,12 +26,12 @@ from headgate.gateway.intake.naming import Naming
 from headgate.model.clock import Clock
 from headgate.model.dialect import Dialect
 from headgate.model.errors import Gone, ReplicaFailed, ServeError
-from headgate.model.event import Event, FirstToken, Hedge
+from headgate.model.event import Command, Event, FirstToken, Hedge
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.answers.output import Allowance
-from headgate.policy.dispatch.dispatcher import Dispatcher
+from headgate.policy.dispatch.port import DispatchPort
 from headgate.replica.dialects import Shape, dialect_of, session_line, shape_for
 from headgate.replica.http import Call, Connections, Listener, Once, request_head
 from headgate.wire.exchange import Exchange
@@ -66,11 +66,14 @@ class Endpoint:
         self.listing = Listing(replica)
 
 
+Elsewhere = Callable[["Ticket", Command, float], None]
+
+
 class Ticket:
     """A request as the gateway keeps it: the client's exchange, what has happened so far, and the relay that
     answers."""
 
-    __slots__ = ("_gateway", "accepted", "exchange", "relay", "rival", "timeline")
+    __slots__ = ("_gateway", "accepted", "elsewhere", "exchange", "relay", "rival", "timeline")
 
     def __init__(self, gateway: "Gateway", exchange: Exchange, accepted: Accepted, now: float) -> None:
         self._gateway = gateway
@@ -81,6 +84,8 @@ class Ticket:
         """None: the request waits in the queue."""
         self.rival: Rival | None = None
         """The hedge: a second replica that was asked as well, and its result; None: no hedge."""
+        self.elsewhere: Elsewhere | None = None
+        """Carries commands out where the request is served by another process, a worker; None: it is served here."""
 
     def gone(self) -> None:
         """The client left while its request waited in the queue. Once the request is sent, its Relay notices
@@ -89,6 +94,19 @@ class Ticket:
             self._gateway.ended(self, Outcome.CANCELLED, None)
         except Exception as flaw:
             self._gateway.broke(self, flaw)
+
+    # -- for people and probes ---------------------------------------------------------------------------
+
+    def so_far(self, now: float) -> Summary | None:
+        """How the answer stands. None: the request waits."""
+        return None if self.relay is None else self.relay.so_far(now)
+
+    def spoke_at(self) -> float | None:
+        """When the replica last sent a token of this answer, -inf: it has sent none. None: no replica has the
+        request."""
+        if self.relay is None:
+            return None
+        return -inf if self.relay.spoke_at is None else self.relay.spoke_at
 
     # -- what the relay and the hedge tell -----------------------------------------------------------------
 
@@ -126,7 +144,7 @@ class Ticket:
 
 
 class Placing:
-    def __init__(self, dispatcher: Dispatcher, relay_limits: RelayLimits, clock: Clock) -> None:
+    def __init__(self, dispatcher: DispatchPort, relay_limits: RelayLimits, clock: Clock) -> None:
         """Built within the running loop."""
         self._dispatcher = dispatcher
         self._relay_limits = relay_limits

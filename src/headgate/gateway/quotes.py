@@ -56,11 +56,11 @@ class QuoteRoute:
         quote = next(command for command in gateway.hear(QuoteAsked(request), now) if isinstance(command, Quote))
         if quote.outcome is Outcome.UNKNOWN_MODEL:
             raise UnknownModel(quote.message, param="model")
-        headers: Headers = rate_headers(gateway.dispatcher, request.tenant, now)
+        headers: Headers = rate_headers(gateway.port, request.tenant, now)
         if quote.outcome is not None:
             refused = Refused(quote.message, quote.outcome, quote.retry_after_s)
             if not quote.counted:
-                tell_rates(refused, gateway.dispatcher, request.tenant, now)
+                tell_rates(refused, gateway.port, request.tenant, now)
                 raise refused
             headers = (*error_headers(refused), *headers)
         exchange.renames = exchange.voice = None  # they are for answers of engines

@@ -58,6 +58,6 @@ class ApiRoutes:
     def _ready(self, exchange: Exchange) -> None:
         if self.draining:
             raise NotReady("draining")
-        if not self._gateway.dispatcher.any_usable():
+        if not self._gateway.port.any_usable():
             raise NotReady("no replica is ready yet")
         exchange.respond(200, b'{"status":"ready"}')

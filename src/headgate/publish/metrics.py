@@ -42,8 +42,10 @@ GPU_TOTAL: Final = Family("headgate_gpu_memory_total_bytes", "gauge", "Memory it
 class ServingGateway(Protocol):
     """The part of gateway/gateway.py that is used here."""
 
-    dispatcher: Dispatcher
     account: Account
+
+    @property
+    def dispatcher(self) -> Dispatcher: ...
 
 
 class Metrics:

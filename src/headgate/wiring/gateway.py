@@ -20,7 +20,8 @@ from headgate.config.flags import words_of
 from headgate.config.gateway import GatewayConfig, RecordConfig
 from headgate.gateway.account import Account
 from headgate.gateway.answer.backlog import relay_limits
-from headgate.gateway.gateway import NO_HOOKS, Gateway, GatewayHooks
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.hooks import NO_HOOKS, GatewayHooks
 from headgate.gateway.intake.abilities import Abilities
 from headgate.gateway.intake.accept import Acceptor
 from headgate.gateway.intake.held import HeldBodies

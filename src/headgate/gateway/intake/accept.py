@@ -15,6 +15,7 @@ from headgate.gateway.intake.abilities import CHAT, COMPLETIONS, COUNT, QUOTE, R
 from headgate.gateway.intake.asks import (
     Ask,
     Identities,
+    Opened,
     ask_usage,
     asked_in,
     bound,
@@ -219,8 +220,14 @@ class Acceptor:
 
     def accept(self, exchange: Exchange) -> Accepted:
         """Reads, checks and classifies a request. Raises InvalidRequest, Unauthorized and other ServeErrors."""
+        opened = self.open(exchange)
+        lane, uncached = self._classified(opened)
+        return self.close(opened, lane, uncached)
+
+    def open(self, exchange: Exchange) -> Opened:
+        """The first half of `accept`, which ends where it must be known what replicas have in their caches."""
         ask = self._read(exchange, self._identities.of(exchange.headers))
-        shape, extra, body, path, tenant = ask.shape, ask.extra, ask.body, ask.path, ask.tenant
+        shape, body, path = ask.shape, ask.body, ask.path
         model = self._named(ask)
         if shape.messages:
             bound("messages", len(shape.messages), self._limits.messages)
@@ -236,7 +243,13 @@ class Acceptor:
         elif self.names is not None:
             self.names.refuse_unknown(model)
         prefix, link_tokens = found.chain(model, body.get("cache_salt"), prompt_tokens)
-        lane, uncached = self._classified(ask, prefix, link_tokens, prompt_tokens, model)
+        return Opened(ask, model, found, prompt_tokens, session, chosen, prefix, link_tokens)
+
+    def close(self, opened: Opened, lane: Lane, uncached: int) -> Accepted:
+        """The second half of `accept`, in this lane, with the prompt tokens that a replica has to compute."""
+        ask, model, found, chosen = opened.ask, opened.model, opened.found, opened.chosen
+        prompt_tokens, exchange = opened.prompt_tokens, ask.exchange
+        shape, extra, body, path, tenant = ask.shape, ask.extra, ask.body, ask.path, ask.tenant
         embeds = path.endswith("/embeddings")
         choices = choices_of(shape, extra, found, lane, embeds)
         if extra is not None:
@@ -258,11 +271,11 @@ class Acceptor:
             allowed=None if allowance is None else allowance.tokens,
             stream=shape.stream is True and not embeds,
             choices=choices,
-            prefix=prefix,
-            link_tokens=link_tokens,
+            prefix=opened.prefix,
+            link_tokens=opened.link_tokens,
             uncached_tokens=uncached,
             when_late=exchange.headers.get(LATE_HEADER) or None,
-            session=session,
+            session=opened.session,
             unfit=self.abilities.unfit(path, model) if embeds or ask.responds else NOBODY,
             fallback=() if chosen is None or embeds or ask.responds else tuple([other for _, other in chosen.others]),
             pinned=chosen is not None and chosen.pinned,
@@ -371,16 +384,13 @@ class Acceptor:
             request, model, accepted.prompt.opened, accepted.prompt.text_bytes, prompt_tokens, output_tokens
         )
 
-    def _classified(
-        self, ask: Ask, prefix: tuple[bytes, ...], link_tokens: float, prompt_tokens: int, model: str
-    ) -> tuple[Lane, int]:
+    def _classified(self, opened: Opened) -> tuple[Lane, int]:
         """The request's lane, and the prompt tokens that its replicas are expected to compute."""
-        shape, tenant = ask.shape, ask.tenant
-        named = (ask.exchange.headers.get("x-headgate-lane") or shape.lane) if tenant.trusted else None
-        flex = shape.service_tier == "flex"
+        shape, tenant = opened.ask.shape, opened.ask.tenant
         return self._intake.classified(
-            named, tenant, prefix, link_tokens, prompt_tokens, model, shape.stream is True, flex
-        )
+            opened.lane_named, tenant, opened.prefix, opened.link_tokens, opened.prompt_tokens, opened.model,
+            shape.stream is True, shape.service_tier == "flex",
+        )  # fmt: skip
 
     def _priority(self, ask: Ask, lane: Lane) -> int:
         """The priority that a trusted client names, from -100 to 100; the lane's for all others, which would name the

@@ -16,6 +16,7 @@ from headgate.config.gateway import Tenant
 from headgate.config.output import AliasConfig
 from headgate.gateway.intake.abilities import CHAT, RESPONSES
 from headgate.gateway.intake.fields import INTEGERS, LONGEST_STOP, ChatFields
+from headgate.gateway.intake.models import Chosen
 from headgate.gateway.intake.prompt import PromptFound
 from headgate.model.dialect import Ranges
 from headgate.model.errors import InvalidRequest, Unauthorized
@@ -346,6 +347,38 @@ class Ask:
         self.body["model"] = model
         self.same = False
         return model
+
+
+class Opened:
+    """A request that was read, before its lane is known."""
+
+    __slots__ = ("ask", "chosen", "found", "link_tokens", "model", "prefix", "prompt_tokens", "session")
+
+    def __init__(
+        self,
+        ask: Ask,
+        model: str,
+        found: PromptFound,
+        prompt_tokens: int,
+        session: str | None,
+        chosen: Chosen | None,
+        prefix: tuple[bytes, ...],
+        link_tokens: float,
+    ) -> None:
+        self.ask = ask
+        self.model = model
+        self.found = found
+        self.prompt_tokens = prompt_tokens
+        self.session = session
+        self.chosen = chosen
+        self.prefix = prefix
+        self.link_tokens = link_tokens
+
+    @property
+    def lane_named(self) -> str | None:
+        """The lane that a trusted client names. None: it names none."""
+        ask = self.ask
+        return (ask.exchange.headers.get("x-headgate-lane") or ask.shape.lane) if ask.tenant.trusted else None
 
 
 def ask_usage(ask: Ask, embeds: bool) -> bool:

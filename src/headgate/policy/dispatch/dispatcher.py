@@ -99,9 +99,6 @@ class Dispatcher(DispatcherReads):
         )
         queues = Queues(book.index, settings.lanes, settings.tiers)
         super().__init__(queues, book, health, gate, hedger)
-        self.unfinished: list[Command] = []
-        """Commands that the last event has led to so far."""
-        self.wake_at = inf
         self.retries: Final = retries or RetryBudget()
         self._full: Final = book.full
         self._set_aside: Final = queues.set_aside

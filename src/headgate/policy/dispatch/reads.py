@@ -10,6 +10,7 @@ from typing import Final
 from headgate.model.lane import Lane
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.dispatch.hedge import Hedger
+from headgate.policy.dispatch.port import DispatchPort
 from headgate.policy.dispatch.queues import Queues
 from headgate.policy.dispatch.view import (
     DispatcherView,
@@ -30,14 +31,13 @@ from headgate.policy.tenants.limits import OverLimit, RateView, TenantLimits
 from headgate.policy.tenants.shared_limits import SharedLimits, TenantGate
 
 
-class DispatcherReads:
+class DispatcherReads(DispatchPort):
     """The part of a dispatcher that only reads."""
 
     def __init__(
         self, queues: Queues, book: ReplicaBook, health: Health, gate: TenantGate, hedger: Hedger | None
     ) -> None:
-        self.lanes: Final = queues.lanes
-        self.tiers = queues.tiers
+        super().__init__(queues.lanes, queues.tiers)
         self.queues: Final = queues
         self.passages: Final = queues.passages
         self.model_queues: Final = queues.model_queues
