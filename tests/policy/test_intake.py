@@ -103,3 +103,22 @@ def test_a_new_config_changes_lines_and_caps_and_keeps_what_was_learned() -> Non
     off = Output(OutputConfig(caps=False))
     made.reconfigure(classifier(GatewayConfig()), off)
     assert made.output is off
+
+
+def test_the_lanes_that_depend_on_what_replicas_have_cached() -> None:
+    made = intake()
+    assert made.lanes_in_question(None, ANYONE, 100, True, False) == []  # fast, however much is cached
+    assert made.lanes_in_question(None, ANYONE, 600, True, False) == ["fast", "slow"]
+    assert made.lanes_in_question(None, ANYONE, 20_000, True, False) == ["fast", "slow", "long"]
+    assert made.lanes_in_question(None, ANYONE, 20_000, False, True) == ["batch", "long"]
+    assert made.lanes_in_question("slow", ANYONE, 20_000, True, False) == []
+    assert made.lanes_in_question(None, Tenant(name="x", default_lane="slow"), 20_000, True, False) == []
+
+
+def test_what_is_cached_may_be_told_with_the_question() -> None:
+    made = intake()
+    told = {None: 900, "fast": 900}
+    lane, uncached = made.classified(
+        None, ANYONE, (b"p",), 64.0, 1000, "m", True, False, lambda _, __, ___, ____, name: told.get(name, 0)
+    )
+    assert (lane.name, uncached) == ("fast", 100)

@@ -5,7 +5,7 @@ is byte for byte what we would write: two parsers that disagree are how gateways
 """
 
 import re
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -14,8 +14,8 @@ from headgate.config.output import CHAT as CHAT_TASK
 from headgate.gateway.intake.abilities import CHAT, COMPLETIONS, COUNT, QUOTE, RESPONSES, Abilities
 from headgate.gateway.intake.asks import (
     Ask,
+    AskOpened,
     Identities,
-    Opened,
     ask_usage,
     asked_in,
     bound,
@@ -28,7 +28,7 @@ from headgate.gateway.intake.asks import (
 from headgate.gateway.intake.fields import ChatFields, UsualFields
 from headgate.gateway.intake.messages import converse
 from headgate.gateway.intake.models import Chosen, Models
-from headgate.gateway.intake.naming import Naming
+from headgate.gateway.intake.naming import Names, Naming
 from headgate.gateway.intake.promised import TPOT, TPOT_FIELD, TTFT, TTFT_FIELD, promised_s
 from headgate.gateway.intake.prompt import MEDIA_TOKENS, PromptFound, found_in
 from headgate.gateway.intake.responses import cap, respond
@@ -38,7 +38,7 @@ from headgate.model.lane import Lane
 from headgate.model.request import NOBODY, Request
 from headgate.policy.answers.asked import times_asked
 from headgate.policy.answers.output import Allowance, Output, apply
-from headgate.policy.dispatch.intake import LATE_HEADER, Classifier, RequestIntake
+from headgate.policy.dispatch.intake import LATE_HEADER, CachedTokens, Classifier, RequestIntake
 from headgate.replica.dialects import can_continue
 from headgate.wire.body import json
 from headgate.wire.body.canonical import NOT_CANONICAL, canonical
@@ -52,16 +52,6 @@ LONGEST_SESSION: Final = 1024
 """Characters of a session key that are used; the rest is cut off."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class Names(Protocol):
-    """The catalog of model names, as the Acceptor uses it."""
-
-    def refuse_unknown(self, model: str) -> None:
-        """Raises UnknownModel for a name that no replica has."""
-
-    def meant_by_default(self) -> str:
-        """The name that `default` stands for; empty: `default` is passed on as it is."""
 
 
 class Accepted:
@@ -176,7 +166,7 @@ class Acceptor:
     ) -> None:
         """`open_fields`: fields that steer the engine, but that every client may send. `abilities`: which replicas have
         embeddings and responses; None: there are no replicas."""
-        self._intake = intake
+        self.intake = intake
         self._open_fields = open_fields
         self._identities = identities
         self._limits = limits
@@ -201,7 +191,7 @@ class Acceptor:
         output: Output | None = None,
         promises: PromisesConfig | None = None,
     ) -> None:
-        self._intake.reconfigure(classifier, output, promises)
+        self.intake.reconfigure(classifier, output, promises)
         self._identities = identities
 
     def known(self, headers: dict[str, str]) -> Tenant:
@@ -221,10 +211,10 @@ class Acceptor:
     def accept(self, exchange: Exchange) -> Accepted:
         """Reads, checks and classifies a request. Raises InvalidRequest, Unauthorized and other ServeErrors."""
         opened = self.open(exchange)
-        lane, uncached = self._classified(opened)
+        lane, uncached = self.classified(opened)
         return self.close(opened, lane, uncached)
 
-    def open(self, exchange: Exchange) -> Opened:
+    def open(self, exchange: Exchange) -> AskOpened:
         """The first half of `accept`, which ends where it must be known what replicas have in their caches."""
         ask = self._read(exchange, self._identities.of(exchange.headers))
         shape, body, path = ask.shape, ask.body, ask.path
@@ -232,7 +222,7 @@ class Acceptor:
         if shape.messages:
             bound("messages", len(shape.messages), self._limits.messages)
         found = found_in(shape, path, body)
-        prompt_tokens = found.tokens or self._intake.prompt_tokens(model, found.opened, found.size)
+        prompt_tokens = found.tokens or self.intake.prompt_tokens(model, found.opened, found.size)
         prompt_tokens += MEDIA_TOKENS * found.media
         session = exchange.headers.get("x-headgate-session") or shape.user
         if session is not None and len(session) > LONGEST_SESSION:
@@ -243,9 +233,9 @@ class Acceptor:
         elif self.names is not None:
             self.names.refuse_unknown(model)
         prefix, link_tokens = found.chain(model, body.get("cache_salt"), prompt_tokens)
-        return Opened(ask, model, found, prompt_tokens, session, chosen, prefix, link_tokens)
+        return AskOpened(ask, model, found, prompt_tokens, session, chosen, prefix, link_tokens)
 
-    def close(self, opened: Opened, lane: Lane, uncached: int) -> Accepted:
+    def close(self, opened: AskOpened, lane: Lane, uncached: int) -> Accepted:
         """The second half of `accept`, in this lane, with the prompt tokens that a replica has to compute."""
         ask, model, found, chosen = opened.ask, opened.model, opened.found, opened.chosen
         prompt_tokens, exchange = opened.prompt_tokens, ask.exchange
@@ -259,7 +249,7 @@ class Acceptor:
         if tenant.trusted:
             ttft_s = promised_s(exchange.headers, TTFT, body, TTFT_FIELD)
             tpot_s = promised_s(exchange.headers, TPOT, body, TPOT_FIELD)
-        request = self._intake.request(
+        request = self.intake.request(
             id=exchange.request_id,
             arrived=exchange.received_at,
             model=model,
@@ -317,7 +307,7 @@ class Acceptor:
     def _named(self, ask: Ask) -> str:
         """The model that is asked for: what an alias or `default` stands for, or the name itself."""
         model = ask.shape.model or ""
-        ask.alias = alias = self._intake.output.alias(model)
+        ask.alias = alias = self.intake.output.alias(model)
         if alias is not None and alias.model is not None and (self.models is None or not self.models.knows(model)):
             model = ask.rename(alias.model)
             ask.exchange.renames = Naming(alias.name)
@@ -332,7 +322,7 @@ class Acceptor:
         shape, extra, body = ask.shape, ask.extra, ask.body
         asked = asked_in(shape, extra, body, ask.responds)
         task = ask.exchange.headers.get("x-headgate-task") or (None if ask.alias is None else ask.alias.task)
-        allowance = self._intake.allow(asked, task, ask.tenant, lane, prompt_tokens, ask.chats)
+        allowance = self.intake.allow(asked, task, ask.tenant, lane, prompt_tokens, ask.chats)
         changed = shape.max_output_tokens is not None
         if ask.responds:
             cap(allowance, body)
@@ -371,7 +361,7 @@ class Acceptor:
     def _reached(self, name: str) -> tuple[str, ...]:
         """Models that a request for this name may go to: a public name goes before an alias of the same name."""
         models = self.models
-        alias = self._intake.output.alias(name)
+        alias = self.intake.output.alias(name)
         if alias is not None and alias.model is not None and (models is None or not models.knows(name)):
             name = alias.model
         return (name,) if models is None else models.reach(name)
@@ -380,16 +370,17 @@ class Acceptor:
         """Learns prompt and answer sizes from the usage that the replica counted."""
         request, chosen = accepted.request, accepted.chosen
         model = request.model if chosen is None else chosen.name
-        self._intake.learn(
+        self.intake.learn(
             request, model, accepted.prompt.opened, accepted.prompt.text_bytes, prompt_tokens, output_tokens
         )
 
-    def _classified(self, opened: Opened) -> tuple[Lane, int]:
-        """The request's lane, and the prompt tokens that its replicas are expected to compute."""
+    def classified(self, opened: AskOpened, cached: CachedTokens | None = None) -> tuple[Lane, int]:
+        """The request's lane, and the prompt tokens that its replicas are expected to compute. `cached`: what they have
+        in their caches; None: the intake's own way to know."""
         shape, tenant = opened.ask.shape, opened.ask.tenant
-        return self._intake.classified(
+        return self.intake.classified(
             opened.lane_named, tenant, opened.prefix, opened.link_tokens, opened.prompt_tokens, opened.model,
-            shape.stream is True, shape.service_tier == "flex",
+            shape.stream is True, shape.service_tier == "flex", cached,
         )  # fmt: skip
 
     def _priority(self, ask: Ask, lane: Lane) -> int:

@@ -349,7 +349,7 @@ class Ask:
         return model
 
 
-class Opened:
+class AskOpened:
     """A request that was read, before its lane is known."""
 
     __slots__ = ("ask", "chosen", "found", "link_tokens", "model", "prefix", "prompt_tokens", "session")

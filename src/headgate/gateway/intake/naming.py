@@ -5,13 +5,23 @@ another name for the model than the gateway, the client must not see it: it may 
 """
 
 import re
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 _MODEL: Final = b'"model"'
 _SAID: Final = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 """Never matches within a text: there the quotes are escaped."""
+
+
+class Names(Protocol):
+    """The catalog of model names, as the Acceptor uses it."""
+
+    def refuse_unknown(self, model: str) -> None:
+        """Raises UnknownModel for a name that no replica has."""
+
+    def meant_by_default(self) -> str:
+        """The name that `default` stands for; empty: `default` is passed on as it is."""
 
 
 class _Named(msgspec.Struct):

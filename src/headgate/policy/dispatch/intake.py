@@ -47,6 +47,13 @@ class Classifier:
             fast_below=self._fast_below,
         )
 
+    def lanes_of(self, prompt_tokens: int, streaming: bool, says_batch: bool) -> list[str]:
+        """The lanes of a prompt of this size, if 1 to all of its tokens are uncached. Empty: there is only one."""
+        bounds = (1, self._fast_below, self._long_above + 1, prompt_tokens)
+        some = [tokens for tokens in bounds if tokens <= prompt_tokens]
+        lanes = dict.fromkeys(self.lane_of(tokens, streaming, says_batch) for tokens in some)
+        return list(lanes) if len(lanes) > 1 else []
+
 
 class RequestIntake:
     """Turns asks into Requests, and learns prompt and answer sizes from usage."""
@@ -92,11 +99,12 @@ class RequestIntake:
         model: str,
         streaming: bool,
         says_batch: bool,
+        cached: CachedTokens | None = None,
     ) -> tuple[Lane, int]:
         """The request's lane, and the prompt tokens that the best of that lane's replicas is expected to compute, at
-        least 1. A prompt that only replicas of another lane have cached is no short one in its own. Arguments and
-        exceptions as of `lane`."""
-        cached = self._cached
+        least 1. A prompt that only replicas of another lane have cached is no short one in its own. `cached`: how much
+        of the prompt they have; None: as the intake was made with. Other arguments and exceptions as of `lane`."""
+        cached = cached or self._cached
         most = 0 if cached is None or not prefix else cached(prefix, link_tokens, prompt_tokens, model, None)
         lane = self.lane(named, tenant, max(1, prompt_tokens - most), streaming, says_batch)
         if cached is None or not most:
@@ -106,6 +114,15 @@ class RequestIntake:
             lane = self.lane(named, tenant, max(1, prompt_tokens - there), streaming, says_batch)
             there = cached(prefix, link_tokens, prompt_tokens, model, lane.name)
         return lane, max(1, prompt_tokens - there)
+
+    def lanes_in_question(
+        self, named: str | None, tenant: Tenant, prompt_tokens: int, streaming: bool, says_batch: bool
+    ) -> list[str]:
+        """The lanes that the request may be in, depending on how much of its prompt replicas have cached. Empty: it
+        does not depend on that."""
+        if named or tenant.default_lane is not None:
+            return []
+        return self._classifier.lanes_of(prompt_tokens, streaming, says_batch)
 
     def lane(self, named: str | None, tenant: Tenant, uncached_tokens: int, streaming: bool, says_batch: bool) -> Lane:
         """The request's lane. `named`: the lane that a trusted client names; None: none. Raises InvalidRequest for a

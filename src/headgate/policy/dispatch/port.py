@@ -1,7 +1,7 @@
 """Defines what the data path of a gateway needs of a dispatcher, so that the dispatcher may be in another process.
 
-`Dispatcher` decides in the process that asks. A worker of a gateway with several processes has a port that asks the
-brain (`gateway/worker/brain_port.py`): its `on` returns nothing, and the commands come later.
+`Dispatcher` decides in the process that asks. Of a port that asks another process, `on` returns nothing, and the
+commands come later.
 """
 
 from abc import ABC, abstractmethod
