@@ -107,7 +107,7 @@ def test_what_the_example_does_not_mark_is_the_default() -> None:
 
 
 def test_what_the_example_has_off_can_be_switched_on() -> None:
-    config = parse(without("replicas", switched_on(TEXT)), "x.yaml")
+    config = parse(without("replicas", without("models", switched_on(TEXT))), "x.yaml")
     assert config.embedded == EngineConfig()
     assert config.listen.tls == TlsConfig(cert=Path("/etc/headgate/cert.pem"), key=Path("/etc/headgate/key.pem"))
     assert config.fleet == FleetConfig(kind="processes", emulate=EmulateConfig(profile="h100-llama3-8b"))

@@ -8,7 +8,7 @@ import pytest
 
 from headgate.config import file as config_file
 from headgate.model.errors import StartupError
-from headgate.wiring.fleet import _fleet
+from headgate.wiring.fleet import _launched
 
 KUBERNETES = """
 fleet:
@@ -22,7 +22,7 @@ def test_pods_get_the_key_and_the_headers(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-secret-123456")
     config = config_file.parse(KUBERNETES.replace("KEY", str(key)), "f", {})
-    _, spec = _fleet(config, tmp_path, lambda: 0.0)
+    _, spec = _launched(config, config.fleet.every[0], tmp_path, lambda: 0.0)
     replica = spec.replica("pod-1", "http://10.0.0.1:8000")
     assert (replica.api_key_file, replica.headers, replica.ca) == (key, {"x-team": "blue"}, None)
     assert replica.kind is None

@@ -43,7 +43,7 @@ class Scene:
             scaler or self.told,
             Spec(pool="p"),
             self.hands,
-            config,
+            config.every[0],
             lambda: self.now,
             lambda: self.now + 1e9,
         )

@@ -8,6 +8,7 @@ from headgate.measure.conditions import START_S, Conditions
 from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica
 from headgate.policy.replicas.signs import Saw
+from headgate.policy.scaling.member import PoolCounts
 from tests.observe.test_alarms import Scene, replica
 
 
@@ -28,6 +29,9 @@ class FakeFleet:
 
     def news(self) -> dict[str, Any]:
         return {"wanted": {"serving": self.serving, "parked": 0}}
+
+    def counts(self, now: float) -> dict[str, PoolCounts]:
+        return {}
 
 
 def out(scene: Scene, name: str, usable: float = 0.0) -> None:

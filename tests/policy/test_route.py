@@ -440,3 +440,66 @@ def test_the_shortlist_is_short_scores_are_shares_and_replay_is_exact(seed: int,
             assert all(0.0 <= one.score <= 1.0 for one in answer.scores)
             assert answer.replica_id in {one.replica_id for one in answer.scores}
     assert answers == play()
+
+
+# -- price ----------------------------------------------------------------------------------------------------
+
+
+def priced(limit: float = 10.0, cheap: int = 2, dear: int = 2) -> RouteIndex:
+    fleet = RouteIndex({}, "work")
+    for number in range(cheap):
+        enter(fleet, Load(Replica(id=f"cheap{number}", url="http://x", price=1.0), limit=limit))
+    for number in range(dear):
+        enter(fleet, Load(Replica(id=f"dear{number}", url="http://x", price=3.0), limit=limit))
+    return fleet
+
+
+def test_the_cheapest_replicas_are_filled_first_as_far_as_latency_does_not_bend() -> None:
+    fleet, sent = priced(), Counter[str]()
+    for number in range(40):
+        asked = request(id=str(number), prompt_tokens=10, first_token_by=99.0)
+        choice = choose(asked, fleet)
+        sent[choice.replica_id[:-1]] += 1
+        take(fleet, choice, asked)
+        if number == 15:
+            assert sent == {"cheap": 16}  # 80 % of their room
+    assert sent == {"cheap": 20, "dear": 20}
+
+
+def test_a_dearer_replica_is_taken_where_the_cheapest_would_break_the_promise() -> None:
+    fleet = priced()
+    assert fleet.priced
+    busy(fleet, cheap0=4000, cheap1=4000)  # two seconds of prompts at the guessed pace
+    assert choose(request(first_token_by=2.0), fleet).replica_id.startswith("dear")
+    assert choose(request(first_token_by=20.0), fleet).replica_id.startswith("cheap")
+
+
+def test_where_all_are_full_or_late_the_least_loaded_of_all_is_taken() -> None:
+    fleet = priced()
+    busy(fleet, cheap0=9000, cheap1=8000, dear0=7000, dear1=7500)
+    assert choose(request(first_token_by=0.1), fleet).replica_id == "dear0"
+
+
+def test_a_cached_prefix_counts_on_dearer_replicas_too() -> None:
+    prefix = (b"a", b"b")
+    asked = request(prefix=prefix, prompt_tokens=4000, first_token_by=99.0)
+    assert choose(asked, priced(), knows("dear1", prefix)).replica_id == "dear1"
+
+
+def test_prices_count_for_other_orders_and_one_price_counts_for_nothing() -> None:
+    fleet = RouteIndex({}, ALGORITHMS["least_connections"].order)
+    for name, price in (("dear", 2.0), ("cheap", 1.0)):
+        enter(fleet, Load(Replica(id=name, url="http://x", price=price), limit=4))
+    config = RoutingConfig(algorithm="least_connections", exploration=0.0)
+    assert choose(request(), fleet, config=config).replica_id == "cheap"
+    assert not fleet_of(3, price=2.0).priced
+
+
+def test_a_cheap_replica_that_has_no_room_for_the_tokens_is_passed_over() -> None:
+    fleet = RouteIndex({}, "work")
+    tight = Load(Replica(id="cheap", url="http://x", price=1.0, token_limit=300), limit=10)
+    enter(fleet, tight)
+    enter(fleet, Load(Replica(id="dear", url="http://x", price=2.0), limit=10))
+    tight.requests, tight.prefill_tokens = 1, 250
+    fleet.changed(tight)
+    assert choose(request(first_token_by=99.0), fleet).replica_id == "dear"

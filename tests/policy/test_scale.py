@@ -631,3 +631,36 @@ def test_the_time_between_two_looks_is_told_as_it_is() -> None:
     signals, nothing = Signals(), PoolView(members=())
     there = Sorted.of(())
     assert [signals.see(nothing, there, now).passed_s for now in (10.0, 10.25, 12.0, 11.0)] == [0.0, 0.25, 1.75, 0.0]
+
+
+# -- beside other pools -----------------------------------------------------------------------------------------
+
+
+def shown(bench: Bench, **facts: object) -> PoolView:
+    return PoolView(members=tuple(bench.members.values()), start_s=60.0, **facts)  # type: ignore[arg-type]
+
+
+def test_a_pool_is_sized_for_what_it_should_hold_wherever_that_is_now() -> None:
+    bench = Bench(serving=2)
+    for second in range(10):
+        decision = bench.scaler.decide(shown(bench, present=40.0), 1000.0 + 30 * second, bench.wall)
+    assert decision.serving == 6  # 40 requests at 65 % of ten slots each
+    assert any(isinstance(action, Start) for action in decision.actions)
+
+
+def test_while_a_cheaper_pool_can_grow_only_warm_replicas_are_taken_into_use() -> None:
+    bench = Bench(replace(CONFIG, warm=1), serving=1)
+    view = shown(bench, waiting=30, present=0.0, may_start=False)
+    decision = bench.scaler.decide(view, 1000.0, bench.wall)
+    assert decision.serving == 2
+    assert [type(action) for action in decision.actions] == [Activate, Start]
+    assert decision.actions[-1] == Start(1)  # another is parked in its place
+
+
+def test_the_pace_is_learned_from_what_its_own_replicas_are_sent() -> None:
+    bench = Bench(serving=1)
+    bench.members["r1"] = replace(bench.members["r1"], requests=6)
+    for second in range(400):
+        view = shown(bench, present=60.0, tokens_per_s=1000.0, carried_tokens_per_s=100.0)
+        decision = bench.scaler.decide(view, 1000.0 + 2 * second, bench.wall)
+    assert any("for each replica" in reason and "10" in reason for reason in decision.reasons)

@@ -142,7 +142,7 @@ async def live_fleet() -> Done:
     observed, fleet = Observed(), FakeFleet()
     hands = ObservedHands(observed)
     controller = Controller(
-        fleet, Scaler(SCALE), Spec(pool="p"), hands, FLEET, lambda: observed.now, lambda: observed.now
+        fleet, Scaler(SCALE), Spec(pool="p"), hands, FLEET.every[0], lambda: observed.now, lambda: observed.now
     )
     done = watched(controller.pool, observed)
     fleet.watch(controller.on_change)

@@ -45,6 +45,8 @@ def show(url: str, key: str | None = None, console: Console | None = None, *, as
             f"A start takes {seconds(state['start_s'])}."
         )
     )
+    if any(pool["name"] != "default" for pool in state["pools"]):
+        console.print(pools_table(state["pools"]))
     for start in state["cold_starts"][-3:]:
         parts = ", ".join(f"{name} {seconds(took)}" for name, took in start["phases"].items())
         console.print(
@@ -73,6 +75,24 @@ def replicas_table(state: dict[str, Any]) -> Table:
             table.add_row(
                 replica["id"], replica["state"], "" if since is None else seconds(since), requests, replica["url"]
             )
+    return table
+
+
+def pools_table(pools: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("pool", "serving", "parked", "model", "version", "lanes", "hardware", "price"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("serving", "parked"))
+    for pool in pools:
+        table.add_row(
+            pool["name"],
+            f"{pool['serving']} of {pool['wanted_serving']} serve",
+            f"{pool['parked']} of {pool['wanted_parked']}",
+            pool["model"] or "",
+            pool["version"] or "",
+            ", ".join(pool["lanes"]) or "all",
+            pool["tags"].get("gpu_type", ""),
+            "" if pool["price"] is None else f"{pool['price']:g}",
+        )
     return table
 
 

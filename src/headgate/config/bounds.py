@@ -21,6 +21,7 @@ from headgate.config.hints import (
     Text,
     TierName,
     Weight,
+    WeightOrZero,
     between,
 )
 from headgate.model.lane import PROMISES, Lane, WhenLate, WhenSlow
@@ -71,6 +72,7 @@ BOUNDS: dict[type, dict[str, Any]] = {
         "weight": Weight,
         "lanes": frozenset[Name],
         "tags": dict[Name, Text],
+        "price": WeightOrZero | None,
         "api_key_file": Path | None,
         "headers": dict[Name, HeaderValue],
         "ca": Path | None,

@@ -40,11 +40,12 @@ def contradictions(config: GatewayConfig) -> Iterator[tuple[str, str]]:
         if first != index:
             yield f"replicas[{index}].id", f"{replica.id} is already the id of replicas[{first}]; give one another id"
         yield from _odd_access(f"replicas[{index}]", replica)
-    if config.fleet.kind == "kubernetes":
-        yield from _odd_access("fleet.access", config.fleet.access.replica("pod", config.fleet.kubernetes.scheme + ":"))
-    if config.replicas and config.embedded is not None and config.fleet.kind == "fixed":
+    for path, pool in config.fleet.named:
+        if pool.kind == "kubernetes":
+            yield from _odd_access(f"{path}.access", pool.access.replica("pod", pool.kubernetes.scheme + ":"))
+    if config.replicas and config.embedded is not None and not config.fleet.every:
         yield "embedded", "expected nothing while replicas are given: they serve instead of it"
-    if config.embedded is not None and config.fleet.vllm is not None:
+    if config.embedded is not None and config.fleet.runs_vllm and not config.fleet.runs_engines:
         yield "embedded", "expected nothing with fleet.vllm, which serves instead of it"
     reserved = sum(lane.reserve for lane in config.lanes)
     if reserved > 1 + 1e-9:
@@ -85,14 +86,16 @@ def _odd_access(path: str, replica: Replica) -> Iterator[tuple[str, str]]:
 
 def _served(config: GatewayConfig) -> frozenset[str] | None:
     """The models that replicas serve; None: not known before the replicas have been asked."""
-    if config.fleet.kind != "fixed" or not config.replicas or not all(replica.names for replica in config.replicas):
+    own = config.fleet.served(config.embedded)
+    if own is None or not (config.replicas or own) or not all(replica.names for replica in config.replicas):
         return None
-    return frozenset(name for replica in config.replicas for name in replica.names)
+    return own | {name for replica in config.replicas for name in replica.names}
 
 
 def _lane_references(config: GatewayConfig) -> Iterator[tuple[str, str]]:
     known = [lane.name for lane in config.lanes]
     named = [(f"replicas[{index}].lanes", sorted(replica.lanes)) for index, replica in enumerate(config.replicas)]
+    named += [(f"fleet.pools[{index}].lanes", sorted(pool.lanes)) for index, pool in enumerate(config.fleet.pools)]
     for path, tenant in _with_paths(config):
         named.append((f"{path}.lanes", sorted(tenant.lanes)))
         named.append((f"{path}.default_lane", [tenant.default_lane] if tenant.default_lane else []))

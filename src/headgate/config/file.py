@@ -20,6 +20,7 @@ import yaml
 from headgate.config.bounds import BOUNDS
 from headgate.config.contradictions import contradictions, did_you_mean, replica_id
 from headgate.config.engine import EngineConfig
+from headgate.config.fleet import with_defaults
 from headgate.config.forms.secrets import SUFFIX, Unusable, is_secret, read_lines
 from headgate.config.gateway import (
     ANONYMOUS,
@@ -83,10 +84,9 @@ def describe(config: GatewayConfig) -> str:
     if listen.uds is not None:
         where = f"unix:{listen.uds}"
     lines = [f"ok: {served}, {lanes}, {tenants}, listens on {where}"]
-    if config.replicas and all(replica.lanes for replica in config.replicas):
-        idle = [
-            lane.name for lane in config.lanes if not any(lane.name in replica.lanes for replica in config.replicas)
-        ]
+    serving = [replica.lanes for replica in config.replicas] + [pool.lanes for pool in config.fleet.every]
+    if serving and all(serving):
+        idle = [lane.name for lane in config.lanes if not any(lane.name in lanes for lanes in serving)]
         lines += [f"note: no replica serves lane {name}" for name in idle]
     if config.has_keys and config.anonymous.allowed:
         lines.append("note: requests without a key are served too (anonymous.allowed)")
@@ -94,12 +94,14 @@ def describe(config: GatewayConfig) -> str:
 
 
 def _served_by(config: GatewayConfig) -> str:
-    replicas = _count(len(config.replicas), "replica")
     vllm, most = config.fleet.vllm, config.fleet.scale.max
+    own = "the embedded engine"
     if vllm is not None:
-        started = f"up to {most} vLLM with {vllm.model}"
-        return f"{replicas} and {started}" if config.replicas else started
-    return replicas if config.replicas else "the embedded engine"
+        own = f"up to {most} vLLM with {vllm.model}"
+    elif config.fleet.every:
+        own = _count(len(config.fleet.every), "pool")
+    parts = [_count(len(config.replicas), "replica")] if config.replicas else []
+    return " and ".join([*parts, *([own] if config.fleet.every or not config.replicas else [])])
 
 
 def _count(number: int, noun: str) -> str:
@@ -155,9 +157,14 @@ class _Reader:
             return BAD
         if "anonymous.allowed" not in self.lines:
             config = replace(config, anonymous=replace(config.anonymous, allowed=not config.has_keys))
-        own = config.fleet.kind == "processes" or not config.replicas
-        if config.embedded is None and config.fleet.vllm is None and own:
+        if config.embedded is None and (
+            config.fleet.runs_engines or (not config.replicas and not config.fleet.runs_vllm)
+        ):
             config = replace(config, embedded=EngineConfig())
+        if config.fleet.pools:
+            price = config.observe.price_per_replica_hour
+            pools = with_defaults(config.fleet.pools, config.lanes, price, self.lines)
+            config = replace(config, fleet=replace(config.fleet, pools=pools))
         return config
 
     def lanes(self, node: yaml.Node, path: str) -> Any:

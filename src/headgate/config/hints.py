@@ -125,6 +125,9 @@ Name = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", "of letters, d
 Text = Annotated[str, matching(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,256}", "of 1 to 256 characters")]
 Prompt = Annotated[str, matching(r"[^\x00\ud800-\udfff]+", "that is not empty")]
 DnsName = Annotated[str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "of lowercase letters, digits and '-'")]
+PoolName = Annotated[
+    str, matching(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?", "of lowercase letters, digits and '-', at most 32")
+]
 Host = Annotated[str, matching(r"[A-Za-z0-9.:_%-]{1,253}", "such as 127.0.0.1, ::1 or gateway.internal")]
 ReplicaName = Annotated[str, matching(r"[!-~]{1,256}", "without spaces, at most 256 characters")]
 ReplicaUrl = Annotated[

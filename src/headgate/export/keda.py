@@ -11,7 +11,7 @@ from typing import Any
 
 from headgate.config.gateway import GatewayConfig
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
-from headgate.export.kubernetes import Manifest, ManifestValues, dump
+from headgate.export.kubernetes import Manifest, ManifestValues, dump, refuse_pools
 
 PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
 POLL_S = 5
@@ -27,6 +27,7 @@ def keda(config: GatewayConfig, parts: ManifestValues, prometheus: str = PROMETH
 
 
 def scaled_object(config: GatewayConfig, parts: ManifestValues, prometheus: Any = PROMETHEUS) -> Manifest:
+    refuse_pools(config)
     scale = config.fleet.scale
     least = min(scale.min, scale.max) if not interactive(config) else max(1, scale.min)
     queue = _trigger("queue", waiting_per_replica(), scale.queue_per_replica, prometheus)

@@ -71,7 +71,8 @@ def kubernetes(config: GatewayConfig, parts: ManifestValues, text: str = "") -> 
 
 
 def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> dict[str, list[Manifest]]:
-    """The manifests by topic. Their order matters only to readers."""
+    """The manifests by topic. Their order matters only to readers. Raises UsageError for what they can't express."""
+    refuse_pools(config)
     groups = {
         "config": [_config(config, parts, text)],
         "access": _access(parts),
@@ -82,6 +83,11 @@ def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> d
         for it in (it for group in groups.values() for it in group):
             it["metadata"]["namespace"] = parts.namespace
     return groups
+
+
+def refuse_pools(config: GatewayConfig) -> None:
+    if config.fleet.pools:
+        raise UsageError("fleet.pools: manifests of several pools are not made yet; give the fleet of one pool")
 
 
 def notes(config: GatewayConfig, parts: ManifestValues) -> str:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from headgate.config.fleet import FleetConfig
+from headgate.config.fleet import PoolConfig
 from headgate.fleet import shown
 from headgate.fleet.notes import Book
 from headgate.fleet.port import Appeared, Change, FleetError, Launcher, Spec
@@ -65,7 +65,7 @@ class Controller:
         scaler: ScalingPolicy,
         spec: Spec,
         hands: Hands,
-        config: FleetConfig,
+        config: PoolConfig,
         clock: Clock,
         wall: Clock,
     ) -> None:
@@ -171,7 +171,8 @@ class Controller:
         self._nudged.set()
 
     def _may_be_broken(self, member: Member, why: str) -> None:
-        here = self._config.kind == "processes"  # in a cluster the operator may be about to mend it
+        # In a cluster the operator may be about to mend it, and beside other pools this one may be missed.
+        here = self._config.kind == "processes" and not self._config.name
         if here and member.state is Lifecycle.FAILED and not self.pool.was_ready and not self.broken.done():
             # The next start would not get ready either.
             self.broken.set_exception(StartupError(f"no replica gets ready: {member.id}: {why}"))

@@ -32,10 +32,13 @@ class Spec:
     """Further options of `headgate engine`, where the fleet starts engines itself."""
     kind: str | None = "headgate"
     model: str | None = None
-    """As in Replica."""
+    """This and what follows as in Replica."""
+    served_as: str | None = None
     slots: int | None = None
+    token_limit: int | None = None
     lanes: frozenset[str] = frozenset()
     tags: dict[str, str] = field(default_factory=dict)
+    price: float | None = None
     api_key_file: Path | None = None
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     ca: Path | None = None
@@ -46,10 +49,13 @@ class Spec:
             id=replica_id,
             url=url,
             model=self.model,
+            served_as=self.served_as,
             kind=self.kind,
             slots=self.slots,
+            token_limit=self.token_limit,
             lanes=self.lanes,
             tags=self.tags,
+            price=self.price,
             api_key_file=self.api_key_file,
             headers=self.headers,
             ca=self.ca,

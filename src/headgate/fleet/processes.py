@@ -103,7 +103,8 @@ class ProcessFleet:
         if len(self._kept) + len(self._starting) >= self._most:
             raise FleetError(f"{self._most} processes run already: lower fleet.scale.max")
         number = next(self._numbers)
-        replica_id, socket = f"{spec.pool}-{number}", self._folder / f"{number}.sock"
+        replica_id = f"{spec.pool}-{number}"
+        socket = self._folder / f"{replica_id}.sock"
         replica = spec.replica(replica_id, f"unix:{socket}")
         seat = self._free_seat()
         kept = _Kept(replica, spec.flags, socket, seat)

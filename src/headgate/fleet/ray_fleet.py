@@ -36,8 +36,10 @@ T = TypeVar("T")
 class RayFleet:
     """Implements `Launcher`."""
 
-    def __init__(self, config: RayConfig) -> None:
+    def __init__(self, config: RayConfig, pool: str | None = None) -> None:
+        """`pool`: finds only replicas of this pool; None: all in the namespace."""
         self._config = config
+        self._pool = pool
         self._ray: Any = None
         self._actor: Any = None
         self._joined = False
@@ -162,9 +164,11 @@ class RayFleet:
         # All namespaces, because ours may not be this driver's own, which may have been initialized elsewhere in the
         # process.
         found = self._ray.util.list_named_actors(all_namespaces=True)
-        return tuple(
-            it["name"] for it in found if it["namespace"] == self._config.namespace and it["name"].startswith(PREFIX)
-        )
+        names = (it["name"] for it in found if it["namespace"] == self._config.namespace)
+        return tuple(name for name in names if name.startswith(PREFIX) and self._ours(name.removeprefix(PREFIX)))
+
+    def _ours(self, replica_id: ReplicaId) -> bool:
+        return self._pool is None or replica_id.rpartition("-")[0] == self._pool
 
     async def _discover(self, name: str, replica_id: ReplicaId) -> None:
         try:

@@ -16,6 +16,7 @@ from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.words import about_outage
 from headgate.policy.replicas.health import Standing
 from headgate.policy.replicas.signs import HealthState
+from headgate.policy.scaling.member import PoolCounts
 
 Condition = Literal["up", "starting", "parked", "down"]
 CONDITIONS: tuple[Condition, ...] = ("up", "starting", "parked", "down")
@@ -43,6 +44,7 @@ class FleetNews(Protocol):
 
     def lifecycle(self, replica_id: ReplicaId) -> str | None: ...
     def news(self) -> dict[str, Any]: ...
+    def counts(self, now: float) -> dict[str, PoolCounts]: ...
 
 
 class ReplicaStanding(NamedTuple):
@@ -119,6 +121,11 @@ class Conditions:
         """The message for an outage; empty: there is no outage."""
         fleet = self.read(now)
         return about_outage(fleet) if fleet.outage else ""
+
+    def pools(self, now: float) -> dict[str, PoolCounts]:
+        """The pools of the fleet by name; empty: the fleet has no named pools, or there is none."""
+        fleet = self._fleet()
+        return {} if fleet is None else fleet.counts(now)
 
     def why(self, replica_id: ReplicaId) -> str:
         """The known reason why a replica is not in use; empty: none is known."""

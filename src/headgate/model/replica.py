@@ -41,6 +41,9 @@ class Replica:
     """Lanes that the replica serves; empty: all."""
     tags: dict[str, str] = field(default_factory=dict)
     """Labels of the replica's figures: quantization, gpu_type, version, …"""
+    price: float | None = None
+    """Price per hour, in observe.currency: among replicas that serve the same, the cheapest are filled first while they
+    keep the promise; None: all that have no price count as equal, and as cheapest."""
     api_key_file: Path | None = None
     """File with the engine's API key, sent as `Authorization: Bearer …`; None: the engine needs no key."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)

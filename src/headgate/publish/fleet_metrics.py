@@ -1,6 +1,6 @@
 """Writes the part of /metrics that is about replicas: their conditions, queues, load, utilisation and cost."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from headgate.config.gateway import ObserveConfig
@@ -9,6 +9,7 @@ from headgate.measure.figures import Figures
 from headgate.metrics.exposition import Exposition, Family
 from headgate.model.replica import Replica
 from headgate.policy.dispatch.view import DispatcherView
+from headgate.policy.scaling.member import PoolCounts
 
 REPLICAS: Final = Family("headgate_replicas", "gauge", "Replicas by what is to be thought of them", "condition")
 DOWN: Final = Family(
@@ -62,6 +63,13 @@ REPORTED: Final = {
     "evictions": Family("headgate_replica_evictions_total", "counter", "Cached blocks given up by it", "replica"),
 }
 """By key of ProbedReplica.load, and only for replicas that report the key."""
+POOL_WANTED: Final = Family("headgate_pool_wanted", "gauge", "Replicas of the pool that should be so", "pool", "state")
+POOL_REPLICAS: Final = Family("headgate_pool_replicas", "gauge", "Replicas of the pool by state", "pool", "state")
+POOL_MEMBER: Final = Family("headgate_pool_member", "gauge", "1: the replica is of this pool", "pool", "replica")
+POOL_WAITING: Final = Family(
+    "headgate_pool_waiting", "gauge", "Requests waiting here for which this pool is to grow", "pool"
+)
+POOL_PRICE: Final = Family("headgate_pool_price", "gauge", "Price of each of its replicas per hour", "pool")
 COLD_START: Final = Family("headgate_cold_start_seconds", "gauge", "What its last start took", "replica", "phase")
 GATEWAYS: Final = Family("headgate_gateways", "gauge", "Gateways that share limits, this one included, as last seen")
 CONNECTED: Final = Family(
@@ -117,6 +125,20 @@ def write_loads(page: Exposition, view: DispatcherView) -> None:
         page.sample(UTILISATION, (), view.use.largest)
     for resource, share in view.use.known.items():
         page.sample(UTILISATION_BY, (resource,), share)
+
+
+def write_pools(page: Exposition, pools: Mapping[str, PoolCounts]) -> None:
+    """Writes the pools of a fleet that has several."""
+    for name, pool in pools.items():
+        for state, number in pool.wanted.items():
+            page.sample(POOL_WANTED, (name, state), number)
+        for state, number in pool.replicas.items():
+            page.sample(POOL_REPLICAS, (name, state), number)
+        for replica_id in pool.members:
+            page.sample(POOL_MEMBER, (name, replica_id), 1)
+        page.sample(POOL_WAITING, (name,), pool.waiting)
+        if pool.price is not None:
+            page.sample(POOL_PRICE, (name,), pool.price)
 
 
 def write_shared(page: Exposition, view: DispatcherView) -> None:

@@ -22,6 +22,7 @@ from headgate.publish.fleet_metrics import (
     write_conditions,
     write_cost,
     write_loads,
+    write_pools,
     write_queues,
     write_reported,
     write_shared,
@@ -92,6 +93,7 @@ class Metrics:
             write_tenants(page, self._tenants, now)
         write_queues(page, view)
         write_loads(page, view)
+        write_pools(page, self._conditions.pools(now))
         write_reported(page, self._watches)
         write_cost(page, self._figures, self._observe)
         write_shared(page, view)

@@ -10,6 +10,7 @@ from headgate.gateway.gateway import Gateway
 from headgate.model.event import ReplicaJoined, ReplicaLeft, ReplicaParked
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.replicas.health import Standing
+from headgate.policy.scaling.member import PoolCounts
 from headgate.replica.detect import Card
 from headgate.replica.http import Connections
 from headgate.upkeep.prober import Prober
@@ -26,6 +27,9 @@ class FleetView(Protocol):
 
     def news(self) -> dict[str, Any]:
         """How many replicas are wanted and why, and what was decided of late."""
+
+    def counts(self, now: float) -> dict[str, PoolCounts]:
+        """Its pools by name, where they have names."""
 
     def owns(self, replica_id: ReplicaId) -> bool:
         """Whether the fleet owns this replica."""

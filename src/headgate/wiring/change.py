@@ -54,7 +54,7 @@ class ConfigChange:
         clock: Clock,
         *,
         reload: Reload | None,
-        rescale: Callable[[ScaleConfig], None] | None = None,
+        rescale: Callable[[FleetConfig], None] | None = None,
     ) -> None:
         self.config = config
         """The config in force."""
@@ -182,10 +182,12 @@ class ConfigChange:
         return self.take(new)
 
     def _apply(self, new: GatewayConfig) -> None:
-        if bool(new.replicas) != bool(self.config.replicas) and new.fleet.kind == "fixed":
+        if bool(new.replicas) != bool(self.config.replicas) and not new.fleet.every:
             raise StartupError("replicas: from running engines to the embedded one, or back, needs a restart")
         if new.fleet.kind != self.config.fleet.kind:
             raise StartupError(f"fleet.kind: from {self.config.fleet.kind} to {new.fleet.kind} needs a restart")
+        if bool(new.fleet.pools) != bool(self.config.fleet.pools):
+            raise StartupError("fleet.pools: from one pool to several, or back, needs a restart")
         before = {replica.id: replica for replica in self.config.replicas}
         after = {replica.id: replica for replica in new.replicas}
         taken = [name for name in after if name not in before and name in self._roster.watches]
@@ -205,7 +207,7 @@ class ConfigChange:
         if self.versions is not None and new.models != self.config.models:
             self.versions(new)
         if self._rescale is not None:
-            self._rescale(new.fleet.scale)
+            self._rescale(new.fleet)
         for replica_id in [name for name in before if after.get(name) != before[name]]:
             if replica_id in self._roster.watches:
                 self._roster.leave(replica_id)
@@ -248,7 +250,8 @@ def _section(name: str, body: object, **context: object) -> GatewayConfig:
 
 def _beyond_scale(config: GatewayConfig) -> FleetConfig:
     """The fleet's settings that only a restart changes."""
-    return replace(config.fleet, scale=ScaleConfig())
+    pools = tuple(replace(pool, scale=ScaleConfig(), price=None) for pool in config.fleet.pools)
+    return replace(config.fleet, scale=ScaleConfig(), pools=pools)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

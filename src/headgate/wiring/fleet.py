@@ -10,12 +10,13 @@ from typing import Any
 
 from headgate.config.engine import BATCHING, EngineConfig
 from headgate.config.flags import words_of
+from headgate.config.fleet import FleetConfig, PoolConfig
 from headgate.config.gateway import GatewayConfig
-from headgate.config.scale import ScaleConfig
 from headgate.engine.runner.profile_file import find
 from headgate.fleet.controller import Controller
 from headgate.fleet.follow import Follow
 from headgate.fleet.history import History
+from headgate.fleet.pools import FleetPools
 from headgate.fleet.port import FleetError, Launcher, Spec
 from headgate.fleet.processes import ProcessFleet
 from headgate.fleet.vllm_program import VllmProgram, devices_here, slots_of
@@ -25,6 +26,8 @@ from headgate.measure.figures import Figures
 from headgate.model.clock import Clock, wall
 from headgate.model.errors import ReplicaFailed, StartupError
 from headgate.model.replica import Replica, ReplicaId
+from headgate.policy.scaling.board import PoolBoard
+from headgate.policy.scaling.pool import PoolReader, ScalingPolicy
 from headgate.policy.scaling.scale import Scaler
 from headgate.policy.scaling.signals import P95_WINDOW_S, PoolSignals
 from headgate.replica.gauges import read_gauges, text_of_gauges
@@ -38,14 +41,14 @@ ASK_S = 1.0
 PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "warm_up"}
 
 
-class GatewayHands(PoolSignals):
+class GatewayHands:
     """Implements `fleet.controller.Hands`."""
 
-    def __init__(self, gateway: Gateway, roster: ReplicaSet, figures: Figures) -> None:
-        def ttft_p95(lane: str, now: float) -> float | None:
-            return figures.sketch("ttft", P95_WINDOW_S, now, lane=lane).quantile(0.95)
-
-        super().__init__(gateway.dispatcher, ttft_p95)
+    def __init__(self, reader: PoolReader, roster: ReplicaSet) -> None:
+        self.waiting = reader.waiting
+        self.strained = reader.strained
+        self.demand = reader.demand
+        self.work = reader.work
         self._roster = roster
 
     def join(self, replica: Replica, ready: Callable[[], None]) -> None:
@@ -91,33 +94,65 @@ class FleetWiring:
         folder: Path,
         clock: Clock,
     ) -> None:
-        scale = config.fleet.scale
-        self.history = History(config.fleet.history, scale.forecast_quantile)
-        self.scaler = Scaler(scale, self.history.forecast if scale.forecast else None)
-        fleet, spec = _fleet(config, folder, clock)
-        hands = GatewayHands(gateway, roster, figures)
-        cluster = config.fleet.kubernetes
-        followed = config.fleet.kind == "kubernetes" and not cluster.scaled_here
-        scaler = Follow() if followed else self.scaler
-        self.controller = Controller(fleet, scaler, spec, hands, config.fleet, clock, wall)
+        def ttft_p95(lane: str, now: float) -> float | None:
+            return figures.sketch("ttft", P95_WINDOW_S, now, lane=lane).quantile(0.95)
+
+        pools = {pool.name: pool for pool in config.fleet.every}
+        self.board = PoolBoard(gateway.dispatcher, list(pools.values()), ttft_p95)
+        self.histories = {name: History(pool.history, pool.scale.forecast_quantile) for name, pool in pools.items()}
+        self.scalers: dict[str, Scaler] = {}
+        """By pool; those that something else scales have none."""
+        controllers = {}
+        for name, pool in pools.items():
+            # A pool that is the whole fleet is scaled by all requests, whatever they ask for.
+            reader = self.board.reader(name) if config.fleet.pools else PoolSignals(gateway.dispatcher, ttft_p95)
+            launcher, spec = _launched(config, pool, folder, clock)
+            hands, scaler = GatewayHands(reader, roster), self._scaler(pool)
+            controllers[name] = controller = Controller(launcher, scaler, spec, hands, pool, clock, wall)
+            self.board.enter(name, controller.pool)
+        self.pools = FleetPools(controllers, pools, self.board)
+
+    def _scaler(self, pool: PoolConfig) -> ScalingPolicy:
+        if pool.kind == "kubernetes" and not pool.kubernetes.scaled_here:
+            return Follow()
+        forecast = self.histories[pool.name].forecast if pool.scale.forecast else None
+        scaler = self.scalers[pool.name] = Scaler(pool.scale, forecast)
+        return scaler
+
+    @property
+    def history(self) -> History:
+        """The history that keeps the measured start from zero: the first pool's."""
+        return next(iter(self.histories.values()))
 
     def start(self, stack: AsyncExitStack) -> list[asyncio.Future[None]]:
         """Starts the fleet. Returns futures that fail if the fleet does; the stack stops all that was started."""
         loop = asyncio.get_running_loop()
-        stack.callback(self.history.save)
-        stack.push_async_callback(self.controller.close)
-        running: list[asyncio.Future[None]] = [loop.create_task(self._run()), self.controller.broken]
-        return running + ([loop.create_task(self.history.keep())] if self.history.kept else [])
+        for history in self.histories.values():
+            stack.callback(history.save)
+        stack.push_async_callback(self.pools.close)
+        running: list[asyncio.Future[None]] = [loop.create_task(self._run())]
+        running += [controller.broken for controller in self.pools.controllers.values()]
+        return running + [loop.create_task(history.keep()) for history in self.histories.values() if history.kept]
 
-    def rescale(self, scale: ScaleConfig) -> None:
-        """Applies from the next decision on."""
-        self.scaler.reconfigure(scale)
+    def ready(self) -> list[asyncio.Event]:
+        """One event for each pool: set once any of its replicas can be used."""
+        return [controller.was_ready for controller in self.pools.controllers.values()]
+
+    def rescale(self, fleet: FleetConfig) -> None:
+        """Applies scales and prices of the pools that are there from the next decision on."""
+        for pool in fleet.every:
+            before = self.pools.pools.get(pool.name)
+            if before is not None:
+                self.pools.pools[pool.name] = replace(before, scale=pool.scale, price=pool.price)
+                if pool.name in self.scalers:
+                    self.scalers[pool.name].reconfigure(pool.scale)
+        self.board.reconfigure(list(self.pools.pools.values()))
 
     async def _run(self) -> None:
         try:
-            await self.controller.run()
-        except FleetError as error:
-            raise StartupError(f"fleet: {error}") from error
+            await self.pools.run()
+        except* FleetError as errors:
+            raise StartupError(f"fleet: {errors.exceptions[0]}") from errors
 
 
 def fleet_admin(
@@ -147,45 +182,73 @@ def fleet_admin(
             fleet.history.keep_baseline(figures)
         return fleet.history.baseline
 
-    admin = FleetAdmin(access, change, known, outage, None if fleet is None else fleet.controller, baseline)
+    admin = FleetAdmin(access, change, known, outage, None if fleet is None else fleet.pools, baseline)
     admin.more["warmup"] = WarmNow(roster.watches).act
     return admin
 
 
-def _fleet(config: GatewayConfig, folder: Path, clock: Clock) -> tuple[Launcher, Spec]:
-    if config.fleet.kind == "ray":
+def _launched(config: GatewayConfig, pool: PoolConfig, folder: Path, clock: Clock) -> tuple[Launcher, Spec]:
+    if pool.kind == "ray":
         from headgate.fleet.ray_fleet import RayFleet
 
-        embedded = config.embedded or EngineConfig()
-        threads = embedded.threads or max(1, int(config.fleet.ray.cpus))
-        flags = tuple(words_of(replace(embedded, threads=threads)))
-        return RayFleet(config.fleet.ray), Spec(pool="ray", flags=flags, slots=embedded.slots)
-    if config.fleet.kind == "kubernetes":
+        return RayFleet(pool.ray, pool.name or None), ray_spec(config, pool)
+    if pool.kind == "kubernetes":
         from headgate.fleet.kubernetes_fleet import KubernetesFleet
 
-        access = config.fleet.access
         spec = Spec(
-            pool=config.fleet.kubernetes.name,
+            pool=pool.kubernetes.name,
             kind=None,  # detected: a pod may hold any engine
-            api_key_file=access.api_key_file,
-            headers=access.headers,
-            ca=access.ca,
+            api_key_file=pool.access.api_key_file,
+            headers=pool.access.headers,
+            ca=pool.access.ca,
         )
-        return KubernetesFleet(config.fleet.kubernetes, spec, config.fleet.scale.max), spec
-    vllm = config.fleet.vllm
+        spec = described(pool, spec)
+        return KubernetesFleet(pool.kubernetes, spec, pool.scale.max), spec
+    vllm = pool.vllm
     if vllm is not None:
-        most = config.fleet.scale.max
-        program = VllmProgram(vllm, most, folder, os.environ, devices_here(os.environ))
+        folder = folder / pool.name
+        folder.mkdir(exist_ok=True)
+        program = VllmProgram(vllm, pool.scale.max, folder, os.environ, devices_here(os.environ))
         fleet = ProcessFleet(folder, clock, spawn=program.spawn, first_tries=1, last_words=program.last_words)
-        return fleet, Spec(pool="vllm", kind="vllm", slots=slots_of(vllm), flags=vllm.flags)
-    return ProcessFleet(folder, clock), process_spec(config)
+        spec = Spec(pool="vllm", kind="vllm", slots=slots_of(vllm), flags=vllm.flags)
+        return fleet, described(pool, spec, pool.own_name(None))
+    return ProcessFleet(folder, clock), process_spec(config, pool)
 
 
-def process_spec(config: GatewayConfig) -> Spec:
-    embedded, emulate = config.embedded or EngineConfig(), config.fleet.emulate
+def described(pool: PoolConfig, spec: Spec, own_name: str | None = None) -> Spec:
+    """The spec with what the pool says of its replicas. `own_name`: the name of its model in the engines started here;
+    None: as the pool says."""
+    served_as = pool.served_as or (own_name if pool.model is not None and own_name != pool.model else None)
+    return replace(
+        spec,
+        pool=pool.name or spec.pool,
+        model=pool.model,
+        served_as=served_as,
+        slots=pool.slots or spec.slots,
+        token_limit=pool.token_limit,
+        lanes=pool.lanes,
+        tags=pool.labels,
+        price=pool.price,
+    )
+
+
+def ray_spec(config: GatewayConfig, pool: PoolConfig) -> Spec:
+    engine = pool.engine or config.embedded or EngineConfig()
+    threads = engine.threads or max(1, int(pool.ray.cpus))
+    flags = tuple(words_of(replace(engine, threads=threads)))
+    return described(pool, Spec(pool="ray", flags=flags, slots=engine.slots), engine.served_name)
+
+
+def process_spec(config: GatewayConfig, pool: PoolConfig | None = None) -> Spec:
+    """The engine processes of a pool. None: of the fleet that is one pool."""
+    pool = pool or config.fleet.every[0]
+    engine, emulate = pool.engine or config.embedded or EngineConfig(), pool.emulate
     if emulate is None:
-        threads = embedded.threads or max(1, len(os.sched_getaffinity(0)) // config.fleet.scale.max)
-        return Spec(pool="local", flags=tuple(words_of(replace(embedded, threads=threads))), slots=embedded.slots)
+        most = sum(one.scale.max for one in config.fleet.every if one.kind == "processes")
+        threads = engine.threads or max(1, len(os.sched_getaffinity(0)) // most)
+        spec = Spec(pool="local", flags=tuple(words_of(replace(engine, threads=threads))), slots=engine.slots)
+        return described(pool, spec, engine.served_name)
+    profile = find(emulate.profile)
     flags = [
         "--emulate",
         emulate.profile,
@@ -196,5 +259,6 @@ def process_spec(config: GatewayConfig) -> Spec:
     ]
     flags += [] if emulate.slots is None else ["--slots", str(emulate.slots)]
     flags += [] if emulate.context is None else ["--context", str(emulate.context)]
-    flags += words_of(embedded, BATCHING["group"])
-    return Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or find(emulate.profile).slots)
+    flags += words_of(engine, BATCHING["group"])
+    spec = Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or profile.slots)
+    return described(pool, spec, f"emulated-{profile.name}")

@@ -175,9 +175,9 @@ class _Parts:
         self.instruments = Instruments(gateway, roster, config, access, rng, clock, journal, self._folder)
         self._keep_log(access_lines, stack, clock)
         self.fleet: FleetWiring | None = None
-        if config.fleet.kind != "fixed":
+        if config.fleet.every:
             self.fleet = FleetWiring(config, gateway, roster, self.instruments.figures, self._folder, clock)
-            roster.belong_to(self.fleet.controller)
+            roster.belong_to(self.fleet.pools)
         rescale = None if self.fleet is None else self.fleet.rescale
         self.change = ConfigChange(config, gateway, roster, access, events, clock, reload=reload, rescale=rescale)
         self._open_surface(clock)
@@ -233,7 +233,7 @@ class _Parts:
             background.append(asyncio.get_running_loop().create_task(running))
         if self.fleet is not None:
             background += self.fleet.start(stack)
-            ready.append(self.fleet.controller.was_ready)
+            ready += self.fleet.ready()
         return ready, background
 
     def replica_lines(self) -> list[ReplicaLine]:

@@ -195,6 +195,7 @@ class Dispatcher(DispatcherReads):
         passage = self.passages[request.id] = Passage(request, granted, lane_queue)
         if (request.fallback or request.pinned) and self._versions.add(passage):
             request, lane_queue = passage.request, passage.lane_queue
+        lane_queue.arrived_tokens += request.tokens
         model_queue = lane_queue.model_queue
         model_queue.arrived(request, self._turns.expected, now)
         if not len(lane_queue.queue):

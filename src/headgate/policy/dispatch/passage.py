@@ -48,6 +48,8 @@ class LaneQueue:
     """Whether this queue is for long prompts and several choices."""
     queue: FairQueue = field(default_factory=FairQueue)
     drain: DrainRate = field(default_factory=DrainRate)
+    arrived_tokens: int = 0
+    """Prompt and expected output tokens of all requests that came here."""
     prefills: int = 0
     """Prompts sent to replicas in turn that are not answered yet."""
     prefill_tokens: int = 0

@@ -4,7 +4,7 @@
 has a method of its own that makes no view.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from headgate.model.lane import Lane
@@ -16,6 +16,7 @@ from headgate.policy.dispatch.view import (
     DispatcherView,
     LaneCounts,
     ReplicaView,
+    SourceCounts,
     hedge_counts,
     held_at_replicas,
     held_in_queues,
@@ -23,6 +24,7 @@ from headgate.policy.dispatch.view import (
     replica_view,
     replica_views,
     shared_view,
+    source_counts,
 )
 from headgate.policy.replicas.book import ReplicaBook
 from headgate.policy.replicas.health import Health, Standing
@@ -92,6 +94,10 @@ class DispatcherReads(DispatchPort):
             self.model_queues.values()
         )
 
+    def sources(self) -> list[SourceCounts]:
+        """The requests of each model and lane that has any, or had."""
+        return source_counts(self.model_queues.values(), self.lanes)
+
     @property
     def under_way(self) -> int:
         """Requests that wait or run."""
@@ -145,11 +151,11 @@ class DispatcherReads(DispatchPort):
         model_queue = self.model_queues.get(model if model is not None and self.index.by_name(model) else None)
         return limit, used, 0 if model_queue is None else model_queue.waiting
 
-    def slots(self) -> tuple[int, int]:
-        """(limit, requests) of all usable replicas."""
+    def slots(self, among: Container[ReplicaId] | None = None) -> tuple[int, int]:
+        """(limit, requests) of the usable replicas in `among`; None: of all."""
         limit = requests = 0
         for seat in self.index.seats():
-            if seat.load.usable > 0:
+            if seat.load.usable > 0 and (among is None or seat.id in among):
                 limit += int(seat.load.limit)
                 requests += seat.load.requests
         return limit, requests

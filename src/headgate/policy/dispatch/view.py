@@ -31,6 +31,20 @@ class LaneCounts(msgspec.Struct, frozen=True, gc=False):
     """Tokens of the queued requests, prompt and expected output."""
 
 
+class SourceCounts(msgspec.Struct, frozen=True, gc=False):
+    """The requests of one lane for one model."""
+
+    model: str | None
+    """None: for models that no replica serves by name."""
+    lane: str
+    waiting: int
+    waiting_tokens: int
+    running: int
+    """Slots in use at replicas."""
+    arrived_tokens: int
+    """Prompt and expected output tokens of all requests that came, since its model was last forgotten."""
+
+
 class ReplicaView(msgspec.Struct, frozen=True):
     replica: Replica
     joined_at: float
@@ -175,3 +189,17 @@ def queued_tokens(model_queues: Iterable[ModelQueue], lane: str | None = None) -
 
 def _lane_queues(model_queues: Iterable[ModelQueue]) -> Iterator[LaneQueue]:
     return (lane_queue for model_queue in model_queues for lane_queue in model_queue.lanes.values())
+
+
+def source_counts(model_queues: Iterable[ModelQueue], lanes: Iterable[str]) -> list[SourceCounts]:
+    """The requests of each model and lane that has any, or had."""
+    found = []
+    for model_queue in model_queues:
+        for lane in lanes:
+            parts = [part for (name, _, _), part in model_queue.lanes.items() if name == lane]
+            arrived = sum(part.arrived_tokens for part in parts)
+            if arrived:
+                waiting, tokens = sum(len(part.queue) for part in parts), sum(part.queue.tokens for part in parts)
+                running = sum(tally.running for (name, _), tally in model_queue.tallies.items() if name == lane)
+                found.append(SourceCounts(model_queue.model, lane, waiting, tokens, running, arrived))
+    return found

@@ -19,11 +19,13 @@ MOST_OWED_S: Final = 30.0
 
 @dataclass(slots=True, eq=False)
 class ReplicaGroup:
-    """Replicas that serve the same model and lanes, and their sums."""
+    """Replicas that serve the same model and lanes at the same price, and their sums."""
 
     names: frozenset[str]
     """Model names that they serve. Empty: any."""
     lanes: frozenset[str]
+    price: float = 0.0
+    """Price of each of them per hour."""
     ring: Ring = field(default_factory=Ring)
     ready: list[tuple[float, int, "IndexEntry"]] = field(default_factory=list)
     """Replicas that are usable and have a free slot, least loaded first, then first come: order numbers make ties the

@@ -37,7 +37,9 @@ class RouteIndex:
         """`entries`: those of the book."""
         self.order = order
         self.entries: Final = entries
-        self._groups: dict[tuple[frozenset[str], frozenset[str]], ReplicaGroup] = {}
+        self.priced = False
+        """Whether replicas differ in price."""
+        self._groups: dict[tuple[frozenset[str], frozenset[str], float], ReplicaGroup] = {}
         self._views: dict[tuple[str | None, str | None], tuple[tuple[ReplicaGroup, ...], tuple[ReplicaGroup, ...]]] = {}
         self._models: dict[str, None] = {}
         self._joined = 0
@@ -47,10 +49,10 @@ class RouteIndex:
         replica, seat = load.replica, entry.seat
         if seat is not None:
             self._take_out(seat)
-        names = replica.names
-        group = self._groups.get((names, replica.lanes))
+        names, price = replica.names, replica.price or 0.0
+        group = self._groups.get((names, replica.lanes, price))
         if group is None:
-            group = self._groups[names, replica.lanes] = ReplicaGroup(names, replica.lanes)
+            group = self._groups[names, replica.lanes, price] = ReplicaGroup(names, replica.lanes, price)
             self._look_again()
         group.replicas += 1
         group.ring.add(replica.id)
@@ -75,7 +77,7 @@ class RouteIndex:
         group.replicas -= 1
         group.ring.remove(seat.id)
         if not group.replicas:
-            del self._groups[group.names, group.lanes]
+            del self._groups[group.names, group.lanes, group.price]
             self._look_again()
 
     def changed(self, load: Load) -> None:
@@ -261,4 +263,5 @@ class RouteIndex:
 
     def _look_again(self) -> None:
         self._views.clear()
+        self.priced = len({group.price for group in self._groups.values()}) > 1
         self._models = dict.fromkeys(name for group in self._groups.values() for name in sorted(group.names))

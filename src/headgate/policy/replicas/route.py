@@ -39,6 +39,10 @@ COLD: Final = 4
 """Least loaded replicas on the shortlist of a prompt that no replica knows."""
 SOON: Final = 0.1
 """Share of a prompt's own prefill by which it may begin later, for an even share of the caches."""
+FILLED: Final = 0.8
+"""Share of their room up to which the cheapest replicas are filled before dearer ones get a request."""
+IN_TIME: Final = 0.5
+"""Share of the time left until the first token is due that it may take at the cheapest replicas."""
 INSTANT_S: Final = 1e-9
 """Seconds added to every cost, so that nothing is compared with nothing."""
 
@@ -140,18 +144,21 @@ def route(
     if index.order != recipe.order:
         raise ValueError(f"{config.algorithm} needs an index ordered by {recipe.order}, not by {index.order}")
     groups = index.groups(request.model, request.lane, tried)
+    cheap = _cheapest(request, groups, now, recipe) if index.priced and len(groups) > 1 else groups
     holders = prefixes.holders(request.prefix) if recipe.prefix or recipe is EXPLORE else NO_HOLDERS
     if holders and recipe is EXPLORE:
         recipe = BALANCED  # a second copy of a prefix at a replica drawn at random would cost all others its room there
-    homes = _homes(request, recipe, groups) if recipe.sticky is not None else NO_HOMES
+    homes = _homes(request, recipe, cheap) if recipe.sticky is not None else NO_HOMES
     near: Shortlist = {}
     if holders or homes:
         _add_known(near, request, index, groups, (*holders, *homes), tried)
     if recipe.random:
-        _add_random(near, request, groups, recipe.random, tried, rng)
+        _add_random(near, request, cheap, recipe.random, tried, rng)
     if recipe.least or not near:
         many = COLD if recipe is BALANCED and not holders else recipe.least or 1
-        _add_least(near, request, index, groups, many, tried)
+        _add_least(near, request, index, cheap, many, tried)
+        if not near and cheap is not groups:
+            _add_least(near, request, index, groups, many, tried)
     if not near:
         left = index.left(groups, tried)
         return NoRoom(left) if left else NoReplica(sum(group.replicas for group in groups))
@@ -184,6 +191,26 @@ def _recipe(request: Request, config: RoutingConfig, now: float, rng: random.Ran
     if rng.random() < config.exploration:
         return EXPLORE
     return SPREAD if request.priority >= SPREAD_FROM else BALANCED
+
+
+def _cheapest(
+    request: Request, groups: tuple[ReplicaGroup, ...], now: float, recipe: Recipe
+) -> tuple[ReplicaGroup, ...]:
+    """The cheapest groups that can serve the request as promised; all, where none can."""
+    left_s = IN_TIME * (request.first_token_by - now)
+    for price in sorted({group.price for group in groups}):
+        some = tuple([group for group in groups if group.price == price])
+        limit = room = 0
+        for group in some:
+            limit += group.limit
+            room += group.room
+        if limit - room < FILLED * limit and any(group.ready for group in some):
+            first = min([group.ready[0] for group in some if group.ready])
+            if recipe.order != "work":
+                return some
+            if first[0] + request.uncached_tokens * first[2].load.prefill_token_s <= left_s:
+                return some
+    return groups
 
 
 # -- shortlist and filter -------------------------------------------------------------------------------------

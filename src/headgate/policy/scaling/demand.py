@@ -23,6 +23,8 @@ class PoolDemand:
     """Standard deviation of the present requests; None: not known yet, or no request is present."""
     tokens: float
     velocity: float
+    carried: float
+    """The part of the velocity that its members are sent."""
     use: float
     """Share of the serving replicas' room in use."""
     slots: float
@@ -39,7 +41,7 @@ class Signals:
     def __init__(self) -> None:
         self._at = -inf
         self._slots = 1.0
-        self._present = self._tokens = self._velocity = self._use = self._scarce = 0.0
+        self._present = self._tokens = self._velocity = self._carried = self._use = self._scarce = 0.0
         self._variance = self._watched_s = 0.0
 
     def see(self, view: PoolView, there: Sorted, now: float) -> PoolDemand:
@@ -52,13 +54,17 @@ class Signals:
             self._slots = max(1.0, sum(slots) / len(slots))
         here = [*there.routed, *there.draining]
         at_work = sum(member.requests for member in there.routed)
-        present = view.waiting + sum(member.requests for member in here)
+        present = view.present
+        if present is None:
+            present = view.waiting + sum(member.requests for member in here)
         tokens = view.waiting_tokens + sum(member.outstanding_tokens for member in here)
         use = (at_work + view.waiting) / sum(slots) if slots else 0.0
         self._vary(present - self._present, passed_s)
         self._present += share * (present - self._present)
         self._tokens += share * (tokens - self._tokens)
         self._velocity += share * (view.tokens_per_s - self._velocity)
+        carried = view.tokens_per_s if view.carried_tokens_per_s is None else view.carried_tokens_per_s
+        self._carried += share * (carried - self._carried)
         self._use += share * (use - self._use)
         scarce = sum(member.use for member in there.routed) / len(slots) if slots else 0.0
         self._scarce += share * (scarce - self._scarce)
@@ -69,6 +75,7 @@ class Signals:
             spread,
             self._tokens,
             self._velocity,
+            self._carried,
             self._use,
             self._slots,
             max(0.0, passed_s),

@@ -1,6 +1,7 @@
 """Describes one replica of a fleet, its load, and the demand on the whole pool."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import OVER, Lifecycle, LifecycleEvent, next_state
@@ -14,6 +15,9 @@ class Demand:
     waiting_tokens: int = 0
     tokens_per_s: float = 0.0
     p95_ratio: float | None = None
+    present: float | None = None
+    carried_tokens_per_s: float | None = None
+    may_start: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,20 @@ class Work:
     """Taken share of its scarcest resource other than slots."""
     binding: str = ""
     """Name of that resource."""
+
+
+class PoolCounts(NamedTuple):
+    """One of several pools at one moment."""
+
+    wanted: dict[str, int]
+    """Replicas that should be in a state: serving, parked."""
+    replicas: dict[str, int]
+    """Replicas in each state."""
+    members: tuple[ReplicaId, ...]
+    waiting: int
+    """Requests that wait and that this pool grows for."""
+    price: float | None
+    """Per replica and hour; None: it has none."""
 
 
 @dataclass(slots=True, eq=False)

@@ -58,6 +58,13 @@ class PoolView:
     """p95 of TTFT over the last minute or so, as a share of the promise; None: unknown."""
     start_s: float = 90.0
     """Seconds from a replica's start until it can serve, measured or guessed."""
+    present: float | None = None
+    """Requests that this pool should have room for, wherever they are now; None: those at its members and waiting. It
+    differs where several pools serve the same: the cheapest should hold what others hold for it."""
+    carried_tokens_per_s: float | None = None
+    """The part of the arriving tokens that its members are sent, from which their pace is learned; None: all."""
+    may_start: bool = True
+    """False: a cheaper pool that serves the same can still grow. Only replicas that are warm are taken into use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from headgate.config.fleet import FleetConfig
+from headgate.config.fleet import LauncherConfig
 from headgate.model.labels import plain
 from headgate.model.replica import Replica, ReplicaId
 from headgate.policy.scaling.lifecycle import COMING, OVER, ROUTED, Lifecycle, LifecycleEvent
@@ -106,7 +106,7 @@ class PoolReader(Protocol):
 
 
 class ManagedPool:
-    def __init__(self, scaler: ScalingPolicy, config: FleetConfig, reader: PoolReader) -> None:
+    def __init__(self, scaler: ScalingPolicy, config: LauncherConfig, reader: PoolReader) -> None:
         self.members: dict[ReplicaId, Member] = {}
         self.decision = Decision(0, 0)
         self.held = False
@@ -186,6 +186,9 @@ class ManagedPool:
             tokens_per_s=demand.tokens_per_s,
             p95_ratio=demand.p95_ratio,
             start_s=self.start_s,
+            present=demand.present,
+            carried_tokens_per_s=demand.carried_tokens_per_s,
+            may_start=demand.may_start,
         )
 
     def _seen(self, member: Member, now: float) -> PoolMember:
@@ -216,6 +219,11 @@ class ManagedPool:
     def paid_for(self) -> int:
         """Replicas that are paid for: from the request for a start until they are gone, whatever they do."""
         return self._asked_for + sum(not member.gone for member in self.members.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the last start failed: where another pool serves the same, that one grows instead."""
+        return self._pause_s > ASK_AGAIN_S[0]
 
     # -- what is reported --------------------------------------------------------------------------------------
 

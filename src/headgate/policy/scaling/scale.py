@@ -126,6 +126,8 @@ class Scaler:
         """When a request was last present."""
         self._queued_at = inf
         """Since when too many requests wait; inf: they do not."""
+        self._most = config.max
+        """Replicas that may serve: `max`, or those there are while a cheaper pool can grow instead."""
 
     def reconfigure(self, config: ScaleConfig) -> None:
         """Decides by another config from now on. What was learned stays."""
@@ -133,6 +135,7 @@ class Scaler:
 
     def decide(self, view: PoolView, now: float, wall: float) -> Decision:
         config, there = self.config, Sorted.of(view.members)
+        self._most = config.max if view.may_start else min(config.max, max(config.least, there.total, self.serving))
         if self.serving < 0:
             self.serving = self._clamp(len(there.routed) + len(there.ready) + there.coming)
             self._changed_at = self._here_at = now  # the first look at a pool stops nothing
@@ -253,7 +256,7 @@ class Scaler:
             self.forecast.observe(wall, view.tokens_per_s)
         if not view.waiting:
             use = max(seen.use, seen.scarce) / self.config.utilisation_target
-            self._pace.observe(seen.velocity, len(there.routed), use, min(seen.passed_s, SMOOTH_S[0]))
+            self._pace.observe(seen.carried, len(there.routed), use, min(seen.passed_s, SMOOTH_S[0]))
 
     # -- how many ---------------------------------------------------------------------------------------------
 
@@ -330,7 +333,7 @@ class Scaler:
 
     def _clamp(self, count: int) -> int:
         least = 0 if self.config.to_zero else self.config.least
-        return max(least, min(count, self.config.max))
+        return max(least, min(count, self._most))
 
     def _idle(self, now: float) -> bool:
         return self.config.to_zero and now - self._here_at >= self.config.idle_s

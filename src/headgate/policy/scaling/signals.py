@@ -2,7 +2,7 @@
 first tokens. The live fleet and the simulated one read it here."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from headgate.model.replica import ReplicaId
@@ -48,6 +48,8 @@ class PoolSignals:
         self._rate = ArrivalRate()
         self._p95_at = -P95_EVERY_S
         self._p95_ratio: float | None = None
+        self._lanes: Collection[str] | None = None
+        """Lanes whose first tokens count; None: all."""
 
     def waiting(self) -> int:
         return self._dispatcher.queued()[0]
@@ -76,7 +78,8 @@ class PoolSignals:
             ratios = [
                 p95 / lane.ttft_target_s
                 for lane in self._dispatcher.lanes.values()
-                if (p95 := self._ttft_p95(lane.name, now)) is not None
+                if (self._lanes is None or lane.name in self._lanes)
+                and (p95 := self._ttft_p95(lane.name, now)) is not None
             ]
             self._p95_ratio = max(ratios, default=None)
         return self._p95_ratio

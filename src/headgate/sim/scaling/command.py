@@ -75,6 +75,8 @@ def _check(base: SimulateOptions) -> None:
         if given:
             raise UsageError(f"{name} can't be used with --scale: how many there are is the scaler's to say")
     for config in filter(None, (base.config, base.what_if)):
+        if config.fleet.pools:
+            raise UsageError("fleet.pools: --scale simulates a fleet of one pool")
         for path, problem in contradictions(config.fleet.scale, "fleet.scale"):
             raise UsageError(f"{path}: {problem}")
 

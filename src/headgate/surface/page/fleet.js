@@ -68,13 +68,19 @@ export function takeReplicas(news, fleet = null) {
 
 const MISSING = new Set(["down", "ejected", "probation", "failed"]);
 
+// Several pools, by name: what serves of what should.
+function pools(fleet) {
+  if (fleet.pools.length < 2) return "";
+  return fleet.pools.map((p) => `${p.name} ${count(p.serving)} of ${count(p.wanted_serving)}`).join(", ") + ". ";
+}
+
 // How many there should be, and what was decided for which reasons.
 function takeFleet(fleet) {
   show(byId("fleet-wanted"), fleet !== null);
   show(byId("fleet-decisions"), fleet !== null && fleet.notes.length > 0);
   if (fleet === null) return;
   const { serving, parked } = fleet.wanted;
-  say(byId("fleet-wanted"), `Wanted: ${count(serving)} serving, ${count(parked)} parked. ${fleet.reasons[0] ?? ""}`);
+  say(byId("fleet-wanted"), `Wanted: ${count(serving)} serving, ${count(parked)} parked. ${pools(fleet)}${fleet.reasons[0] ?? ""}`);
   keyed(byId("fleet-notes"), fleet.notes, (n) => `${n.wall} ${n.text}`, (n) => {
     const at = new Date(n.wall * 1000);
     return el("li", {}, el("time", { datetime: at.toISOString() }, exactClock(n.wall)), " ", el("b", {}, n.text), " ", el("small", {}, n.reasons.join(" ")));
