@@ -15,8 +15,9 @@ from headgate.export.kubernetes import ManifestValues, checked, cluster_text, ku
 from headgate.model.errors import StartupError
 from headgate.publish.metrics_page import families
 from tests.keys import hash_key
+from tests.test_config_file import without
 
-EXAMPLE = (Path(__file__).parents[2] / "headgate.example.yaml").read_text()
+EXAMPLE = without("replicas", (Path(__file__).parents[2] / "headgate.example.yaml").read_text())
 KEYS = {"tenants": {"t": {"key_sha256": [hash_key("k")]}}}
 CASES: dict[str, tuple[str, ManifestValues]] = {
     "defaults": ("", ManifestValues()),

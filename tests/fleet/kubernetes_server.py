@@ -23,6 +23,8 @@ Object = dict[str, Any]
 @dataclass(eq=False)
 class Cluster:
     kind: str = "Deployment"
+    name: str = "engine"
+    """The workload's."""
     replicas: int = 0
     placing: bool = True
     """Whether pods get an address at once."""
@@ -105,7 +107,7 @@ class Cluster:
         self._made += 1
         ordinals = {int(name.rpartition("-")[2]) for name in self.pods} if self.kind == "StatefulSet" else set()
         free = next(number for number in range(10_000) if number not in ordinals)
-        name = f"engine-{free}" if self.kind == "StatefulSet" else f"engine-7d9f-{self._made:05d}"
+        name = f"{self.name}-{free}" if self.kind == "StatefulSet" else f"{self.name}-7d9f-{self._made:05d}"
         meta = {"name": name, "uid": f"uid-{self._made}", "labels": dict(LABELS), "annotations": {}}
         self.pods[name] = {"metadata": meta, "status": {"phase": "Pending"}}
         self._set(name, "ADDED")
@@ -151,7 +153,7 @@ class Cluster:
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
             return _failure(401, "Unauthorized")
         kind = f"{self.kind.lower()}s"
-        if found := re.fullmatch(rf"/apis/apps/v1/namespaces/prod/{kind}/engine(/scale)?", path):
+        if found := re.fullmatch(rf"/apis/apps/v1/namespaces/prod/{kind}/{self.name}(/scale)?", path):
             if not found[1]:
                 return 200, {
                     "kind": self.kind,

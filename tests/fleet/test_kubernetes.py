@@ -6,6 +6,7 @@ import json
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -499,6 +500,36 @@ def test_a_gateway_scales_its_workload_and_a_pod_that_is_deleted_finishes_what_i
             assert b'"error"' not in data
             do(lambda: it.finish(doomed))
         assert do(lambda: it.replicas) == 2  # the gateway is gone, and its engines are not
+
+
+@pytest.mark.timeout(90)
+def test_a_gateway_drives_the_workloads_of_three_pools(tmp_path: Path) -> None:
+    lanes = {"fast": ["fast", "slow"], "long": ["long"], "batch": ["batch"]}
+    with contextlib.ExitStack() as stack:
+        pods = {}
+        for name in lanes:
+            port = free_port()
+            it, do = stack.enter_context(running_pods(port, replicas=1, name=f"engine-{name}"))
+            pods[name] = it, do, port
+        pools = [
+            {
+                "name": name,
+                "kind": "kubernetes",
+                "lanes": lanes[name],
+                "kubernetes": {"api": it.url, "namespace": "prod", "name": f"engine-{name}", "port": port},
+                "scale": {"min": 2 if name == "fast" else 1, "max": 2, "warm": 0, "forecast": False},
+            }
+            for name, (it, _, port) in pods.items()
+        ]
+        path = tmp_path / "headgate.yaml"
+        path.write_text(json.dumps({"listen": {"port": 0}, "fleet": {"pools": pools}}))
+        with headgate("serve", "--config", str(path)) as (_, url):
+            eventually(lambda: sorted(one.split("-")[1] for one in serving(url)) == ["batch", "fast", "fast", "long"])
+            assert [do(partial(getattr, it, "replicas")) for it, do, _ in pods.values()] == [2, 1, 1]
+            assert ask(f"{url}/v1/chat/completions", chat("n=1"))[0] == 200
+            assert ask(f"{url}/v1/chat/completions", chat("n=1", service_tier="flex"))[0] == 200
+            told = {one["pool"] for one in json.loads(ask(f"{url}/admin/fleet")[1])["replicas"]}
+            assert told == set(lanes)
 
 
 def serving(url: str) -> dict[str, int]:

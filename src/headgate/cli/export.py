@@ -176,9 +176,7 @@ class ClusterFlags:
     keda: Annotated[bool, Parameter(negative="")] = False
     """KEDA scales the engines, and the gateway does not."""
 
-    def parts(self, config: GatewayConfig) -> "ManifestValues":
-        from headgate.config.engine import EngineConfig
-        from headgate.config.flags import words_of
+    def parts(self) -> "ManifestValues":
         from headgate.export.kubernetes import ManifestValues, checked
 
         return checked(
@@ -192,7 +190,6 @@ class ClusterFlags:
                 keda=self.keda,
                 engine_kind=self.engine,
                 engine_args=self.engine_arg or None,
-                engine_flags=tuple(words_of(config.embedded or EngineConfig())),
             )
         )
 
@@ -209,7 +206,7 @@ def kubernetes(*, flags: ClusterFlags | None = None, config: Config = None) -> N
     from headgate.export import kubernetes as made
 
     chosen = _load(config)
-    print(made.kubernetes(chosen, (flags or ClusterFlags()).parts(chosen), _text(config)), end="")
+    print(made.kubernetes(chosen, (flags or ClusterFlags()).parts(), _text(config)), end="")
 
 
 @export.command(group=CLUSTERS)
@@ -229,7 +226,7 @@ def helm(out: Path, *, flags: ClusterFlags | None = None, prometheus: str | None
     from headgate.export.helm import write_chart
 
     chosen = _load(config)
-    parts = (flags or ClusterFlags()).parts(chosen)
+    parts = (flags or ClusterFlags()).parts()
     written = write_chart(chosen, parts, out, _text(config), prometheus or scaled.PROMETHEUS)
     print(f"{len(written)} files in {out}. Try: helm install {parts.name} {out}")
 
@@ -248,7 +245,7 @@ def keda(*, flags: ClusterFlags | None = None, prometheus: str | None = None, co
     from headgate.export import keda as made
 
     chosen = _load(config)
-    parts = (flags or ClusterFlags()).parts(chosen)
+    parts = (flags or ClusterFlags()).parts()
     print(made.keda(chosen, parts, prometheus or made.PROMETHEUS), end="")
 
 

@@ -26,6 +26,8 @@ class KubernetesConfig:
     """The workload's namespace; None: that of this gateway's own pod."""
     selector: Text | None = None
     """Labels of the pods, such as app=engine; None: the workload's own selector."""
+    nodes: dict[Text, Text] = field(default_factory=dict)
+    """Labels of the nodes on which the pods may run, for `headgate export`; empty: any node."""
     port: Annotated[int, between(1, 65_535)] = ENGINE_PORT
     """Port on which the engine listens in its pod."""
     scheme: Literal["http", "https"] = "http"

@@ -60,6 +60,13 @@ class EmulateConfig:
     context: Annotated[int, between(16, GIGA)] | None = None
     """Tokens that a slot holds; None: the profile's number."""
 
+    @property
+    def words(self) -> list[str]:
+        """The options with which `headgate engine` emulates."""
+        made = ["--emulate", self.profile, "--dilate", f"{self.dilate:g}", "--cold-start", f"{self.cold_start_s:g}"]
+        made += [] if self.slots is None else ["--slots", str(self.slots)]
+        return made + ([] if self.context is None else ["--context", str(self.context)])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessConfig:

@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from headgate import __version__
+from headgate.config.fleet import PoolConfig
 from headgate.config.gateway import GatewayConfig
 from headgate.export import keda
-from headgate.export.kubernetes import Manifest, ManifestValues, cluster_text, dump, engine_args, manifests
+from headgate.export.engine_pools import engine_pools
+from headgate.export.kubernetes import (
+    Manifest,
+    ManifestValues,
+    cluster_text,
+    dump,
+    engine_args,
+    engine_count,
+    manifests,
+)
 from headgate.model.errors import UsageError
 
 _IMAGE = '⟦printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote⟧'
@@ -83,18 +93,33 @@ def chart(
     files = {
         "Chart.yaml": dump(about),
         "values.yaml": _values(config, parts, text, prometheus),
-        "values.schema.json": json.dumps(_SCHEMA, indent=2) + "\n",
+        "values.schema.json": json.dumps(_schema(config), indent=2) + "\n",
         "templates/_helpers.tpl": _HELPERS,
         "templates/NOTES.txt": _NOTES,
     }
     marked = _marked(parts)
     for group, made in manifests(config, marked).items():
-        files[f"templates/{group}.yaml"] = "---\n".join(_template(it) for it in made)
-    scaled = keda.scaled_object(config, marked, "⟦.Values.keda.prometheus | quote⟧")
-    scaled["spec"]["minReplicaCount"] = "⟦.Values.keda.min⟧"
-    scaled["spec"]["maxReplicaCount"] = "⟦.Values.keda.max⟧"
-    files["templates/keda.yaml"] = f"{{{{- if .Values.keda.enabled }}}}\n{_template(scaled)}{{{{- end }}}}\n"
+        pool = group.removeprefix("engine-") if group.startswith("engine-") else ""
+        files[f"templates/{group}.yaml"] = _of_pool("---\n".join(_template(it) for it in made), pool)
+    scaled = "---\n".join(_scaled(config, marked, pool) for pool in engine_pools(config))
+    files["templates/keda.yaml"] = f"{{{{- if .Values.keda.enabled }}}}\n{scaled}{{{{- end }}}}\n"
     return files
+
+
+def _scaled(config: GatewayConfig, marked: ManifestValues, pool: PoolConfig) -> str:
+    made = keda.scaled_object(config, marked, "⟦.Values.keda.prometheus | quote⟧", pool)
+    made["spec"]["minReplicaCount"] = "⟦.Values.keda.min⟧"
+    made["spec"]["maxReplicaCount"] = "⟦.Values.keda.max⟧"
+    return _of_pool(_template(made), pool.name)
+
+
+def _of_pool(text: str, pool: str) -> str:
+    """The template with a pool's own values in place of those that a single pool has."""
+    if not pool:
+        return text
+    own = f'(index .Values.pools "{pool}")'
+    text = text.replace(".Values.keda.min", f"{own}.min").replace(".Values.keda.max", f"{own}.max")
+    return text.replace(".Values.engine.", f"{own}.")
 
 
 def _marked(parts: ManifestValues) -> ManifestValues:
@@ -119,6 +144,8 @@ def _template(manifest: Manifest) -> str:
     kind, component = manifest["kind"], manifest["metadata"].get("labels", {}).get("app.kubernetes.io/component")
     if kind == "Deployment" and component == "gateway":
         manifest["spec"]["replicas"] = "⟦.Values.gateway.replicas⟧"
+    if kind == "Deployment" and component == "engine":
+        manifest["spec"]["template"]["spec"].pop("nodeSelector", None)  # it is among the values
     text = dump(manifest)
     # A list that values may add to, and a block of text, need more than an expression in place of a value.
     text = re.sub(
@@ -136,29 +163,33 @@ def _template(manifest: Manifest) -> str:
 
 
 def _values(config: GatewayConfig, parts: ManifestValues, text: str, prometheus: str) -> str:
-    plain = manifests(config, parts)["engine"][0]["spec"]["template"]["spec"]["containers"][0]
-    scale = config.fleet.scale
-    made = keda.scaled_object(config, parts)["spec"]
+    made, pools = manifests(config, parts, text), engine_pools(config)
     values: dict[str, Any] = {
         "image": _image(parts.image),
         "gateway": {"replicas": parts.gateways, "resources": parts.gateway_resources},
-        "engine": {
-            "replicas": parts.engines if parts.engines is not None else scale.least + scale.warm,
-            "image": _image(parts.engine_image or ""),
-            "args": engine_args(config, parts),
-            "resources": plain["resources"],
-            "nodeSelector": {},
+        "engine": {"image": _image(parts.engine_image or "")},
+        "keda": {"enabled": parts.keda, "prometheus": prometheus},
+    }
+    found = {}
+    for pool in pools:
+        (engine, *_) = made[f"engine-{pool.name}" if pool.name else "engine"]
+        pod, scaled = engine["spec"]["template"]["spec"], keda.scaled_object(config, parts, pool=pool)["spec"]
+        own = {
+            "replicas": engine_count(parts, pool),
+            "args": engine_args(config, parts, pool),
+            "resources": pod["containers"][0]["resources"],
+            "nodeSelector": pod.get("nodeSelector", {}),
             "tolerations": [],
             "affinity": {},
-        },
-        "keda": {
-            "enabled": parts.keda,
-            "prometheus": prometheus,
-            "min": made["minReplicaCount"],
-            "max": made["maxReplicaCount"],
-        },
-        "config": _config_value(config, parts, text),
-    }
+        }
+        found[pool.name] = (own, {"min": scaled["minReplicaCount"], "max": scaled["maxReplicaCount"]})
+    if config.fleet.pools:
+        values["pools"] = {name: {**own, **bounds} for name, (own, bounds) in found.items()}
+    else:
+        ((own, bounds),) = found.values()
+        values["engine"] = {"replicas": own["replicas"], **values["engine"], **own}
+        values["keda"] |= bounds
+    values["config"] = _config_value(config, parts, text)
     head = "# Values of the Headgate chart. `config` is the gateway's own file, see headgate.example.yaml.\n"
     return head + dump(values)
 
@@ -185,26 +216,35 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 
 
 _TEXT, _COUNT, _ANY = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "object"}
-_SCHEMA = {
-    "$schema": "http://json-schema.org/draft-07/schema#",
-    "type": "object",
-    "required": ["image", "gateway", "engine", "keda", "config"],
-    "properties": {
-        "image": _object(["repository"], repository={"type": "string", "minLength": 1}, tag=_TEXT),
-        "gateway": _object(["replicas"], replicas={"type": "integer", "minimum": 1}, resources=_ANY),
-        "engine": _object(
-            ["replicas"],
-            replicas=_COUNT,
-            image=_object([], repository=_TEXT, tag=_TEXT),
-            args={"type": "array", "items": _TEXT},
-            resources=_ANY,
-            nodeSelector=_ANY,
-            tolerations={"type": "array"},
-            affinity=_ANY,
-        ),
-        "keda": _object(["enabled"], enabled={"type": "boolean"}, prometheus=_TEXT, min=_COUNT, max=_COUNT),
-        "config": _TEXT,
-        "global": _ANY,
-    },
-    "additionalProperties": False,
+_POOL = {
+    "replicas": _COUNT,
+    "args": {"type": "array", "items": _TEXT},
+    "resources": _ANY,
+    "nodeSelector": _ANY,
+    "tolerations": {"type": "array"},
+    "affinity": _ANY,
 }
+
+
+def _schema(config: GatewayConfig) -> dict[str, Any]:
+    """The schema of the chart's values: engine settings of the only pool, or those of each under its name."""
+    names = [pool.name for pool in config.fleet.pools]
+    image = _object([], repository=_TEXT, tag=_TEXT)
+    engine = _object([], image=image) if names else _object(["replicas"], image=image, **_POOL)
+    bounds = {} if names else {"min": _COUNT, "max": _COUNT}
+    each = _object(["replicas"], **_POOL, min=_COUNT, max=_COUNT)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "required": ["image", "gateway", "engine", "keda", "config", *(["pools"] if names else [])],
+        "properties": {
+            "image": _object(["repository"], repository={"type": "string", "minLength": 1}, tag=_TEXT),
+            "gateway": _object(["replicas"], replicas={"type": "integer", "minimum": 1}, resources=_ANY),
+            "engine": engine,
+            **({"pools": _object(names, **dict.fromkeys(names, each))} if names else {}),
+            "keda": _object(["enabled"], enabled={"type": "boolean"}, prometheus=_TEXT, **bounds),
+            "config": _TEXT,
+            "global": _ANY,
+        },
+        "additionalProperties": False,
+    }

@@ -2,61 +2,67 @@
 
 One figure is not enough: a queue is empty as long as engines have room, even where they are nearly full, so by itself
 it would remove engines until requests wait. KEDA makes a HorizontalPodAutoscaler, which follows the larger of the two
-needs. Both figures cover the whole fleet, whatever the number of gateways (fleet_figures.py). An interactive pool never
+needs. Both figures cover the whole pool, whatever the number of gateways (fleet_figures.py). An interactive pool never
 scales to zero: its first request would wait for a cold start.
 """
 
 import math
 from typing import Any
 
+from headgate.config.fleet import INTERACTIVE_S, PoolConfig
 from headgate.config.gateway import GatewayConfig
+from headgate.config.scale import ScaleConfig
+from headgate.export.engine_pools import engine_pools, refuse_unexpressed
 from headgate.export.fleet_figures import utilisation, waiting_per_replica
-from headgate.export.kubernetes import Manifest, ManifestValues, dump, refuse_pools
+from headgate.export.kubernetes import Manifest, ManifestValues, dump
 
 PROMETHEUS = "http://prometheus-server.monitoring.svc:80"
 POLL_S = 5
-INTERACTIVE_S = 60.0
-"""Seconds. A lane that promises its first token sooner than this is interactive: a user waits for it."""
 
 
 def keda(config: GatewayConfig, parts: ManifestValues, prometheus: str = PROMETHEUS) -> str:
+    refuse_unexpressed(config, parts.engine_kind, parts.namespace)
     head = "# Made by `headgate export keda`: change the config, not this file.\n"
-    if config.fleet.kubernetes.scaled_here:
-        head += "# Set fleet.kubernetes.scaled_here to false: the gateway must not scale the same engines.\n"
-    return head + dump(scaled_object(config, parts, prometheus))
+    pools = engine_pools(config)
+    if any(pool.kubernetes.scaled_here for pool in pools):
+        key = "kubernetes.scaled_here of each pool" if config.fleet.pools else "fleet.kubernetes.scaled_here"
+        head += f"# Set {key} to false: the gateway must not scale the same engines.\n"
+    return head + "---\n".join(dump(scaled_object(config, parts, prometheus, pool)) for pool in pools)
 
 
-def scaled_object(config: GatewayConfig, parts: ManifestValues, prometheus: Any = PROMETHEUS) -> Manifest:
-    refuse_pools(config)
-    scale = config.fleet.scale
-    least = min(scale.min, scale.max) if not interactive(config) else max(1, scale.min)
-    queue = _trigger("queue", waiting_per_replica(), scale.queue_per_replica, prometheus)
-    use = _trigger("use", utilisation(), scale.utilisation_target, prometheus)
-    meta = {"name": parts.engine_name} | ({"namespace": parts.namespace} if parts.namespace is not None else {})
+def scaled_object(
+    config: GatewayConfig, parts: ManifestValues, prometheus: Any = PROMETHEUS, pool: PoolConfig | None = None
+) -> Manifest:
+    """`pool` None: the only one."""
+    pool = pool or engine_pools(config)[0]
+    scale, name = pool.scale, parts.workload(pool.name)
+    least = min(scale.min, scale.max) if not interactive(config, pool) else max(1, scale.min)
+    queue = _trigger("queue", waiting_per_replica(pool.name), scale.queue_per_replica, prometheus)
+    use = _trigger("use", utilisation(pool.name), scale.utilisation_target, prometheus)
+    meta = {"name": name} | ({"namespace": parts.namespace} if parts.namespace is not None else {})
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
         "metadata": meta,
         "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": parts.engine_name},
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
             "minReplicaCount": least + scale.warm,
             "maxReplicaCount": scale.max,
             "pollingInterval": POLL_S,
             "cooldownPeriod": math.ceil(scale.idle_s),
-            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(config)}},
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(scale)}},
             "triggers": [queue, use],
         },
     }
 
 
-def interactive(config: GatewayConfig) -> bool:
-    return any(lane.ttft_target_s < INTERACTIVE_S for lane in config.lanes)
+def interactive(config: GatewayConfig, pool: PoolConfig) -> bool:
+    return any(lane.ttft_target_s < INTERACTIVE_S and pool.serves(lane.name) for lane in config.lanes)
 
 
-def _behavior(config: GatewayConfig) -> Manifest:
+def _behavior(scale: ScaleConfig) -> Manifest:
     """Scales up at once, by at most double or two pods per up cooldown; scales down slowly, by `down_share` per down
     cooldown, as policy/scaling/scale.py does."""
-    scale = config.fleet.scale
     up_s, down_s = (min(1800, max(1, math.ceil(s))) for s in (scale.up_cooldown_s, scale.down_cooldown_s))
     more = [
         {"type": "Percent", "value": 100, "periodSeconds": up_s},

@@ -14,8 +14,10 @@ import yaml
 
 from headgate import __version__
 from headgate.config.contradictions import did_you_mean
+from headgate.config.fleet import PoolConfig
 from headgate.config.gateway import GatewayConfig
-from headgate.export.cluster_file import in_cluster
+from headgate.export.cluster_file import EngineEntry, in_cluster
+from headgate.export.engine_pools import engine_pools, engine_words, refuse_unexpressed, served_as
 from headgate.model.dialect import DIALECTS
 from headgate.model.errors import UsageError
 
@@ -50,8 +52,6 @@ class ManifestValues:
     """A kind of replica/dialects.py. Any other than headgate has its own image, which starts as its maker intended."""
     engine_args: Any = None
     """The engine's command line; None: that of `headgate engine`, and none for another kind."""
-    engine_flags: tuple[str, ...] = ()
-    """Further options for `headgate engine`."""
     config: str | None = None
     """The gateway's config file as it is mounted; None: it is made here."""
 
@@ -63,6 +63,10 @@ class ManifestValues:
     def engine_name(self) -> str:
         return f"{self.name}-engine"
 
+    def workload(self, pool: str) -> str:
+        """The name of a pool's Deployment."""
+        return f"{self.engine_name}-{pool}" if pool else self.engine_name
+
 
 def kubernetes(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
     """All manifests, for `kubectl apply -f -`. `text`: the config file itself."""
@@ -72,12 +76,19 @@ def kubernetes(config: GatewayConfig, parts: ManifestValues, text: str = "") -> 
 
 def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> dict[str, list[Manifest]]:
     """The manifests by topic. Their order matters only to readers. Raises UsageError for what they can't express."""
-    refuse_pools(config)
+    refuse_unexpressed(config, parts.engine_kind, parts.namespace)
     groups = {
         "config": [_config(config, parts, text)],
         "access": _access(parts),
         "gateway": [_gateway(config, parts), _service(config, parts), _budget(parts, "gateway")],
-        "engine": [_engine(config, parts), _budget(parts, "engine"), _policy(config, parts)],
+        **{
+            _group(pool): [
+                _engine(config, parts, pool),
+                _budget(parts, "engine", pool.name),
+                _policy(parts, pool),
+            ]
+            for pool in engine_pools(config)
+        },
     }
     if parts.namespace is not None:
         for it in (it for group in groups.values() for it in group):
@@ -85,9 +96,8 @@ def manifests(config: GatewayConfig, parts: ManifestValues, text: str = "") -> d
     return groups
 
 
-def refuse_pools(config: GatewayConfig) -> None:
-    if config.fleet.pools:
-        raise UsageError("fleet.pools: manifests of several pools are not made yet; give the fleet of one pool")
+def _group(pool: PoolConfig) -> str:
+    return f"engine-{pool.name}" if pool.name else "engine"
 
 
 def notes(config: GatewayConfig, parts: ManifestValues) -> str:
@@ -140,7 +150,10 @@ def checked(parts: ManifestValues) -> ManifestValues:
 
 def cluster_text(config: GatewayConfig, parts: ManifestValues, text: str = "") -> str:
     """The gateway's config file as it is mounted."""
-    return in_cluster(text, parts.engine_name, config.listen.port, config.fleet.kubernetes.port, parts.scaled_here)
+    pools = [
+        EngineEntry(parts.workload(pool.name), pool.kubernetes.port, served_as(pool)) for pool in engine_pools(config)
+    ]
+    return in_cluster(text, pools, config.listen.port, parts.scaled_here)
 
 
 def _config(config: GatewayConfig, parts: ManifestValues, text: str) -> Manifest:
@@ -229,17 +242,17 @@ def _service(config: GatewayConfig, parts: ManifestValues) -> Manifest:
 # -- engines ----------------------------------------------------------------------------------------------
 
 
-def _engine(config: GatewayConfig, parts: ManifestValues) -> Manifest:
-    linger_s, own = max(NOTICE_S, math.ceil(config.fleet.drain_s)), parts.engine_kind == "headgate"
+def _engine(config: GatewayConfig, parts: ManifestValues, pool: PoolConfig) -> Manifest:
+    linger_s, own = max(NOTICE_S, math.ceil(pool.drain_s)), parts.engine_kind == "headgate"
     health = DIALECTS[parts.engine_kind].health[0]
-    args = engine_args(config, parts)
+    args = engine_args(config, parts, pool)
     container = {
         "name": "engine",
         "image": parts.engine_image or parts.image,
         **({"args": args} if args else {}),
-        "ports": [{"name": "http", "containerPort": config.fleet.kubernetes.port}],
+        "ports": [{"name": "http", "containerPort": pool.kubernetes.port}],
         "resources": parts.engine_resources or _engine_resources(parts.gpus),
-        **_probes(False, math.ceil(config.fleet.start_limit_s / 5), "/health/live" if own else health, health),
+        **_probes(False, math.ceil(pool.start_limit_s / 5), "/health/live" if own else health, health),
         # The gateway sends no more requests once the pod is to go; those in flight have this long before SIGTERM.
         "lifecycle": _linger(linger_s),
         **({"securityContext": _confined()} if own else {}),
@@ -249,21 +262,21 @@ def _engine(config: GatewayConfig, parts: ManifestValues) -> Manifest:
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": linger_s + 15,
         **({"securityContext": _nobody()} if own else {}),
+        **({"nodeSelector": dict(pool.kubernetes.nodes)} if pool.kubernetes.nodes else {}),
         "containers": [container],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
-    scale = config.fleet.scale
-    count = parts.engines if parts.engines is not None else scale.least + scale.warm
     # Where KEDA or the gateway scales the engines, applying the manifests again must not undo their scaling.
-    fixed = None if parts.keda or parts.scaled_here else count
-    return _deployment(parts, "engine", parts.engine_name, fixed, pod, {})
+    fixed = None if parts.keda or parts.scaled_here else engine_count(parts, pool)
+    return _deployment(parts, "engine", parts.workload(pool.name), fixed, pod, {}, pool.name)
 
 
-def engine_args(config: GatewayConfig, parts: ManifestValues) -> list[str]:
-    if parts.engine_args is not None:
-        return list(parts.engine_args)
-    own = ["engine", "--host", "0.0.0.0", "--port", str(config.fleet.kubernetes.port), *parts.engine_flags]
-    return own if parts.engine_kind == "headgate" else []
+def engine_count(parts: ManifestValues, pool: PoolConfig) -> Any:
+    return parts.engines if parts.engines is not None else pool.scale.least + pool.scale.warm
+
+
+def engine_args(config: GatewayConfig, parts: ManifestValues, pool: PoolConfig) -> list[str]:
+    return engine_words(config, pool, parts.engine_kind) if parts.engine_args is None else list(parts.engine_args)
 
 
 def _engine_resources(gpus: int) -> Manifest:
@@ -273,15 +286,15 @@ def _engine_resources(gpus: int) -> Manifest:
     return resources
 
 
-def _policy(config: GatewayConfig, parts: ManifestValues) -> Manifest:
+def _policy(parts: ManifestValues, pool: PoolConfig) -> Manifest:
     """Allows only gateways to reach the engines, which ask for no key."""
     gateways = {"podSelector": {"matchLabels": _labels(parts, "gateway")}}
     return {
-        **_head("networking.k8s.io/v1", "NetworkPolicy", parts.engine_name, parts, "engine"),
+        **_head("networking.k8s.io/v1", "NetworkPolicy", parts.workload(pool.name), parts, "engine", pool.name),
         "spec": {
-            "podSelector": {"matchLabels": _labels(parts, "engine")},
+            "podSelector": {"matchLabels": _labels(parts, "engine", pool.name)},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [gateways], "ports": [{"port": config.fleet.kubernetes.port, "protocol": "TCP"}]}],
+            "ingress": [{"from": [gateways], "ports": [{"port": pool.kubernetes.port, "protocol": "TCP"}]}],
         },
     }
 
@@ -290,9 +303,15 @@ def _policy(config: GatewayConfig, parts: ManifestValues) -> Manifest:
 
 
 def _deployment(
-    parts: ManifestValues, component: str, name: str, replicas: Any, pod: Manifest, annotations: Manifest
+    parts: ManifestValues,
+    component: str,
+    name: str,
+    replicas: Any,
+    pod: Manifest,
+    annotations: Manifest,
+    pool: str = "",
 ) -> Manifest:
-    labels = _labels(parts, component)
+    labels = _labels(parts, component, pool)
     meta: Manifest = {"labels": labels} | ({"annotations": annotations} if annotations else {})
     # One more before one less: capacity never drops during a rollout.
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -302,14 +321,14 @@ def _deployment(
         "strategy": strategy,
         "template": {"metadata": meta, "spec": pod},
     }
-    return {**_head("apps/v1", "Deployment", name, parts, component), "spec": spec}
+    return {**_head("apps/v1", "Deployment", name, parts, component, pool), "spec": spec}
 
 
-def _budget(parts: ManifestValues, component: str) -> Manifest:
-    name = parts.name if component == "gateway" else parts.engine_name
+def _budget(parts: ManifestValues, component: str, pool: str = "") -> Manifest:
+    name = parts.name if component == "gateway" else parts.workload(pool)
     return {
-        **_head("policy/v1", "PodDisruptionBudget", name, parts, component),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(parts, component)}},
+        **_head("policy/v1", "PodDisruptionBudget", name, parts, component, pool),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(parts, component, pool)}},
     }
 
 
@@ -340,15 +359,16 @@ def _nobody() -> Manifest:
     return {"runAsNonRoot": True, "runAsUser": USER, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _head(api: str, kind: str, name: str, parts: ManifestValues, component: str) -> Manifest:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": _labels(parts, component)}}
+def _head(api: str, kind: str, name: str, parts: ManifestValues, component: str, pool: str = "") -> Manifest:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, "labels": _labels(parts, component, pool)}}
 
 
-def _labels(parts: ManifestValues, component: str) -> dict[str, str]:
+def _labels(parts: ManifestValues, component: str, pool: str = "") -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "headgate",
         "app.kubernetes.io/instance": parts.name,
         "app.kubernetes.io/component": component,
+        **({"headgate/pool": pool} if pool else {}),
     }
 
 

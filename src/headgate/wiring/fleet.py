@@ -249,16 +249,6 @@ def process_spec(config: GatewayConfig, pool: PoolConfig | None = None) -> Spec:
         spec = Spec(pool="local", flags=tuple(words_of(replace(engine, threads=threads))), slots=engine.slots)
         return described(pool, spec, engine.served_name)
     profile = find(emulate.profile)
-    flags = [
-        "--emulate",
-        emulate.profile,
-        "--dilate",
-        f"{emulate.dilate:g}",
-        "--cold-start",
-        f"{emulate.cold_start_s:g}",
-    ]
-    flags += [] if emulate.slots is None else ["--slots", str(emulate.slots)]
-    flags += [] if emulate.context is None else ["--context", str(emulate.context)]
-    flags += words_of(engine, BATCHING["group"])
+    flags = [*emulate.words, *words_of(engine, BATCHING["group"])]
     spec = Spec(pool="emulated", flags=tuple(flags), slots=emulate.slots or profile.slots)
     return described(pool, spec, f"emulated-{profile.name}")
