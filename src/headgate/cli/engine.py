@@ -103,8 +103,9 @@ class EngineOptions:
     banner: Annotated[bool, Parameter(group=LISTEN)] = True
     """Say hello and how to try it; a gateway that starts an engine for itself says that on its own."""
     emulate: Annotated[str | None, Parameter(group=EMULATION)] = None
-    """Take a GPU's time instead of computing: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by
-    `headgate fit`. Answers are placeholder words, and everything that shows says that it is emulated."""
+    """Take a GPU's time instead of computing: h100-llama3-8b, h100x4-llama3-70b or another profile that comes with
+    Headgate, or a file made by `headgate fit`. Answers are placeholder words, and everything that shows says that it is
+    emulated."""
     dilate: Annotated[float, Parameter(group=EMULATION, validator=validators.Number(gt=0))] = 1.0
     """How many seconds pass for one of the emulated GPU's, on a machine too slow for its pace."""
     cold_start: Annotated[float, Duration, Parameter(group=EMULATION, validator=validators.Number(gte=0))] = 0.0

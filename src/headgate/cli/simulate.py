@@ -3,13 +3,17 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Group, Parameter, validators
 
 from headgate.cli.setup.groups import DECIDE
 from headgate.cli.setup.quantities import Duration
 from headgate.config.gateway import GatewayConfig
+from headgate.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from headgate.machine.observed import FittedProfile
 
 WORK = Group("The load")
 FLEET = Group("The fleet")
@@ -54,7 +58,8 @@ class SimulateFlags:
     config: Config = None
     """The gateway's YAML file. Default: the default lanes."""
     profile: ProfileName = H100
-    """What the replicas are: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    """What the replicas are: h100-llama3-8b (also a100, h200), h100x4-llama3-70b (also h100x8, a100x4, a100x8), or a
+    file made by `headgate fit`."""
     replicas: Count = None
     """Number of replicas. Default: those in the config, or one."""
     slots: Count = None
@@ -149,7 +154,8 @@ class PlanFlags:
     config: Config = None
     """The gateway's YAML file, for lanes and limits."""
     profile: ProfileName = H100
-    """What a replica is: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    """What a replica is: h100-llama3-8b (also a100, h200), h100x4-llama3-70b (also h100x8, a100x4, a100x8), or a
+    file made by `headgate fit`."""
     slots: Count = None
     """Requests that a replica is given at once. Default: the profile's."""
     level: Level = "gateway"
@@ -205,22 +211,83 @@ def replay(events: Path) -> None:
     sys.exit(run_replay(events))
 
 
-def fit(step_log: Path, out: Path, *, name: str | None = None) -> None:
-    """Make a profile of an engine from its step log, for --emulate, simulate and plan.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class FitFlags:
+    name: str | None = None
+    """What to call it. Default: the file's name."""
+    like: ProfileName = H100
+    """Of a server or a table: the profile whose sizes are taken where the server does not say its own, a known one or a
+    file."""
+    chunk: Count = None
+    """Tokens of a prompt in one step. Default: as the server says, else as in --like."""
+    slots: Count = None
+    """Sequences at once. Default: as the server says, else as in --like."""
+    kv_tokens: Count = None
+    """Tokens in KV memory. Default: as the server says, else as in --like."""
+    longest: Annotated[int, AtLeastOne] = 8192
+    """Longest prompt to try, in tokens."""
+    concurrency: Annotated[int, AtLeastOne] = 128
+    """Most requests at once."""
+    budget: Annotated[float, Duration, Above] = 180.0
+    """How long it may take to measure a server: seconds, or a time such as 5m."""
+    requests: Annotated[int, AtLeastOne] = 3000
+    """Requests it may send."""
+    model: str | None = None
+    """Model to ask for. Default: the first that the server names."""
+    endpoint: Literal["chat", "completions"] = "completions"
+    """chat or completions."""
+    key: Annotated[tuple[str, ...], Repeated] = ()
+    """API key; env:NAME reads it from the environment."""
+
+
+def fit(source: str, out: Path, *, flags: FitFlags | None = None) -> None:
+    """Make a profile of an engine for --emulate, simulate and plan: from its step log, a running server or a table.
+
+    A running server should have no other client meanwhile.
 
     Parameters
     ----------
-    step_log
-        A file written by `headgate engine --step-log`.
+    source
+        A file written by `headgate engine --step-log`; the address of an OpenAI-compatible server, which is measured;
+        or a .csv file of TTFT and ITL by length and batch.
     out
         The profile, JSON.
-    name
-        What to call it. Default: the file's name.
     """
     from headgate.engine.runner.profile_file import dump, fitted
 
-    dump(fitted(step_log, name or out.stem), out)
+    flags = flags or FitFlags()
+    if "://" not in source and not source.startswith("unix:") and Path(source).suffix != ".csv":
+        profile = fitted(Path(source), flags.name or out.stem)
+    else:
+        if not out.absolute().parent.is_dir():  # not after three minutes
+            raise UsageError(f"can't write {out}: there is no folder {out.absolute().parent}")
+        profile = _observed(source, flags, out.stem).profile
+    dump(profile, out)
     print(f"wrote {out}: headgate simulate --profile {out}")
+
+
+def _observed(source: str, flags: FitFlags, name: str) -> "FittedProfile":
+    from headgate.bench.engine_probe import ProbeOptions
+    from headgate.bench.fit_run import Sizes, fit_server, fit_table
+    from headgate.engine.runner.profile_file import find
+
+    sizes = Sizes(flags.name or name, flags.chunk, flags.slots, flags.kv_tokens)
+    of = sizes.of(find(flags.like))
+    if Path(source).suffix == ".csv":
+        return fit_table(Path(source), of)
+    options = ProbeOptions(
+        url=source,
+        of=of,
+        longest=flags.longest,
+        concurrency=flags.concurrency,
+        budget_s=flags.budget,
+        requests=flags.requests,
+        model=flags.model,
+        endpoint=flags.endpoint,
+        keys=flags.key,
+    )
+    return fit_server(options, sizes)
 
 
 def _load(path: Path | None) -> GatewayConfig:

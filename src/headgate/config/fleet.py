@@ -50,7 +50,8 @@ class EmulateConfig:
     """Engines that take a GPU's time and compute nothing, for trying out fleets on a small machine."""
 
     profile: Text
-    """Machine profile: a100-llama3-8b, h100-llama3-8b, h200-llama3-8b, or a file made by `headgate fit`."""
+    """Machine profile: h100-llama3-8b, h100x4-llama3-70b or another that comes with Headgate, or a file made by
+    `headgate fit`."""
     dilate: Annotated[float, above_zero(10_000)] = 1.0
     """Seconds that pass for one second of the emulated GPU."""
     cold_start_s: SecondsOrZero = 0.0

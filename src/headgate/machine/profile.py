@@ -275,6 +275,44 @@ def gpu(
     )
 
 
+def large(
+    name: str, *, fixed: float, knee: int, beyond: float, token: float, k: float, g: float, kv_tokens: int, gpus: int
+) -> Profile:
+    """Llama 3 70B in bf16 on several GPUs of one machine, from sums of measured kernels, in ms
+    (benchmarks/large_profiles.py).
+
+        step = 1.2 · (1 + fixed + token·n + beyond·max(0, n − knee) + k·Σctx + g·Σ(2pc + c²))
+
+    Communication between the GPUs was not measured, and is in the factor like all else that is not.
+    """
+    ms = 1.2 / 1e3
+    return Profile(
+        name=name,
+        model=f"Llama 3 70B, bf16, {gpus} GPUs",
+        cost=StepCost(
+            fixed=(1.0 + fixed) * ms,
+            knee=knee,
+            per_token_beyond=beyond * ms,
+            per_prefill=token * ms,
+            per_decode=token * ms,
+            per_context=k * ms,
+            per_pair=g * ms,
+        ),
+        slots=256,
+        context=131_072,
+        kv_tokens=kv_tokens,
+        host_tokens=524_288,
+        paged=True,
+        bytes_per_token=327_680,
+        load_bytes_per_s=gpus * 25e9,
+        save_bytes_per_s=gpus * 25e9,
+        copy_bytes_per_s=gpus * 1.0e12,
+        saves_overlap=True,
+        step_tokens=512 + 256,
+        chunk_limit=512,
+    )
+
+
 # KV memory: 90 % of the card less 16 GB of weights and 3 GB of working memory, at 128 KiB a token. Host memory: 64 GiB,
 # over PCIe at 25 GB/s. A copy reads and writes device memory at its bandwidth. A chunk of 512 is well past the knee: 1
 # 024 would prefill about 15 % faster, and nearly double the gap of every running stream.
@@ -292,6 +330,23 @@ PROFILES: dict[str, Profile] = {
         gpu(
             "h200-llama3-8b", t0=1.0, fixed=1.1, weights=4.12, a=0.0192, e=0.0023, k=3.2e-5, g=4.05e-7,
             kv_tokens=820_000, copy_bytes_per_s=2.4e12,
+        ),
+        # KV memory: 90 % of 80 GB a card less 141 GB of weights and 3 GB a card of working memory, at 320 KiB a token.
+        large(
+            "a100x4-llama3-70b", fixed=24.96, knee=232, beyond=0.0538, token=0.1146, k=5.38e-5, g=1.86e-6,
+            kv_tokens=410_000, gpus=4,
+        ),
+        large(
+            "a100x8-llama3-70b", fixed=14.73, knee=185, beyond=0.0351, token=0.0577, k=2.69e-5, g=9.31e-7,
+            kv_tokens=1_250_000, gpus=8,
+        ),
+        large(
+            "h100x4-llama3-70b", fixed=14.97, knee=131, beyond=0.0398, token=0.0162, k=2.75e-5, g=5.0e-7,
+            kv_tokens=410_000, gpus=4,
+        ),
+        large(
+            "h100x8-llama3-70b", fixed=8.79, knee=131, beyond=0.0117, token=0.0206, k=1.37e-5, g=2.5e-7,
+            kv_tokens=1_250_000, gpus=8,
         ),
     )
 }  # fmt: skip

@@ -138,7 +138,7 @@ def _thinned(lines: Items[StepLine]) -> Items[StepLine]:
 
 
 def _solved(lines: Items[StepLine], weights: Items[float], knee: int) -> StepCost:
-    sums = _Sums(6)
+    sums = LeastSquares(6)
     for line, weight in zip(lines, weights, strict=True):
         beyond = max(0, line.shape.tokens - knee) if knee else 0
         sums.add((*_terms(line.shape), float(beyond)), line.took_s, weight)
@@ -156,7 +156,7 @@ def _solved(lines: Items[StepLine], weights: Items[float], knee: int) -> StepCos
 
 def _knee(lines: Items[StepLine], weights: Items[float]) -> int:
     """The knee with the smallest squared error; 0 where none improves on a straight line by 2 %."""
-    base = _Sums(5)
+    base = LeastSquares(5)
     for line, weight in zip(lines, weights, strict=True):
         base.add(_terms(line.shape), line.took_s, weight)
     best, knee = base.solved()[0] * 0.98, 0
@@ -177,7 +177,7 @@ def _terms(shape: StepFeatures) -> Row:
 
 def _with_moves(profile: Profile, lines: Items[StepLine]) -> Profile:
     """Fits how fast KV moves, from the time that steps with moves took beyond computing."""
-    sums = _Sums(3)
+    sums = LeastSquares(3)
     for line in lines:
         shape = line.shape
         excess = max(0.0, line.took_s - profile.step_s(shape))
@@ -210,7 +210,7 @@ def _residuals(ratios: Iterable[float]) -> Residuals:
     return Residuals(flat[len(flat) // 2], tuple(kept))
 
 
-class _Sums:
+class LeastSquares:
     """The sums from which a least-squares fit is solved: Σ weight·(seconds − x·terms)²."""
 
     def __init__(self, size: int) -> None:
@@ -228,8 +228,8 @@ class _Sums:
                 for j, right in enumerate(terms):
                     row[j] += weighted * right
 
-    def widened(self) -> "_Sums":
-        wide = _Sums(self.size + 1)
+    def widened(self) -> "LeastSquares":
+        wide = LeastSquares(self.size + 1)
         wide.moments = [[*row, 0.0] for row in self.moments] + [[0.0] * (self.size + 1)]
         wide.targets = [*self.targets, 0.0]
         wide.square = self.square

@@ -54,7 +54,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "plan": ("headgate plan --load poisson:rate=20 --slo fast:ttft:p99:0.5 --price 2.5",),
     "replay": ("headgate replay events.log",),
-    "fit": ("headgate fit steps.jsonl my-gpu.json",),
+    "fit": (
+        "headgate fit steps.jsonl my-gpu.json",
+        "headgate fit http://10.0.0.7:8000 my-gpu.json --budget 3m",
+        "headgate fit sweep.csv my-gpu.json --like h200-llama3-8b",
+    ),
     "export": ("headgate export schema > headgate.schema.json", "headgate export nginx --config headgate.yaml"),
     "export schema": ("headgate export schema > headgate.schema.json",),
     "export example": ("headgate export example > headgate.yaml",),
