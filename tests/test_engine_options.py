@@ -11,7 +11,7 @@ from cyclopts import ValidationError
 
 from headgate.__main__ import app
 from headgate.cli.engine import DEFAULTS, FLAGS, EngineFlags
-from headgate.config.engine import BUNDLED_NAME, BatchConfig, EngineConfig
+from headgate.config.engine import BUNDLED_NAME, BatchConfig, EngineConfig, KvType
 from headgate.config.file import parse
 from headgate.config.flags import words_of
 from headgate.config.gateway import GatewayConfig
@@ -29,6 +29,7 @@ OTHER: dict[Any, Any] = {
     Path: Path("a.gguf"),
     tuple[Path, ...]: (Path("b.gguf"), Path("c.gguf")),
     tuple[str, ...]: ("Be.", "Be kind."),
+    KvType: "f16",
 }
 EVERYTHING = EngineConfig(**{flag.field: OTHER[flag.type] for flag in FLAGS})
 """Every setting with a value that is not its default."""

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from headgate.bench.engine_probe import EngineProbe, ProbeOptions
-from headgate.bench.fit_run import Sizes, _asked, fit_server, fit_table
+from headgate.bench.fitting.engine_probe import EngineProbe, ProbeOptions
+from headgate.bench.fitting.fit_run import Sizes, _asked, fit_server, fit_table
 from headgate.machine.profile import PROFILES
 from headgate.model.errors import StartupError, UsageError
 from headgate.replica.description import Description

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.bench.timing_table import read_table
+from headgate.bench.fitting.timing_table import read_table
 from headgate.model.errors import UsageError
 
 

@@ -21,7 +21,7 @@ from headgate.progress import Progress
 FLAGS = flags_of(EngineConfig)
 port_number = Parameter(validator=validators.Number(gte=0, lte=65535))
 FILES = {"model": "a GGUF file", "loras": "an adapter (GGUF)", "chat_template": "a Jinja template"}
-NOT_EMULATED = ("model", "loras", "system_prompts")
+NOT_EMULATED = ("model", "loras", "system_prompts", "gpu_layers", "kv_type")
 """Settings that an emulated engine refuses: it computes nothing."""
 
 
@@ -151,7 +151,10 @@ def _emulate(
     from headgate.wiring.engine import run_emulated
 
     if any(name in given for name in NOT_EMULATED):
-        raise UsageError("--model, --lora and --system-prompt have no effect with --emulate: it computes nothing")
+        raise UsageError(
+            "--model, --lora, --system-prompt, --gpu-layers and --kv-type have no effect with --emulate: it computes "
+            "nothing"
+        )
     profile = find(name)
     sizes = {one.name: given[one.name] for one in fields(profile) if one.name in given}
     profile = replace(profile, **sizes)

@@ -217,8 +217,8 @@ class FitFlags:
     name: str | None = None
     """What to call it. Default: the file's name."""
     like: ProfileName = H100
-    """Of a server or a table: the profile whose sizes are taken where the server does not say its own, a known one or a
-    file."""
+    """For a server or a table: the profile whose sizes are taken where the server does not say its own; a known one or
+    a file."""
     chunk: Count = None
     """Tokens of a prompt in one step. Default: as the server says, else as in --like."""
     slots: Count = None
@@ -268,8 +268,8 @@ def fit(source: str, out: Path, *, flags: FitFlags | None = None) -> None:
 
 
 def _observed(source: str, flags: FitFlags, name: str) -> "FittedProfile":
-    from headgate.bench.engine_probe import ProbeOptions
-    from headgate.bench.fit_run import Sizes, fit_server, fit_table
+    from headgate.bench.fitting.engine_probe import ProbeOptions
+    from headgate.bench.fitting.fit_run import Sizes, fit_server, fit_table
     from headgate.engine.runner.profile_file import find
 
     sizes = Sizes(flags.name or name, flags.chunk, flags.slots, flags.kv_tokens)

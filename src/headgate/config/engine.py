@@ -7,7 +7,7 @@ its fields. Metadata of a field: `group`, the heading of its flag in --help; `fl
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from headgate.config.hints import GIGA, Count, CountOrZero, Prompt, Seconds, Text, between
 
@@ -18,6 +18,7 @@ BUNDLED_NAME = "smollm2-135m-instruct"
 MODEL, MEMORY, BATCHING = {"group": "Model"}, {"group": "Memory"}, {"group": "Batching"}
 Tokens = Annotated[int, between(32, GIGA)]
 """At least two blocks of KV memory."""
+KvType = Literal["f16", "q8_0", "q4_0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,11 @@ class EngineConfig:
     """Host memory for swapped and cached KV, in tokens; None: half of slots × context."""
     threads: Annotated[int, between(1, 1024)] | None = field(default=None, metadata=MEMORY)
     """Threads that compute; None: one per core."""
+    gpu_layers: Annotated[int, between(0, 10_000)] = field(default=0, metadata=MEMORY)
+    """Layers that a GPU computes and keeps, for builds of llama.cpp with CUDA, ROCm, Vulkan or Metal; a number above
+    the model's own is all of them."""
+    kv_type: KvType = field(default="q8_0", metadata=MEMORY)
+    """Precision of KV memory: f16, q8_0 or q4_0. With f16 an answer may depend on what is computed beside it."""
     gap_target_s: Seconds | None = field(default=None, metadata=BATCHING)
     """Target for the longest gap between two tokens of a running stream; a shorter one in the request goes before it;
     None: its lane's, 200 ms."""

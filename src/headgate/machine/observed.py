@@ -54,7 +54,7 @@ def first_token(prompt_tokens: int, seconds: float, chunk: int) -> Observation:
 
 
 def gap(batch: int, context: float, seconds: float, runs: Iterable[Items[float]] = ()) -> Observation:
-    """The mean gap between tokens while this many sequences decode that have so many tokens each."""
+    """The mean gap between tokens while `batch` sequences of `context` tokens each decode."""
     step = StepFeatures(decodes=batch, context=round(batch * context))
     return Observation(max(SHORTEST_S, seconds), (step,), 0, tuple(tuple(run) for run in runs if len(run) > 0))
 

@@ -24,7 +24,8 @@ KEEPER_S = 12.0
 LONGEST_PAUSE_S = 5.0
 KNOCK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+"""None: the system has none, as macOS; an engine may then outlive a gateway that is killed."""
 
 
 async def keep_engine_running(flags: Sequence[str], socket: Path, was_ready: Callable[[], bool]) -> None:
@@ -110,7 +111,8 @@ def _dying_with(parent: int) -> Callable[[], None]:
     its gateway is gone, and an engine that hangs would stay for good."""
 
     def prepare() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _PRCTL is not None:
+            _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent ended before the signal was set
             os._exit(1)
 

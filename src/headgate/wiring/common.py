@@ -27,6 +27,12 @@ def bundled_model() -> Path:
     raise StartupError(f"no model: {HOW_TO_GET_A_MODEL}")
 
 
+def cores() -> int:
+    """The cores that this process may use; where the system does not say, all."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
 def process_age_s() -> float:
     """Seconds since the operating system started this process, imports and argument parsing included; 0: unknown."""
     try:

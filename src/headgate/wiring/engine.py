@@ -29,14 +29,14 @@ from headgate.engine.status import Emulation
 from headgate.logs import LogOptions, LogWriter, logging_to
 from headgate.machine.profile import Profile
 from headgate.model.clock import Clock, monotonic, wall
-from headgate.model.errors import ServeError, StartupError
+from headgate.model.errors import ServeError, StartupError, UsageError
 from headgate.policy.compose import batcher_for, host_tokens_of
 from headgate.progress import Progress
 from headgate.publish.access_log import AccessLog
 from headgate.publish.turned_away import RefusalLog
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
-from headgate.wiring.common import HEALTH, bundled_model, listen_on, process_age_s, wait
+from headgate.wiring.common import HEALTH, bundled_model, cores, listen_on, process_age_s, wait
 
 if TYPE_CHECKING:
     from headgate.engine.runner.llama import Model
@@ -205,14 +205,14 @@ def _load(server: EngineServer, config: EngineConfig, progress: Progress, clock:
 
     path, note = _faster(server, bundled_model(), progress, clock) if config.model is None else (config.model, "")
     began = clock()
-    model = _model(path, note, config.model or bundled_model(), progress)
+    model = _model(path, note, config.model or bundled_model(), progress, config)
     loaded = clock()
     with progress.phase("KV cache", f"{config.slots} slots × {config.context} tokens"):
         runner = LlamaRunner(
             model,
             slots=config.slots,
             slot_tokens=config.context,
-            threads=config.threads or len(os.sched_getaffinity(0)),
+            threads=config.threads or cores(),
             host_tokens=host_tokens_of(config.slots, config.context, config.host_tokens),
             loras=config.loras,
             chat_template=_chat_template(config.chat_template),
@@ -254,7 +254,7 @@ def _faster(server: EngineServer, bundled: Path, progress: Progress, clock: Cloc
     return path, ""
 
 
-def _model(path: Path, note: str, original: Path, progress: Progress) -> "Model":
+def _model(path: Path, note: str, original: Path, progress: Progress, config: EngineConfig) -> "Model":
     from headgate.engine.runner.llama import Model
 
     try:
@@ -263,13 +263,15 @@ def _model(path: Path, note: str, original: Path, progress: Progress) -> "Model"
         raise StartupError(f"can't read {path}: {error.strerror}; give the path of a GGUF file") from error
     try:
         with progress.phase("weights", f"{path.name}, {size_mb:.0f} MB{note}"):
-            return Model(path)
-    except StartupError:
-        if path == original:
+            return Model(path, gpu_layers=config.gpu_layers, kv_type=config.kv_type)
+    except StartupError as error:
+        if path == original or isinstance(error, UsageError):
             raise
         with contextlib.suppress(OSError):
             path.unlink()  # the kept copy can be made again
-        return _model(original, f"; {path.name} is broken: it is made anew at the next start", original, progress)
+        return _model(
+            original, f"; {path.name} is broken: it is made anew at the next start", original, progress, config
+        )
 
 
 def _chat_template(path: Path | None) -> str | None:

@@ -36,6 +36,7 @@ from headgate.surface.fleet_admin import FleetAdmin, as_told
 from headgate.upkeep.replica_set import ReplicaSet
 from headgate.upkeep.warm_now import WarmNow
 from headgate.wiring.change import ConfigChange
+from headgate.wiring.common import cores
 
 ASK_S = 1.0
 PHASES = {"process": "process", "weights": "weights", "KV": "kv", "warm-up": "warm_up"}
@@ -245,7 +246,7 @@ def process_spec(config: GatewayConfig, pool: PoolConfig | None = None) -> Spec:
     engine, emulate = pool.engine or config.embedded or EngineConfig(), pool.emulate
     if emulate is None:
         most = sum(one.scale.max for one in config.fleet.every if one.kind == "processes")
-        threads = engine.threads or max(1, len(os.sched_getaffinity(0)) // most)
+        threads = engine.threads or max(1, cores() // most)
         spec = Spec(pool="local", flags=tuple(words_of(replace(engine, threads=threads))), slots=engine.slots)
         return described(pool, spec, engine.served_name)
     profile = find(emulate.profile)

@@ -104,12 +104,19 @@ def tried(guidance: Guidance, grammar: bytes) -> str:
     return f"it is too deep, or takes more than {MEMORY >> 20} MB to compile; make it smaller"
 
 
+def _bound_memory(statm: Path = Path("/proc/self/statm")) -> None:
+    """Lets this process take MEMORY more than it has. Where the system does not say how much that is, as on macOS, only
+    the time is bounded."""
+    with suppress(OSError):
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+
+
 def _child(guidance: Guidance, grammar: bytes, writing: int) -> None:
     """Compiles and walks in the child. Default actions end it: SIGPROF when the CPU time is used up, an abort when
     there is no memory."""
     try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+        _bound_memory()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)  # hides what an abort prints

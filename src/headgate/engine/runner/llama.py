@@ -13,16 +13,20 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headgate.model.errors import StartupError
+from headgate.config.engine import EngineConfig, KvType
+from headgate.model.errors import StartupError, UsageError
 
 BUILD = "2026.10.11549"
-Q4_0, Q4_1, Q8_0 = 2, 3, 8
-"""ggml_type: 32 weights of 4 bits and a scale, of 4 bits with a scale and a least value, of 8 bits and a scale."""
+F16, Q4_0, Q4_1, Q8_0 = 1, 2, 3, 8
+"""ggml_type: 16 bits; 32 weights of 4 bits and a scale, of 4 bits with a scale and a least value, of 8 bits and a
+scale."""
+KV_TYPES: Final[dict[KvType, tuple[int, float]]] = {"f16": (F16, 2.0), "q8_0": (Q8_0, 34 / 32), "q4_0": (Q4_0, 18 / 32)}
+"""llama.cpp's number of the type, and bytes per value: a block of 32 values has a 2-byte scale."""
 CONTROL_TOKEN = 1 << 3 | 1 << 0
 """llama_token_attr CONTROL or UNKNOWN: only a trusted author's text may become this token."""
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
@@ -79,6 +83,7 @@ _LogCallback = C.CFUNCTYPE(None, C.c_int, C.c_char_p, ptr)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_log_set": (None, [ptr, ptr]),
     "llama_backend_init": (None, []),
+    "llama_supports_gpu_offload": (flag, []),
     "llama_model_default_params": (ModelParams, []),
     "llama_context_default_params": (ContextParams, []),
     "llama_model_load_from_file": (ptr, [C.c_char_p, ModelParams]),
@@ -207,12 +212,26 @@ class Model:
     """Weights and vocabulary in memory, until the last reference to the Model is gone: a context and a thread that is
     tokenizing both hold one, so neither can be left with freed memory."""
 
-    def __init__(self, path: Path, *, vocab_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vocab_only: bool = False,
+        gpu_layers: int = EngineConfig.gpu_layers,
+        kv_type: KvType = EngineConfig.kv_type,
+    ) -> None:
+        """`gpu_layers`: layers that a GPU computes and keeps. `kv_type`: precision of the KV memory of its contexts."""
         check_gguf(path)
         self._library = library()
         self.c = self._library.c
+        if gpu_layers and not self.c.llama_supports_gpu_offload():
+            raise UsageError(
+                "--gpu-layers: this build of llama.cpp has no GPU; install an xllamacpp that is built for CUDA, ROCm, "
+                "Vulkan or Metal, or leave the flag out"
+            )
         params = self.c.llama_model_default_params()
-        params.vocab_only = vocab_only
+        params.vocab_only, params.n_gpu_layers = vocab_only, gpu_layers
+        self.gpu_layers, self.kv_type = gpu_layers, kv_type
         self.handle: int | None = self.c.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise StartupError(f"{path} can't be loaded ({self._library.why()}); it may be truncated: fetch it again")
@@ -281,7 +300,9 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         # Flash attention with a Q8_0 cache makes outputs independent of chunk size and of batch neighbours; with an F16
         # cache they were not.
-        params.flash_attn_type, params.type_k, params.type_v = 1, Q8_0, Q8_0
+        kv_type = KV_TYPES[model.kv_type][0]
+        params.flash_attn_type, params.type_k, params.type_v = 1, kv_type, kv_type
+        params.offload_kqv = model.gpu_layers > 0
         params.kv_unified, params.no_perf = False, True
         self.handle: int | None = self.c.llama_init_from_model(model.handle, params)
         if not self.handle:

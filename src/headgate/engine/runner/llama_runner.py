@@ -1,5 +1,6 @@
 """Runs steps on llama.cpp: KV moves first, then one llama_decode, then a draw for every row that samples."""
 
+import os
 from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headgate.engine.grammar.grammar import Grammars
-from headgate.engine.runner.llama import Context, Model, library
+from headgate.engine.runner.llama import KV_TYPES, Context, Model, library
 from headgate.engine.runner.sampler import Logits, Sampler, chance, logprobs
 from headgate.engine.runner.tokenizer import Tokenizer
 from headgate.model.clock import Clock, monotonic
@@ -17,8 +18,6 @@ from headgate.model.sampling import Sampled, TokenLogprob
 from headgate.model.sequence import Sequence
 from headgate.model.step import Copy, Drop, Move, Restore, Row, Save, Step, Trim
 
-Q8_0_BYTES = 34 / 32
-"""Bytes per value: a block of 32 values is 32 bytes and a 2-byte scale."""
 MAX_SLOTS = 256
 _SLOT_ROUNDING = 256
 _COMPUTE_BYTES = 256 * 2**20
@@ -45,7 +44,7 @@ class LlamaRunner:
         allocated as needed, so that only the check here can report at the start that there is no room for it."""
         self.slots = slots
         self.slot_tokens = slot_tokens
-        self.bytes_per_token = round(model.kv_values_per_token * Q8_0_BYTES)
+        self.bytes_per_token = round(model.kv_values_per_token * KV_TYPES[model.kv_type][1])
         self.max_batch_tokens = max_batch_tokens or -(-(512 + slots) // 64) * 64
         self.model_s = 0.0
         """Seconds spent inside llama.cpp so far."""
@@ -209,6 +208,8 @@ class LlamaRunner:
         kv, host, free = n_ctx * self.bytes_per_token, host_tokens * self.bytes_per_token, available_bytes()
         # Weights that llama.cpp repacked are in this process's own memory already; mapped ones still have to come.
         need = kv + host + _COMPUTE_BYTES + max(0, model.size - _own_bytes())
+        if model.gpu_layers:  # how much of the KV and the weights is on the GPU is for llama.cpp to say
+            need = host + _COMPUTE_BYTES
         if need > free:
             raise StartupError(
                 f"{self.slots} slots of {self.slot_tokens} tokens need {need / 2**30:.1f} GiB with the weights and "
@@ -228,7 +229,10 @@ def _cause(logits: Logits, error: EngineFailed) -> ServeError:
 def available_bytes(root: Path = Path("/")) -> int:
     """Returns the memory that this process can still take, in bytes: the machine's, or less if a control group says
     so."""
-    free = _field(root / "proc/meminfo", "MemAvailable:") * 1024
+    try:
+        free = _field(root / "proc/meminfo", "MemAvailable:") * 1024
+    except OSError:  # macOS: what is free there is not known, so all that there is counts
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = root / "sys/fs/cgroup"
     for limit, usage, cached in (
         ("memory.max", "memory.current", "memory.stat"),
@@ -242,8 +246,12 @@ def available_bytes(root: Path = Path("/")) -> int:
     return free
 
 
-def _own_bytes() -> int:
-    return _field(Path("/proc/self/status"), "RssAnon:") * 1024
+def _own_bytes(root: Path = Path("/")) -> int:
+    """The memory that this process has to itself; 0: not known."""
+    try:
+        return _field(root / "proc/self/status", "RssAnon:") * 1024
+    except OSError:
+        return 0
 
 
 def _field(path: Path, name: str) -> int:

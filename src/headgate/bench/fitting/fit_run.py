@@ -10,9 +10,9 @@ import uvloop
 from rich.console import Console
 
 from headgate.bench.asker import LIMITS, address
-from headgate.bench.engine_probe import EngineProbe, ProbeOptions
+from headgate.bench.fitting.engine_probe import EngineProbe, ProbeOptions
+from headgate.bench.fitting.timing_table import read_table
 from headgate.bench.options import read_keys
-from headgate.bench.timing_table import read_table
 from headgate.machine.observed import FittedProfile, TooFewObservations, fit_observed
 from headgate.machine.profile import Profile
 from headgate.model.clock import monotonic

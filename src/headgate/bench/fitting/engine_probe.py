@@ -1,7 +1,7 @@
 """Runs `headgate fit URL`: measures a running server from outside, within a time budget, and fits a machine profile.
 
 First one request at a time, with longer and longer prompts, for first tokens; then more and more at once, for the gaps
-while just so many decode. No prompt is sent twice, so that no prefix cache flatters the figures.
+while a batch of known size decodes. No prompt is sent twice, so that no prefix cache flatters the figures.
 """
 
 import asyncio
