@@ -68,6 +68,7 @@ def serve(
     from headgate.config import file as config_file
     from headgate.config.listen import check_exposure
     from headgate.replica.credentials import Credentials
+    from headgate.surface.drift import profiles_of
 
     options, logged = options or ServeOptions(), (logs or LogFlags()).options()
     chosen = _chosen(options, flags, words)
@@ -75,6 +76,7 @@ def serve(
     for one in chosen.replicas:
         Credentials(one)  # says which file can't be used, before anything starts
     Credentials(chosen.fleet.access.replica("fleet.access", "https:"))
+    profiles_of(chosen.observe)
     if options.check:
         print(config_file.describe(chosen))
         return

@@ -266,6 +266,9 @@ class ObserveConfig:
     """Price of a replica per hour, in `currency`, for the cost of tokens; None: no such figure."""
     currency: Currency = "USD"
     """Currency of that price, as it is shown beside a cost."""
+    profiles: dict[Name, Text] = field(default_factory=dict)
+    """Machine profile of the replicas by their tag gpu_type, `any` for all others: one that comes with Headgate, or a
+    file made by `headgate fit`. A finding says where one differs from it."""
     labels: Annotated[int, between(1, 10_000)] = 100
     """Maximum different values of a label (model, tenant, …) on figures; further ones count as `other`."""
     otlp_endpoint: HttpUrl | None = None

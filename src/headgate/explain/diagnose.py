@@ -50,6 +50,8 @@ UNUSUAL = 0.01
 """Share of requests above which cold starts, slow readers or refusals become a finding."""
 LAG_S = (0.02, 0.1)
 """Seconds of p99 loop lag that cause a warning, and that make all other figures here doubtful."""
+DRIFTED = 1.3
+"""Ratio to what the profile says, or its inverse, from which on a replica has drifted from it."""
 BENDS = 0.95
 """Utilisation near which waiting has no bound."""
 
@@ -89,6 +91,18 @@ class LaneView:
     failed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DriftView:
+    """A replica beside its machine profile."""
+
+    replica: str
+    profile: str
+    ratio: float
+    """Time of its tokens, over what the profile says."""
+    answers: int
+    """Answers from which that is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     lanes: tuple[LaneView, ...] = ()
@@ -113,6 +127,8 @@ class View:
     """The resource that is fullest."""
     waiting_per_replica: float = 0.0
     loop_lag_p99_s: float = 0.0
+    drifts: tuple[DriftView, ...] = ()
+    """Replicas whose profile is configured, beside it."""
     promised: ObserveConfig = field(default_factory=ObserveConfig)
     """The config's targets for utilisation, queue and availability."""
 
@@ -141,6 +157,7 @@ def findings(view: View) -> list[Finding]:
 
 def _fleet(view: View) -> Iterator[Finding]:
     yield from _replicas(view)
+    yield from _drifts(view)
     if view.utilisation > view.promised.utilisation_target:
         yield Finding(
             "critical" if view.utilisation > BENDS else "warning",
@@ -166,6 +183,23 @@ def _fleet(view: View) -> Iterator[Finding]:
             "this gateway itself is too busy: everything it measures is late by that much",
             "give it a core of its own, or run several gateways",
         )
+
+
+def _drifts(view: View) -> Iterator[Finding]:
+    far = [one for one in view.drifts if not 1 / DRIFTED <= one.ratio <= DRIFTED]
+    if not far:
+        return
+    worst = max(far, key=lambda one: max(one.ratio, 1 / max(one.ratio, 1e-9)))
+    named = ", ".join(one.replica for one in far[:8])
+    slower = worst.ratio > 1
+    yield Finding(
+        "warning" if slower else "note",
+        "profile",
+        {"which": named, "profile": worst.profile, "ratio": worst.ratio, "answers": worst.answers},
+        f"tokens of {worst.replica} take {worst.ratio:.2f} times as long as its profile {worst.profile} says",
+        "look for throttling, other users of the machine and changed engine settings; if it is meant to be so, measure "
+        "it again with headgate fit URL: plans are made with this profile",
+    )
 
 
 def _replicas(view: View) -> Iterator[Finding]:

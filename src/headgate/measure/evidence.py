@@ -19,6 +19,7 @@ from headgate.explain.why import explain
 from headgate.model.lane import Lane
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
+from headgate.model.replica import ReplicaId
 from headgate.policy.promises.promise import first_counts, per_token_s
 
 COMPLETED: Final = Outcome.COMPLETED
@@ -165,6 +166,10 @@ class Evidence:
                     del self._recent[next(iter(self._recent))]
                 recent = self._recent[replica] = deque(maxlen=RECENT)
             recent.append(record)
+
+    def recent(self, replica: ReplicaId) -> Sequence[Record]:
+        """The replica's latest records."""
+        return self._recent.get(replica, ())
 
     def _tell(self, candidates: list[tuple[float, Record, EvidenceSlice]], now: float) -> None:
         """Explains candidates, worst first, so that none is explained that a worse one would push out again."""

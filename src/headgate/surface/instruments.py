@@ -33,6 +33,7 @@ from headgate.publish.traces import Traces
 from headgate.publish.webhook import Webhook
 from headgate.surface.access import AdminAccess
 from headgate.surface.admin import Admin
+from headgate.surface.drift import profiles_of
 from headgate.surface.incidents import IncidentAdmin
 from headgate.surface.live import Live
 from headgate.surface.page import Page
@@ -129,6 +130,7 @@ class Instruments:
             watches=roster.watches,
             fleet=lambda: roster.fleet,
             rollouts=lambda: self._rollouts(),
+            profiles=profiles_of(observe),
             clock=self._clock,
             refresh=self.catch_up,
         )

@@ -12,6 +12,7 @@ from headgate.config.gateway import ObserveConfig
 from headgate.explain.diagnose import Finding, View, findings
 from headgate.explain.troubles import troubles
 from headgate.gateway.gateway import Gateway
+from headgate.machine.profile import Profile
 from headgate.measure.conditions import Conditions, ReplicaStanding
 from headgate.measure.evidence import Evidence, Told
 from headgate.measure.figures import Figures
@@ -25,6 +26,7 @@ from headgate.policy.promises.promise import FleetReading
 from headgate.policy.promises.slo import promises
 from headgate.publish.fleet_metrics import cost_per_1000_tokens
 from headgate.publish.request_metrics import hit_rate
+from headgate.surface.drift import Drift
 from headgate.surface.view import view
 from headgate.upkeep.prober import Prober
 from headgate.upkeep.replica_set import FleetView
@@ -59,6 +61,8 @@ class Sources:
     """Returns the fleet that starts and stops replicas; None: there is none."""
     rollouts: Callable[[], list[dict[str, Any]]] = list
     """Returns the versions of models, and which of them is being tried out."""
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    """Machine profiles of the replicas by their tag gpu_type; `any`: of all others."""
     clock: Clock = monotonic
     wall: Clock = wall
     refresh: Callable[[], None] = lambda: None
@@ -69,6 +73,7 @@ class Snapshot:
     def __init__(self, sources: Sources, evidence: Evidence) -> None:
         self._sources = sources
         self._evidence = evidence
+        self._drift = Drift(sources.profiles, evidence.recent)
         self._conditions = sources.conditions or Conditions(sources.gateway.dispatcher, sources.watches, sources.fleet)
         self._found: tuple[float, View, list[Finding]] | None = None
         self._fleet: FleetReading | None = None
@@ -115,7 +120,7 @@ class Snapshot:
             sources, self._fleet = self._sources, fleet
             lag_s = sources.pulse.lag.quantile(0.99) or 0.0
             dispatcher, observe = sources.gateway.dispatcher, sources.observe
-            seen = view(dispatcher, sources.figures, self._evidence, observe, fleet, lag_s, now)
+            seen = view(dispatcher, sources.figures, self._evidence, observe, fleet, lag_s, now, self._drift)
             self._found = (now, seen, findings(seen))
         return self._found[1:]
 

@@ -10,6 +10,7 @@ from headgate.model.lane import Lane
 from headgate.model.quantile import Sketch
 from headgate.policy.dispatch.dispatcher import Dispatcher
 from headgate.policy.promises.promise import FleetReading, promises
+from headgate.surface.drift import Drift
 
 WINDOW_S = 300
 
@@ -29,6 +30,7 @@ def view(
     fleet: FleetReading,
     lag_p99_s: float,
     now: float,
+    drift: Drift | None = None,
 ) -> View:
     seen = dispatcher.view(now)
     use, up = seen.use, fleet.up
@@ -47,6 +49,7 @@ def view(
         binding=use.binding,
         waiting_per_replica=seen.waiting / max(1, up),
         loop_lag_p99_s=lag_p99_s,
+        drifts=() if drift is None else drift.look([one.replica for one in seen.replicas.values()], now),
         promised=observe,
     )
 
