@@ -34,7 +34,8 @@ HOT = {
     "policy/tenants": "fair limits shared_limits standing_room",
     "replica": "call connection dialects http openai sse",
     "sim": "chains fleet gateway intake longest memory pace replica service watch world",
-    "wire": "connection errors exchange handshake limits message origin places protocol reader router state websocket",
+    "wire": "captured connection errors exchange handshake limits message origin places protocol reader router state"
+    " websocket",
     "wire/body": "canonical",
 }
 """Modules on the path of a request. None that defines a msgspec Struct to decode into: mypyc does not keep the types of

@@ -13,7 +13,7 @@ from headgate.__main__ import app
 from headgate.cli.engine import DEFAULTS, FLAGS, EngineFlags
 from headgate.config.engine import BUNDLED_NAME, BatchConfig, EngineConfig, KvType
 from headgate.config.file import parse
-from headgate.config.flags import words_of
+from headgate.config.forms.flags import words_of
 from headgate.config.gateway import GatewayConfig
 from headgate.engine.emulation import emulated_config, emulated_engine
 from headgate.engine.runner.profile_file import find

@@ -20,7 +20,7 @@ DRIVEN = {"on", "wake_at", "unfinished", "reconfigure"}
 ASKED = {
     *("lanes", "tiers", "view", "waiting", "running", "queued", "under_way", "holdings", "computed"),
     *("replicas", "replica", "standing", "sent_to", "room", "with_room", "any_usable", "unserved"),
-    "cached_tokens",
+    *("cached_tokens", "spare"),
     *("utilisation", "use_of", "gauges_from"),
     *("limits_of", "over_limit", "rates", "shared_limits", "part"),
 }

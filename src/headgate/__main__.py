@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 from cyclopts import App, Parameter
 
-from headgate.cli import engine, export, fleet, load, look, rollout, serve, simulate, tune
+from headgate.cli import batch, engine, export, fleet, load, look, rollout, serve, simulate, tune
 from headgate.cli.setup import completion, init, keys
 from headgate.cli.setup.examples import add_examples
 from headgate.cli.setup.groups import MORE
@@ -41,6 +41,7 @@ look.add_to(app)
 commands.add_to(app)
 fleet.add_to(app)
 rollout.add_to(app)
+batch.add_to(app)
 load.add_to(app)
 tune.add_to(app)
 simulate.add_to(app)

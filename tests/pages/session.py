@@ -56,6 +56,7 @@ class Session:
         shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m headgate "$@"\n')
         shim.chmod(0o755)
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")} | {
+            "XDG_STATE_HOME": str(folder / "state"),
             "PATH": f"{bin_}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HEADGATE_URL": f"http://127.0.0.1:{self.port('8000')}",
             "COLUMNS": "160",

@@ -23,7 +23,9 @@ OFFLINE = re.compile(
     r"headgate (?:--version|engine --help|init |key|export (?!usage)|simulate |plan |serve .*--check)"
     r"|sha256sum|printf"
 )
-LIVE = re.compile(r"headgate (?:doctor$|slow|fleet$|blame|incident|top|bench (?:compare|http://127\.0\.0\.1))|curl ")
+LIVE = re.compile(
+    r"headgate (?:doctor$|slow|fleet$|blame|incident|batch|top|bench (?:compare|http://127\.0\.0\.1))|curl "
+)
 NOT_RUN = {
     r"^make ": "part of the tests, or sets up what they run in; its target is looked up",
     r"^(?:pip|python3 -m venv|podman|docker) ": "installs, or builds an image; make test-wheel installs the wheels",

@@ -11,7 +11,7 @@ from headgate.cli.setup.groups import EMULATION, LISTEN, RUN, engine_group
 from headgate.cli.setup.log_flags import LogFlags
 from headgate.cli.setup.quantities import Duration, milliseconds
 from headgate.config.engine import ENGINE_PORT, EngineConfig, contradictions
-from headgate.config.flags import Flag, flags_of
+from headgate.config.forms.flags import Flag, flags_of
 from headgate.config.listen import ListenConfig
 from headgate.logs import LogOptions
 from headgate.model.clock import monotonic

@@ -1,7 +1,8 @@
 """Configures the engine: each setting, its meaning and its default.
 
-EngineConfig is the section `embedded` of a gateway's file, and config/flags.py makes the flags of `headgate engine` of
-its fields. Metadata of a field: `group`, the heading of its flag in --help; `flag`, where that is not the field's name.
+EngineConfig is the section `embedded` of a gateway's file, and config/forms/flags.py makes the flags of `headgate
+engine` of its fields. Metadata of a field: `group`, the heading of its flag in --help; `flag`, where that is not the
+field's name.
 """
 
 from collections.abc import Iterator

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from headgate.config.batches import BatchesConfig
 from headgate.config.engine import EngineConfig
 from headgate.config.fleet import FleetConfig
 from headgate.config.hedge import HedgeConfig
@@ -351,6 +352,8 @@ class GatewayConfig:
     """What is measured, promised and exported."""
     record: RecordConfig = field(default_factory=RecordConfig)
     """The file that records all requests."""
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
+    """Files of requests that are served while there is room."""
 
     @property
     def has_keys(self) -> bool:

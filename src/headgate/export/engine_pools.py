@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from headgate.config.cluster import KubernetesConfig
 from headgate.config.engine import BATCHING, EngineConfig
-from headgate.config.flags import words_of
 from headgate.config.fleet import FleetConfig, PoolConfig
+from headgate.config.forms.flags import words_of
 from headgate.config.gateway import GatewayConfig
 from headgate.model.errors import UsageError
 

@@ -5,26 +5,37 @@ the body. Requests that arrive in one piece skip this check: their handlers make
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.websocket import PATHS
 from headgate.model.errors import ServeError
-from headgate.wire.exchange import Exchange
+from headgate.wire.exchange import Exchange, Handler
 from headgate.wire.origin import Door
 from headgate.wire.router import Router
+
+UPLOADS: Final = "/v1/files"
+"""Whose bodies are written to the disk as they come."""
 
 
 class HeaderJudge:
     """A handler that answers only the requests that it refuses."""
 
     def __init__(
-        self, door: Door, router: Router, gateway: Gateway, check_admin: Callable[[dict[str, str]], None]
+        self,
+        door: Door,
+        router: Router,
+        gateway: Gateway,
+        check_admin: Callable[[dict[str, str]], None],
+        begin_upload: Handler | None = None,
     ) -> None:
-        """`check_admin`: raises Unauthorized for headers without an admin key, where one is needed."""
+        """`check_admin`: raises Unauthorized for headers without an admin key, where one is needed. `begin_upload`:
+        gives a file that is uploaded its sink, or refuses it; None: nothing is uploaded."""
         self._door = door
         self._router = router
         self._gateway = gateway
         self._check_admin = check_admin
+        self._begin_upload = begin_upload
 
     def __call__(self, exchange: Exchange) -> None:
         if not (self._door.lets_in(exchange) and self._router.expects(exchange)):
@@ -39,3 +50,6 @@ class HeaderJudge:
                 self._gateway.acceptor.known(exchange.headers)
             except ServeError as error:
                 self._gateway.turn_away(exchange, error)
+                return
+            if path == UPLOADS and exchange.method == "POST" and self._begin_upload is not None:
+                self._begin_upload(exchange)

@@ -8,6 +8,7 @@ public.
 from headgate.gateway.catalog import Catalog
 from headgate.gateway.gateway import Gateway
 from headgate.gateway.intake.abilities import COUNT, QUOTE
+from headgate.gateway.judge import UPLOADS
 from headgate.gateway.quotes import QuoteRoute
 from headgate.gateway.token_count import TokenCountRoute
 from headgate.model.clock import monotonic
@@ -36,7 +37,8 @@ class ApiRoutes:
                 ("GET", "/health/ready"): self._ready,
                 ("GET", "/health"): self._ready,
                 **more,
-            }
+            },
+            forms=frozenset((UPLOADS,)),
         )
 
     def _keyed(self, handler: Handler) -> Handler:

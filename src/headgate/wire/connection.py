@@ -10,6 +10,7 @@ import asyncio
 from math import inf
 from typing import Protocol
 
+from headgate.wire.exchange import BodySink
 from headgate.wire.places import Inbox
 
 
@@ -46,11 +47,13 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_deadline",
+        "_diverted",
         "_high_water",
         "_inbox",
         "_loop",
         "_noted",
         "_outbox",
+        "_reading",
         "_said",
         "_said_bytes",
         "_since",
@@ -71,6 +74,9 @@ class ClientConnection(asyncio.Protocol):
         self._said: list[bytes] = []
         """Data to write when the loop has handled all that has come in."""
         self._said_bytes = 0
+        self._reading = True
+        self._diverted = 0
+        """Bytes of a body that had gone to its sink when its deadline was last set."""
         self._noted = False
         """Whether the server's inbox counts bytes of it."""
         self._deadline = inf
@@ -115,6 +121,27 @@ class ClientConnection(asyncio.Protocol):
         if size or self._noted:
             self._noted = size > 0
             self._inbox.note(self, size)
+
+    # -- what is read ------------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self.transport.resume_reading()
+
+    def _keep_pace(self, sink: BodySink, received: int, pace_bytes: int, timeout_s: float) -> None:
+        """Reads a body into its sink for as long as the client sends at a pace, and the sink has room."""
+        if received - self._diverted >= pace_bytes:
+            self._diverted = received
+            self._expire_in(timeout_s)
+        if sink.full:
+            sink.on_room = self._read_on
+            self._pause()
 
     # -- one timer ---------------------------------------------------------------------------------
 

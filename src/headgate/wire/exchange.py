@@ -88,6 +88,23 @@ class Renames(Protocol):
         """The event or whole answer with that name."""
 
 
+class BodySink(Protocol):
+    """Takes a body piece by piece, so that it need not fit into memory."""
+
+    on_room: Callable[[], None] | None
+    """Called when `full` becomes false; None: the connection does not wait for it."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the client has to wait until earlier pieces are put away."""
+
+    def take(self, piece: bytes) -> None:
+        """Takes the next piece. Raises nothing: what goes wrong is told by the handler, at the end."""
+
+    def drop(self) -> None:
+        """The body will not be complete: whatever there is of it is thrown away."""
+
+
 class Exchange:
     """One request and its answer. The reader writes the request's fields until it is complete; from then on they are
     fixed."""
@@ -113,6 +130,7 @@ class Exchange:
         "received_at",
         "renames",
         "request_id",
+        "sink",
         "started",
         "status",
         "voice",
@@ -152,6 +170,9 @@ class Exchange:
         """The status that the answer began with; 499: the client left before; 0: there is none yet."""
         self.voice: Voice | None = None
         """Translates the answer into the requested form; None: none is needed."""
+        self.sink: BodySink | None = None
+        """Takes the body in place of `body`, which stays empty: set by the judge, for a path in WireLimits.uploads.
+        Once the request is complete, its handler owns the sink. None: `body` has all of it."""
         self.renames: Renames | None = None
         """Set where the model has another name behind this server than the client's."""
 
@@ -190,6 +211,26 @@ class Exchange:
         framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), len(body))
         head = self._make_head(status, framing, headers)
         self._finish(head if self.method == "HEAD" else head + body)
+
+    def begin(self, size: int, content_type: str, headers: Headers = ()) -> None:
+        """Begins an answer of `size` bytes that comes in pieces: see `piece`."""
+        if self.done:
+            return
+        framing = b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode("latin-1"), size)
+        head = self._make_head(200, framing, headers)
+        self.started = True
+        if self.method == "HEAD":
+            self._finish(head)
+        else:
+            self._connection.send(head)
+
+    def piece(self, data: bytes, *, last: bool) -> None:
+        """Sends the next piece of an answer that has begun. Write on only while `writable`."""
+        if not self.done:
+            if last:
+                self._finish(data)
+            else:
+                self._connection.send(data)
 
     def stream(self, headers: Headers = ()) -> None:
         """Announces an event stream. Nothing is sent before the first event, so that a failure until then still gets a

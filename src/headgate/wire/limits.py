@@ -3,7 +3,8 @@
 What the config sets has the config's default.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from headgate.config.gateway import LimitsConfig, TimeoutsConfig
@@ -54,6 +55,11 @@ class WireLimits:
     notsent_lowat: int = 16 * 1024
     """Unsent bytes that the kernel accepts. By its own default it accepts 4 MB, 19 000 small events, before a stalled
     reader is noticed."""
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    """Paths to which bodies are POSTed that their handler takes piece by piece, and the maximum bytes of each: see
+    Exchange.sink. `body_bytes` holds for all others."""
+    upload_pace_bytes: int = 1024 * 1024
+    """Bytes of such a body that have to arrive within each body_timeout_s; then 408."""
     ping_every_s: float = 20.0
     """Seconds of silence after which a WebSocket is pinged: proxies cut quiet ones, often after a minute."""
     pong_timeout_s: float = 20.0
@@ -69,8 +75,11 @@ class WireLimits:
     """Maximum messages of a chat, or items of a response's input."""
 
 
-def wire_limits(limits: LimitsConfig, timeouts: TimeoutsConfig, most_connections: int) -> WireLimits:
-    """The bounds that a config gives the wire. `most_connections`: as many as there are file descriptors for."""
+def wire_limits(
+    limits: LimitsConfig, timeouts: TimeoutsConfig, most_connections: int, uploads: Mapping[str, int] | None = None
+) -> WireLimits:
+    """The bounds that a config gives the wire. `most_connections`: as many as there are file descriptors for.
+    `uploads`: see WireLimits; None: there are none."""
     return WireLimits(
         header_bytes=limits.header_bytes,
         header_count=limits.header_count,
@@ -84,4 +93,5 @@ def wire_limits(limits: LimitsConfig, timeouts: TimeoutsConfig, most_connections
         header_timeout_s=timeouts.header_s,
         body_timeout_s=timeouts.body_s,
         idle_timeout_s=timeouts.idle_s,
+        uploads=uploads or {},
     )

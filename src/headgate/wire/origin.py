@@ -196,7 +196,7 @@ class Door:
             return True
         headers = exchange.headers
         allowed: list[tuple[str, str]] = [
-            ("access-control-allow-methods", "GET, POST"),
+            ("access-control-allow-methods", "GET, POST, DELETE"),
             # Any header it asks for: none gives a page more than other clients have.
             (
                 "access-control-allow-headers",

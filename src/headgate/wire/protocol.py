@@ -40,7 +40,6 @@ class ServerProtocol(ClientConnection):
         "_opening",
         "_pumping",
         "_reader",
-        "_reading",
         "_server",
         "_timed",
         "_unread",
@@ -63,7 +62,6 @@ class ServerProtocol(ClientConnection):
         """The next request in hand has its turn when the loop has looked at other connections."""
         self._eof = False
         """The client sends no more, and still gets its answers."""
-        self._reading = True
         self._timed: str = ANSWERING
         """What the deadline is for: the reader's phase, ANSWERING (none), STALLED, or CLOSING."""
         self._unread = False
@@ -248,9 +246,7 @@ class ServerProtocol(ClientConnection):
         if self._timed is not STALLED:
             self._timed = STALLED
             self._expire_in(self._server.limits.flush_timeout_s)
-        if self._reading:
-            self._reading = False
-            self.transport.pause_reading()
+        self._pause()
 
     def _hand_over(self, exchange: Exchange) -> None:
         self._current = exchange
@@ -312,7 +308,11 @@ class ServerProtocol(ClientConnection):
         if reader.wants_continue:
             reader.wants_continue = False
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if phase is BODY or self._noted:
+        sink = reader.exchange.sink if phase is BODY else None
+        if sink is not None:
+            limits = self._server.limits
+            self._keep_pace(sink, reader.received, limits.upload_pace_bytes, limits.body_timeout_s)
+        elif phase is BODY or self._noted:
             self._note(reader.received if phase is BODY else 0)
 
     def _may_send(self, exchange: Exchange) -> bool:
@@ -331,6 +331,9 @@ class ServerProtocol(ClientConnection):
             return False
         exchange.keep_alive = keep_alive
         self._unread = False
+        self._diverted = 0
+        if exchange.sink is not None:
+            self._reader.divert()
         return True
 
     def _may_stay(self, exchange: Exchange) -> bool:
@@ -341,11 +344,6 @@ class ServerProtocol(ClientConnection):
         self._unread = True
         self._server.refuse(exchange, 503, self._server.full())
         return False
-
-    def _read_on(self) -> None:
-        if not self._reading:
-            self._reading = True
-            self.transport.resume_reading()
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class RequestReader:
         "_header_count",
         "_joined",
         "_limits",
+        "_most",
         "_new_id",
         "_parser",
         "_piece",
@@ -77,6 +78,8 @@ class RequestReader:
         self._connection = connection
         self._limits = limits
         self._new_id = new_id
+        self._most = limits.body_bytes
+        """Maximum bytes of the body."""
         self._parser = HttpRequestParser(self)
         self._read_at = 0.0
         self._unaccounted = 0
@@ -117,14 +120,33 @@ class RequestReader:
         """That the request under way asks for, as far as it has come."""
         return self.exchange.path or _split(self._url)[0]
 
+    def divert(self) -> None:
+        """Gives what has arrived of the body to the exchange's sink, which gets the rest as it comes."""
+        sink = self.exchange.sink
+        assert sink is not None
+        arrived = self._piece if self._joined is None else bytes(self._joined)
+        self._piece = b""
+        self._joined = None
+        if arrived:
+            sink.take(arrived)
+
     def let_go(self) -> None:
         """Drops what has arrived of a body, since nothing more is read."""
         self._piece = b""
         self._joined = None
+        sinks = [exchange.sink for exchange in self.ready]
+        if self.phase is BODY:
+            sinks.append(self.exchange.sink)
+            self.exchange.sink = None
+        for sink in sinks:
+            if sink is not None:
+                sink.drop()
 
     def close(self) -> None:
         """Called when the connection is gone. The parser refers to this object: only the garbage collector could free
         the two."""
+        self.let_go()
+        self.ready.clear()
         del self._parser
 
     # -- called by the parser ------------------------------------------------------------------------
@@ -180,8 +202,11 @@ class RequestReader:
         if encoding is not None and encoding.lower() != "chunked":
             self._refuse(400, "a transfer-encoding other than chunked")
         length = int(headers.get("content-length", "0"))
-        if length > self._limits.body_bytes:
-            self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
+        self._most = self._limits.body_bytes
+        if exchange.method == "POST" and exchange.path in self._limits.uploads:
+            self._most = self._limits.uploads[exchange.path]
+        if length > self._most:
+            self._refuse(413, f"body exceeds {self._most} bytes")
         if encoding is None and length == 0:
             return
         coding = headers.get("content-encoding", "")
@@ -196,9 +221,12 @@ class RequestReader:
     def on_body(self, data: bytes) -> None:
         self._unaccounted = 0
         received = self.received + len(data)
-        if received > self._limits.body_bytes:
-            self._refuse(413, f"body exceeds {self._limits.body_bytes} bytes")
-        if self._joined is not None:
+        if received > self._most:
+            self._refuse(413, f"body exceeds {self._most} bytes")
+        sink = self.exchange.sink
+        if sink is not None:
+            sink.take(data)
+        elif self._joined is not None:
             self._joined += data
         elif self.received == 0:
             self._piece = data

@@ -1,10 +1,12 @@
 """Finds the handler for a method and path."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from headgate.wire.errors import Headers, refusal_body
 from headgate.wire.exchange import Exchange, Handler
 
+FORM: Final = "multipart/form-data"
 Routes = Mapping[tuple[str, str], Handler]
 """(method, path) → handler. A path ending in `/*` takes everything below; a GET route answers HEAD as well."""
 
@@ -12,7 +14,9 @@ Routes = Mapping[tuple[str, str], Handler]
 class Router:
     """A Handler that calls the route's own."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, forms: frozenset[str] = frozenset()) -> None:
+        """`forms`: paths to which multipart/form-data is POSTed; JSON to all others."""
+        self._forms = forms
         self.table: list[tuple[str, str]] = list(routes)
         """All routes, for the description of the API."""
         self._routes = dict(routes)
@@ -28,8 +32,8 @@ class Router:
         handler = self._routes.get((exchange.method, exchange.path)) or self._by_folder(exchange)
         if handler is None:
             self._refuse(exchange)
-        elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
-            _respond(exchange, 415, "content-type must be application/json")
+        elif exchange.method == "POST" and not self._is_fit(exchange):
+            self._refuse_type(exchange)
         else:
             handler(exchange)
 
@@ -37,9 +41,20 @@ class Router:
         """Whether a handler takes the request, as far as its headers tell; otherwise it has been answered."""
         if (exchange.method, exchange.path) not in self._routes and self._by_folder(exchange) is None:
             self._refuse(exchange)
-        elif exchange.method == "POST" and not _is_json(exchange.headers.get("content-type")):
-            _respond(exchange, 415, "content-type must be application/json")
+        elif exchange.method == "POST" and not self._is_fit(exchange):
+            self._refuse_type(exchange)
         return not exchange.done
+
+    def _is_fit(self, exchange: Exchange) -> bool:
+        """Whether the body of a POST is of the type that its path takes."""
+        given = exchange.headers.get("content-type")
+        if exchange.path in self._forms:
+            return given is not None and given.partition(";")[0].strip().lower() == FORM
+        return _is_json(given)
+
+    def _refuse_type(self, exchange: Exchange) -> None:
+        wanted = FORM if exchange.path in self._forms else "application/json"
+        _respond(exchange, 415, f"content-type must be {wanted}")
 
     def _by_folder(self, exchange: Exchange) -> Handler | None:
         path = _folder(exchange.path, self._allowed)

@@ -39,7 +39,7 @@ Reload = Callable[[], GatewayConfig]
 LOOK_EVERY_S = 1.0
 FIXED = (
     "listen", "limits", "timeouts", "relay", "health", "warm", "retry", "hedge", "embedded", "shared", "observe",
-    "record",
+    "record", "batches",
 )  # fmt: skip
 
 

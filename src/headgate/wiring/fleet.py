@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate.config.engine import BATCHING, EngineConfig
-from headgate.config.flags import words_of
 from headgate.config.fleet import FleetConfig, PoolConfig
+from headgate.config.forms.flags import words_of
 from headgate.config.gateway import GatewayConfig
 from headgate.engine.runner.profile_file import find
 from headgate.fleet.controller import Controller

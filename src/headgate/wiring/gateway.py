@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 
 from headgate.config.engine import EngineConfig
-from headgate.config.flags import words_of
+from headgate.config.forms.flags import words_of
 from headgate.config.gateway import GatewayConfig, RecordConfig
 from headgate.gateway.account import Account
 from headgate.gateway.answer.backlog import relay_limits
@@ -54,6 +54,7 @@ from headgate.wire.errors import MESSAGES
 from headgate.wire.limits import wire_limits
 from headgate.wire.origin import Door
 from headgate.wire.server import HttpServer
+from headgate.wiring.batches import BatchWiring
 from headgate.wiring.change import ConfigChange, Reload, identities, open_door
 from headgate.wiring.common import HEALTH, listen_on, process_age_s, wait
 from headgate.wiring.fleet import FleetWiring, fleet_admin
@@ -117,6 +118,7 @@ async def _serve_gateway(
         ready, background = parts.start_replicas(stack)
         if parts.shared is not None:
             background.append(await parts.shared.start(parts.gateway, stack))
+        background += await parts.batches.start(stack)
         if reload is not None:
             loop.add_signal_handler(signal.SIGHUP, parts.change.on_signal)
         if watched is not None:
@@ -180,6 +182,7 @@ class _Parts:
             roster.belong_to(self.fleet.pools)
         rescale = None if self.fleet is None else self.fleet.rescale
         self.change = ConfigChange(config, gateway, roster, access, events, clock, reload=reload, rescale=rescale)
+        self.batches = BatchWiring(config, gateway, access, clock)
         self._open_surface(clock)
 
     def _keep_log(self, access_lines: LogWriter | None, stack: AsyncExitStack, clock: Clock) -> None:
@@ -199,7 +202,7 @@ class _Parts:
         versions = RolloutWiring(config, gateway, roster.catalog, self.instruments, self.access, clock)
         self._sockets = sockets = Sockets(gateway)
         ledger, api = Holdings(gateway, self.access), ApiPage(lambda: routes.router.table)
-        routed = (self.instruments, admin, versions, sockets, ledger, api)
+        routed = (self.instruments, admin, versions, sockets, ledger, api, self.batches)
         more = {place: handler for one in routed for place, handler in one.routes().items()}
         self._routes = routes = ApiRoutes(gateway, roster.catalog, more)
         door = Door(routes.router, loopback_only=self._private, names=config.listen.names)
@@ -211,8 +214,8 @@ class _Parts:
         self.http = HttpServer(
             door,
             clock=clock,
-            limits=wire_limits(config.limits, config.timeouts, most),
-            judge=HeaderJudge(door, routes.router, gateway, self.access.check),
+            limits=wire_limits(config.limits, config.timeouts, most, self.batches.api.bodies),
+            judge=HeaderJudge(door, routes.router, gateway, self.access.check, self.batches.api.begin),
             greet=door.greet,
             refused=gateway.account.refuse,
             access=None if self._access_log is None else self._access_log.ended,
@@ -248,6 +251,7 @@ class _Parts:
     async def drain(self) -> None:
         """Says that the gateway is going, and lets running requests finish."""
         self._routes.drain()
+        self.batches.drain()
         self.http.say_close()
         await asyncio.sleep(NOTICE_S)
         self.instruments.live.close()

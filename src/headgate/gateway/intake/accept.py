@@ -208,15 +208,20 @@ class Acceptor:
         """Whether any tenant has keys."""
         return self._identities.several
 
-    def accept(self, exchange: Exchange) -> Accepted:
-        """Reads, checks and classifies a request. Raises InvalidRequest, Unauthorized and other ServeErrors."""
-        opened = self.open(exchange)
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name. None: there is none any more, or it is not served."""
+        return self._identities.named(name)
+
+    def accept(self, exchange: Exchange, tenant: Tenant | None = None) -> Accepted:
+        """Reads, checks and classifies a request. `tenant`: whose it is; None: its headers tell. Raises InvalidRequest,
+        Unauthorized and other ServeErrors."""
+        opened = self.open(exchange, tenant)
         lane, uncached = self.classified(opened)
         return self.close(opened, lane, uncached)
 
-    def open(self, exchange: Exchange) -> AskOpened:
+    def open(self, exchange: Exchange, tenant: Tenant | None = None) -> AskOpened:
         """The first half of `accept`, which ends where it must be known what replicas have in their caches."""
-        ask = self._read(exchange, self._identities.of(exchange.headers))
+        ask = self._read(exchange, tenant or self._identities.of(exchange.headers))
         shape, body, path = ask.shape, ask.body, ask.path
         model = self._named(ask)
         if shape.messages:

@@ -48,6 +48,10 @@ class Identities:
         """Whether any tenant has keys."""
         return bool(self._by_digest)
 
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name; None: there is none that is served."""
+        return next((t for t in (self._anonymous, *self._by_digest.values()) if t.name == name and t.allowed), None)
+
     def of(self, headers: dict[str, str]) -> Tenant:
         """The tenant of a request. Raises Unauthorized if a needed key is missing, and for an unknown key wherever
         tenants have keys, even if none is needed: its client expects to be served as a tenant."""

@@ -5,6 +5,7 @@ has a method of its own that makes no view.
 """
 
 from collections.abc import Callable, Container, Iterable
+from math import inf
 from typing import Final
 
 from headgate.model.lane import Lane
@@ -31,6 +32,7 @@ from headgate.policy.replicas.health import Health, Standing
 from headgate.policy.replicas.utilisation import Said, Use, Utilisation
 from headgate.policy.tenants.limits import OverLimit, RateView, TenantLimits
 from headgate.policy.tenants.shared_limits import SharedLimits, TenantGate
+from headgate.policy.tenants.spare_room import Spare
 
 
 class DispatcherReads(DispatchPort):
@@ -150,6 +152,28 @@ class DispatcherReads(DispatchPort):
         limit, used = self.index.capacity(model)
         model_queue = self.model_queues.get(model if model is not None and self.index.by_name(model) else None)
         return limit, used, 0 if model_queue is None else model_queue.waiting
+
+    def spare(self, model: str | None, lane: str) -> Spare:
+        """What a model's replicas have to do, for the lane that is paced by what the others leave."""
+        name = model if model is not None and self.index.by_name(model) else None
+        limit, used = self.index.capacity(name, lane)
+        lines = lines_waiting = others_waiting = 0
+        model_queue = self.model_queues.get(name)
+        if model_queue is not None:
+            for (of_lane, _), tally in model_queue.tallies.items():
+                lines += tally.running if of_lane == lane else 0
+            for lane_queue in model_queue.lanes.values():
+                if lane_queue.lane.name == lane:
+                    lines_waiting += len(lane_queue.queue)
+                else:
+                    others_waiting += len(lane_queue.queue)
+        least_s = inf
+        for seat in self.index.seats():
+            load = seat.load
+            if load.usable > 0 and (name is None or not load.replica.names or name in load.replica.names):
+                least_s = min(least_s, load.prefill_tokens * load.prefill_token_s)
+        replicas = self.index.usable(name, lane)
+        return Spare(replicas, limit, used, lines, lines_waiting, others_waiting, least_s)
 
     def slots(self, among: Container[ReplicaId] | None = None) -> tuple[int, int]:
         """(limit, requests) of the usable replicas in `among`; None: of all."""

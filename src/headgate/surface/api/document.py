@@ -5,11 +5,12 @@ from typing import Any, Final
 
 from headgate import __version__
 from headgate.surface.api.admin import ADMIN
+from headgate.surface.api.batches import OF_BATCHES
 from headgate.surface.api.operation import Operation, Operations, Parameter, Who, ref
 from headgate.surface.api.public import PUBLIC
 from headgate.surface.api.schemas import schemas
 
-OPERATIONS: Final[Operations] = {**PUBLIC, **ADMIN}
+OPERATIONS: Final[Operations] = {**PUBLIC, **OF_BATCHES, **ADMIN}
 ABOUT: Final = (
     "One address in front of many language-model engines. Clients speak OpenAI's API; every answer has an "
     "`x-request-id`, by which its time can be looked into at /admin/requests/{id}. A refusal says what to do; one that "
@@ -22,8 +23,9 @@ ERRORS: Final = {
     "gateway's (`listen.names`).",
     404: "No such model, path or request; or no replica of the model has this.",
     408: "The request came too slowly.",
+    409: "The file is in use.",
     413: "The body is larger than is allowed.",
-    415: "The content type is not application/json.",
+    415: "The content type is not application/json, or, for files, not multipart/form-data.",
     426: "A GET here opens a WebSocket.",
     429: "The tenant is over its limit; `retry-after` says when to come back. Every answer to it has `x-ratelimit-*`.",
     431: "The headers are larger than is allowed.",
@@ -31,6 +33,7 @@ ERRORS: Final = {
     502: "Every replica that was tried failed.",
     503: "Not now: it would wait too long, or no replica is ready. `retry-after` says when to come back.",
     504: "The replica fell silent.",
+    507: "The folder of batches can't be written or read: it is full, or lost.",
 }
 SECURITY: Final[dict[Who, list[dict[str, list[str]]]]] = {
     "client": [{"key": []}, {}],
@@ -94,7 +97,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": operation.body}
         if operation.example is not None:
             content["example"] = operation.example
-        made["requestBody"] = {"required": operation.body_needed, "content": {"application/json": content}}
+        made["requestBody"] = {"required": operation.body_needed, "content": {operation.body_type: content}}
     return made
 
 

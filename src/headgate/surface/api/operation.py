@@ -30,6 +30,7 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     body: Schema | None = None
     body_needed: bool = True
+    body_type: str = "application/json"
     example: Any = None
     """An example body; None: there is none."""
     answer: Schema | None = None

@@ -18,7 +18,7 @@ from headgate.surface.api.operation import Operation, Operations, Schema
 from headgate.surface.api.schemas import schemas
 from headgate.surface.page import HEADERS
 from headgate.wire.exchange import Exchange
-from headgate.wire.router import Routes
+from headgate.wire.router import FORM, Routes
 
 WHO = {
     "client": "a tenant's key, where tenants have keys",
@@ -110,6 +110,8 @@ def _answers(operation: Operation) -> list[tuple[str, str]]:
 def _example(method: str, path: str, operation: Operation) -> str:
     if operation.status == 101:
         return f"websocat ws://localhost:8000{path}"
+    if operation.body_type == FORM:
+        return f"curl localhost:8000{path} -F purpose=batch -F file=@requests.jsonl"
     body = "" if operation.example is None else f" \\\n  -d '{json.dumps(operation.example)}'"
     verb = "" if method == "GET" or body else f" -X {method}"
     kind = " -H 'content-type: application/json'" if body or method == "POST" else ""

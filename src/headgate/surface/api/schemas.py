@@ -14,6 +14,7 @@ from headgate.model.errors import ContextOverflow, Refused, Unauthorized, Unknow
 from headgate.model.outcome import Outcome
 from headgate.model.record import Record
 from headgate.model.replica import Replica
+from headgate.surface.api.batches import BATCH_SCHEMAS
 from headgate.surface.api.operation import Schema, ref
 from headgate.surface.rollout_admin import RolloutStart
 from headgate.surface.usage import UsageRow
@@ -300,4 +301,4 @@ def schemas() -> dict[str, Schema]:
         ref_template="#/components/schemas/{name}",
     )
     encoded: dict[str, Schema] = msgspec.json.decode(msgspec.json.encode(made))  # before that, defaults are tuples
-    return {**SCHEMAS, **encoded}
+    return {**SCHEMAS, **BATCH_SCHEMAS, **encoded}
