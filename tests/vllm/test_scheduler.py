@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([f"{HOME}/bin/python", str(script), str(made / "model")], check=True)
     (made / "path").mkdir()
     (made / "path" / "headgate").symlink_to(PACKAGE)
+    (made / "path" / "failing.py").symlink_to(Path(__file__).parent / "failing.py")
     return made
 
 
@@ -88,6 +89,21 @@ def ours(folder: Path) -> Iterator[str]:
         yield url
 
 
+def all_completed(url: str) -> dict[int, str]:
+    """What twenty requests at once are answered."""
+    said: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        said[number] = completed(url, number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
 def completed(url: str, number: int, tokens: int = 90) -> str:
     prompt = " ".join(f"w{(number * 37 + at * at) % 400}" for at in range(5 + 11 * number))
     body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
@@ -104,17 +120,7 @@ def counted(url: str, name: str) -> float:
 
 def test_greedy_text_is_vllms_own_though_memory_is_short(ours: str, stock: str) -> None:
     """Twenty at once need more KV memory than there is: some are preempted."""
-    said: dict[int, str] = {}
-
-    def run(number: int) -> None:
-        said[number] = completed(ours, number)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == {number: completed(stock, number) for number in range(20)}
+    assert all_completed(ours) == {number: completed(stock, number) for number in range(20)}
     preempted = ask(f"{ours}/metrics")[1].decode()
     assert any(
         line.startswith("vllm:num_preemptions_total") and not line.endswith(" 0.0") for line in preempted.splitlines()
@@ -123,23 +129,53 @@ def test_greedy_text_is_vllms_own_though_memory_is_short(ours: str, stock: str) 
     assert counted(ours, "steps_total") > 40
 
 
-def test_a_client_that_leaves_frees_its_place(ours: str) -> None:
-    host, port = ours.removeprefix("http://").split(":")
-    body = {"model": "tiny", "prompt": "w1 w2", "max_tokens": 900, "ignore_eos": True, "stream": True}
+@contextmanager
+def asking(url: str, prompt: str) -> Iterator[socket.socket]:
+    """A client that asks for a stream, and leaves."""
+    host, port = url.removeprefix("http://").split(":")
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 900, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
     with socket.create_connection((host, int(port))) as connection:
         head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
+        yield connection
+
+
+def none_runs(url: str) -> bool:
+    lines = ask(f"{url}/metrics")[1].decode().splitlines()
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+    return all(line.endswith(" 0.0") for line in lines if line.startswith(names))
+
+
+def test_a_client_that_leaves_frees_its_place(ours: str) -> None:
+    with asking(ours, "w1 w2") as connection:
         assert connection.recv(1)
-    running = "vllm:num_requests_running"
-
-    def none_runs() -> bool:
-        lines = ask(f"{ours}/metrics")[1].decode().splitlines()
-        return all(line.endswith(" 0.0") for line in lines if line.startswith(running))
-
-    eventually(none_runs, within_s=20)
+    eventually(lambda: none_runs(ours), within_s=20)
     assert completed(ours, 1)
+
+
+def test_clients_leave_while_their_long_prompts_are_left_out_for_short_ones(ours: str) -> None:
+    """Long prompts that are read, short ones that push ahead, and all the clients of the long ones leave meanwhile."""
+    before = counted(ours, "left_out_total")
+    for _ in range(8):
+        long = " ".join(f"w{number % 400}" for number in range(900))
+        with asking(ours, "w1 w2") as stream, asking(ours, long), asking(ours, f"w9 {long}"):
+            assert stream.recv(1)
+            assert completed(ours, 2, tokens=2)
+        if counted(ours, "left_out_total") > before:
+            break
+    eventually(lambda: none_runs(ours), within_s=20)
+    assert completed(ours, 1)
+    assert counted(ours, "failures_total") == 0
+
+
+def test_what_breaks_in_headgates_part_costs_no_request_and_changes_no_text(folder: Path, stock: str) -> None:
+    flags = ("--scheduler-cls", "failing.Scheduler", "--num-gpu-blocks-override", "18")
+    with vllm(folder, "failing", *flags) as url:
+        assert all_completed(url) == {number: completed(stock, number) for number in range(20)}
+        eventually(lambda: none_runs(url), within_s=20)
+        assert counted(url, "failures_total") > 20
 
 
 def test_the_step_log_is_read(ours: str, folder: Path) -> None:

@@ -40,6 +40,11 @@ class Counts(Protocol):
     def failed(self) -> None: ...
 
 
+RECENT = 0.02
+"""Weight of the latest step without prompts in the mean of their ratios."""
+MOST_RATIO = 5.0
+
+
 @dataclass(slots=True, eq=False)
 class StepPlan:
     """What to set for one step."""
@@ -104,6 +109,9 @@ class StepPart:
         self._lines = lines
         self._chunked = chunked
         self._steps = 0
+        self._ratio = 1.0
+        """Mean duration of late of a step without prompts, over the predicted one. On a machine that is shared with
+        others steps last twice as long as predicted, since the fit goes by relative error."""
         self._sent: dict[int, _Sent] = {}
         """By the identity of vLLM's own object, which it holds."""
         self._refused: dict[int, int] = {}
@@ -182,7 +190,7 @@ class StepPart:
             return Streams(0, 0, float("inf")), 0.0
         count, ahead = len(seen.decodes), self.ahead
         drafted = seen.tokens - count
-        alone_s = self.step_time.predict(StepShape(drafted, count, seen.context))
+        alone_s = max(1.0, self._ratio) * self.step_time.predict(StepShape(drafted, count, seen.context))
         due, gap_s = float("inf"), float("inf")
         for sequence, request in seen.decodes:
             last = sequence.last_token_at
@@ -265,6 +273,9 @@ class StepPart:
         if found is not None and sent is not None:
             if sent.usual:
                 self.step_time.learn(found.shape, found.took_s)
+                if not found.shape.prefill:
+                    ratio = min(MOST_RATIO, found.took_s / found.predicted_s)
+                    self._ratio += RECENT * (ratio - self._ratio)
             self.counts.back(found.took_s, found.predicted_s)
             if self._lines is not None and sent.line is not None:
                 self._lines.take(found.began, found.took_s, *sent.line)

@@ -1,11 +1,13 @@
 """Headgate's part of vLLM's steps, around a scheduler that hands them out as vLLM's does. The same with vLLM's own:
 tests/vllm/test_scheduler.py."""
 
+import statistics
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headgate.policy.batching.estimate import StepShape
 from headgate.vllm.hooks import LOGGED
 from tests.vllm.doubles.mini import Asked, Driver, MiniVllm, Status, WithHeadgate
 
@@ -71,6 +73,23 @@ def test_planned_a_step_ahead_the_chunk_counts_from_when_the_step_can_begin() ->
     beside = [gap for gap in driver.gaps("s") if gap > 0.02]
     assert len(beside) > 20
     assert sorted(beside)[len(beside) // 2] > 0.03  # and what the target leaves is used
+
+
+def test_a_target_is_raised_to_two_steps_as_they_last_on_a_machine_that_others_use_too() -> None:
+    """Every fourth step takes five times as long: the fit, which goes by relative error, hardly sees it."""
+    steps: list[float] = []
+
+    def shared(prompts: int, streams: int) -> float:
+        steps.append(two_cores(prompts, streams) * (5.0 if len(steps) % 4 == 3 else 1.0))
+        return steps[-1]
+
+    driver = Driver(shared)
+    scheduler = WithHeadgate(lambda: driver.now, tokens=2048)
+    at = driver.now
+    driver.run(scheduler, [(at, asked("s", 40, 600, at, sampling_params=wishes(gap_ms=100)))])
+    mean_s = statistics.mean(steps[-200:])
+    assert mean_s > 1.5 * scheduler.part.step_time.predict(StepShape(0, 1, 600))
+    assert scheduler.counts.gaps[-2] == pytest.approx(2.0 * mean_s, rel=0.25)
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
