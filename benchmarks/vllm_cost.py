@@ -21,7 +21,7 @@ from tests.vllm.doubles.mini import Asked, MiniVllm, WithHeadgate
 RESULTS = Path(__file__).resolve().parent / "results"
 SEATS, WAITING, STEPS, WARM = 64, 64, 2000, 200
 PREFILLS = (0, 1)
-"""Of the running requests, those whose prompts are not read yet."""
+"""Running requests whose prompts are not read yet."""
 PROMPT = 20_000
 BOUND_MS = 0.3
 

@@ -59,7 +59,7 @@ def prompt_of(tokens: int, rng: random.Random) -> list[int]:
 
 
 async def stream(socket: str, prompt: Any, tokens: int, heard: Heard | None = None, **wishes: float) -> Heard:
-    """Asks for a completion of exactly so many tokens, which fill `heard` as they come. `socket`: a path, or
+    """Asks for a completion of exactly `tokens`, which fill `heard` as they come. `socket`: a path, or
     HOST:PORT."""
     body = {
         "model": "smol", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
